@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen, nnx
+from flax import linen, nnx, struct
 from flax.training.train_state import TrainState
+from jax.experimental.sparse import BCOO
 
 from d2ldev.device import Device
 
@@ -120,6 +121,14 @@ class MaskedLinen(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         return linen.Dense(3)(x) * mask
+
+
+@struct.dataclass
+class Scaled:
+    """Weights with values that are a part of the type, to JAX."""
+
+    weight: jax.Array
+    factor: float = struct.field(pytree_node=False)
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
@@ -244,6 +253,25 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {
         "module": lambda device: backend.place(Masked(), device),
         "wrapped linen": lambda device: backend.place(wrapped(), device),
+    }
+
+
+def composites(_backend: Any) -> Mapping[str, Any]:
+    """Return builders of nodes with static values, and what tells of one, by name."""
+
+    def sparse_array(number: int) -> BCOO:
+        dense = jnp.zeros((2 + number, 3)).at[0, 1].set(1.0 + number)
+        return BCOO.fromdense(dense)
+
+    def told(x: BCOO) -> Any:
+        return x.shape, x.todense().tolist()
+
+    def scaled(number: int) -> Scaled:
+        return Scaled(weight=jnp.ones(2), factor=0.5 + number)  # type: ignore[call-arg]
+
+    return {
+        "sparse": (sparse_array, told),
+        "struct": (scaled, lambda x: (x.weight.tolist(), x.factor)),
     }
 
 

@@ -23,7 +23,8 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ _NARROW = (
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu"),
 )
+# The label of what a node keeps besides its children, where it has no names.
+_STATIC = "static"
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
 
 _LAST_32_BITS = 2**32 - 1
@@ -209,6 +212,14 @@ class JaxTensors(Tensors):
             _rebuild,
             # The arrays of a sparse one may have one length, which is none of examples.
             holds="pieces" if hasattr(cls, "todense") else "fields",
+            # A mapping has nothing but its keys and values.
+            saved=None
+            if issubclass(cls, Mapping)
+            else Container(
+                lambda x: [*(child for _, child in _children(x)), *_static(x).values()],
+                lambda x: [*(_label(path[0]) for path, _ in _children(x)), *_static(x)],
+                _rebuild_with_static,
+            ),
         )
 
     # -- making -----------------------------------------------------------------------------------
@@ -483,6 +494,47 @@ def _children(x: Any) -> list[tuple[Any, Any]]:
 def _rebuild(old: Any, new: list[Any]) -> Any:
     structure = jax.tree.structure(old, is_leaf=lambda child: child is not old)
     return jax.tree.unflatten(structure, new)
+
+
+def _node_data(x: Any) -> Any:
+    """Return what JAX keeps of a node besides its children."""
+    return jax.tree.structure(x, is_leaf=lambda child: child is not x).node_data()[1]
+
+
+def _static(x: Any) -> dict[str, Any]:
+    """Return the values of a node that JAX takes for a part of its type, by name.
+
+    Those that no file can hold, such as functions, are left out: the program makes them again.
+    """
+    if is_dataclass(type(x)):
+        names = {_label(path[0]) for path, _ in _children(x)}
+        values = {each.name: getattr(x, each.name, None) for each in fields(x)}
+        found = {name: value for name, value in values.items() if name not in names}
+        return {name: x for name, x in found.items() if x is None or _is_plain(x)}
+    data = _node_data(x)
+    found = data if isinstance(data, dict) else {_STATIC: data}
+    return {name: value for name, value in found.items() if _is_plain(value)}
+
+
+def _is_plain(x: Any) -> bool:
+    if type(x) in (tuple, list):
+        return all(map(_is_plain, x))
+    return isinstance(x, np.generic) or type(x) in (bool, int, float, complex, str, bytes)
+
+
+def _rebuild_with_static(old: Any, new: list[Any]) -> Any:
+    static = _static(old)
+    count = len(new) - len(static)
+    made, values = _rebuild(old, new[:count]), dict(zip(static, new[count:], strict=True))
+    if values == static:
+        return made
+    if is_dataclass(type(old)):
+        for name, value in values.items():
+            object.__setattr__(made, name, value)  # a frozen one refuses ``setattr``
+        return made
+    data = _node_data(old)
+    data = {**data, **values} if isinstance(data, dict) else values[_STATIC]
+    return _registry[type(old)].from_iter(data, new[:count])
 
 
 def _label(key: Any) -> object:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev.errors import describe
-from d2ldev.framework import Files, Layer
+from d2ldev.framework import Files, Layer, Tensor
 from d2ldev_mxnet.framework import NumPyShapes, mx
 from d2ldev_mxnet.models import NumPySequential, ranks
 
@@ -23,6 +23,9 @@ _FUNCTIONS = (_nn.Lambda, _nn.HybridLambda)
 
 class MXNetFiles(Files):
     """MXNet's arrays, blocks and trainers in files."""
+
+    def is_dense(self, x: Tensor) -> bool:
+        return bool(x.stype == "default")
 
     # -- models -----------------------------------------------------------------------------------
 

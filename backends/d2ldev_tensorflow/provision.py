@@ -297,6 +297,22 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def composites(_backend: Any) -> Mapping[str, Any]:
+    """Return builders of composite tensors, and what tells of one, by name."""
+
+    def ragged(number: int) -> tf.RaggedTensor:
+        return tf.ragged.constant([[[1.0, 2.0], [3.0]], [[1.0], [2.0, 4.0]]][number])
+
+    def slices(number: int) -> tf.IndexedSlices:
+        shape = tf.constant([9 - number, 3])
+        return tf.IndexedSlices(tf.ones((1, 3)), tf.constant([number]), shape)
+
+    def told(x: tf.IndexedSlices) -> Any:
+        return [part.numpy().tolist() for part in (x.values, x.indices, x.dense_shape)]
+
+    return {"ragged": (ragged, tf.RaggedTensor.to_list), "slices": (slices, told)}
+
+
 def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of models that double their input, by name."""
 

@@ -48,6 +48,9 @@ class TorchFiles(Files):
             return torch.from_numpy(array)
         return torch.from_numpy(unsigned(array)).view(foreign)
 
+    def is_dense(self, x: Tensor) -> bool:
+        return bool(x.layout is torch.strided)
+
     # -- models -----------------------------------------------------------------------------------
 
     def layers(self, model: Any) -> Sequence[Layer] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
@@ -191,6 +192,19 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {
         "module": lambda device: backend.place(Attentive(backend.mlp([2, 2, 1])), device),
     }
+
+
+def composites(_backend: Any) -> Mapping[str, Any]:
+    """Return a builder of packed sequences of which the lengths differ, and what tells of one."""
+
+    def packed(number: int) -> PackedSequence:
+        lengths = ((4, 2), (4, 1, 1))[number]
+        return pack_sequence([torch.full((n,), float(n)) for n in lengths])
+
+    def told(x: PackedSequence) -> Any:
+        return x.data.tolist(), x.batch_sizes.tolist()
+
+    return {"packed sequence": (packed, told)}
 
 
 def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:

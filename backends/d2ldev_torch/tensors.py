@@ -125,6 +125,9 @@ class TorchTensors(Tensors):
             # torch wants the batch sizes on the host.
             lambda old, new: PackedSequence(new[0], old.batch_sizes.clone(), new[1], new[2]),
             holds="pieces",
+            saved=Container(
+                iter, lambda packed: packed._fields, lambda _, new: PackedSequence(*new)
+            ),
         )
 
     def nbytes(self, x: Tensor) -> int:

@@ -107,6 +107,17 @@ def attention_models(backend: Backend) -> Builders:
     return _provided(backend, "attention_models")
 
 
+def composites(
+    backend: Backend,
+) -> Mapping[str, tuple[Callable[[int], Any], Callable[[Any], Any]]]:
+    """Return builders of containers that tensors alone do not make again, by name.
+
+    Each is given 0 or 1: the two containers have tensors of the same shapes, and differ in what is
+    no tensor, or is in no shape. The function beside it tells all of a container in plain values.
+    """
+    return _provided(backend, "composites")
+
+
 def models_without_parameters(backend: Backend) -> Builders:
     """Return builders of models that double their input, and have no parameters, by name."""
     return _provided(backend, "models_without_parameters")

@@ -225,6 +225,9 @@ class Description:
         return node
 
     def _tensor(self, kind: str, x: Any, dtype: str, path: str) -> dict[str, int]:
+        if kind == "tensor" and not self._framework.files.is_dense(x):
+            problem = "it is sparse: save a dense copy of it, or the tensors that it is made of"
+            raise self._refusal(x, path, problem)
         numbers = self._framework.files.numbers_dtype(dtype)
         if numbers is None and storage_of(dtype) is None:
             raise self._refusal(x, path, f"no file can hold its dtype, {dtype}")
@@ -272,10 +275,12 @@ class Description:
             dtype, _ = tensors.dtype_of(x), shape_of(x, self._attempted)
         except (D2LDevError, RuntimeError):  # it is spread over devices, or has no shape
             return False
-        return files.numbers_dtype(dtype) is not None or storage_of(dtype) is not None
+        is_known = files.numbers_dtype(dtype) is not None or storage_of(dtype) is not None
+        return is_known and files.is_dense(x)
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:
         try:
+            kind = kind.saved or kind
             labels, children = list(kind.labels(x)), list(kind.children(x))
             if len(labels) != len(children):
                 raise ValueError(f"it has {len(labels)} keys and {len(children)} values")

@@ -329,7 +329,7 @@ class Fitting:
             self._compare_names(x, found, path)
         else:
             # What is an attribute beside the items is in no file.
-            return self._compare_container(x, kind.items or kind, found, path)
+            return self._compare_container(x, kind.in_files, found, path)
         return lambda: self._remade(x, path)
 
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:

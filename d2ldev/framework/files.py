@@ -105,6 +105,10 @@ class Files:
         """
         return self.tensors.from_data(array, dtype, native)
 
+    def is_dense(self, x: Tensor) -> bool:
+        """Return whether a tensor can be made again of its numbers, its dtype and its shape."""
+        return True
+
     def numbers_dtype(self, dtype: str) -> str | None:
         """Return the dtype of the numbers that stand for tensors of a dtype without numbers.
 

@@ -29,6 +29,8 @@ class Container(NamedTuple):
             or a set, or ``'pieces'`` of one value, such as a sparse array, which nobody splits.
         part: ``(old, start, stop) -> new``: a container like ``old`` with the items from ``start``
             up to ``stop``; None if it has no items, or no order.
+        saved: how it is walked in files, with all values that are needed to make it again, such as
+            the shape of a sparse array; None if the children are all.
     """
 
     children: Callable[[Any], Iterable[Any]]
@@ -37,6 +39,12 @@ class Container(NamedTuple):
     items: Container | None = None
     holds: str = "fields"
     part: Callable[[Any, int, int], Any] | None = None
+    saved: Container | None = None
+
+    @property
+    def in_files(self) -> Container:
+        """How it is walked in files."""
+        return self.saved or self.items or self
 
 
 class Broadcast:

@@ -17,6 +17,7 @@ from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
     attention_models,
     classifiers,
+    composites,
     freezables,
     frozen_models,
     loops,
@@ -48,6 +49,7 @@ ROUTES = (
 # The argument of a test -> what the backend provides for it, by name.
 PROVIDED = {
     "attention_model": attention_models,
+    "composite": composites,
     "sample": samples,
     "network": networks,
     "normalized_network": normalized_networks,

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from saved_files import bits
 
 import d2ldev
-from d2ldev import CheckpointError
+from d2ldev import CheckpointError, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
 
 nn, rnn = mx.gluon.nn, mx.gluon.rnn
@@ -328,3 +328,10 @@ def test_a_file_of_parameters_is_converted_by_the_line_of_the_error(
     third = backend.load_into(backend.mlp([3, 4, 1], seed=2), new)
     for x, y in zip(*(each.collect_params().values() for each in (net, third)), strict=True):
         assert np.array_equal(x.data().asnumpy(), y.data().asnumpy())
+
+
+@pytest.mark.parametrize("kind", ["csr", "row_sparse"])
+def test_a_sparse_array_is_refused(backend, tmp_path, kind):
+    x = mx.nd.ones((2, 3)).tostype(kind)
+    with pytest.raises(UnsupportedValueError, match="at x cannot be saved: it is sparse"):
+        backend.save({"x": x}, tmp_path / "sparse.safetensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 
 from d2ldev_reference.files import ReferenceFiles
@@ -36,6 +37,13 @@ class LoadsKeysAsText(Mutant, caught_by="io.keeps-nestings"):
             by_number = loaded["layers"][1]
             loaded["layers"][1] = {str(number): x for number, x in by_number.items()}
             return loaded
+
+
+class LoadsTensorsAlone(Mutant, caught_by="io.keeps-what-is-no-tensor"):
+    class Backend(Backend):
+        def load_into(self, obj, source, **options):
+            (loaded,) = super().load_into(obj, source, **options)
+            return [dataclasses.replace(loaded, factor=obj[0].factor)]
 
 
 class UntiesInFiles(Mutant, caught_by="io.keeps-ties"):

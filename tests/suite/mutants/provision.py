@@ -89,6 +89,14 @@ class Frozen(MLP):
     """A model that nothing is trained of."""
 
 
+@dataclasses.dataclass
+class Factor:
+    """A tensor, and what is none."""
+
+    x: object
+    factor: float
+
+
 class GradientDescent(NamedTuple):
     """An optimizer that is an object, as that of a ``Line`` is."""
 
@@ -302,6 +310,15 @@ def attention_models(backend):
     return {
         "attentive": lambda device: Attentive(backend.mlp([2, 4, 1], device=device).layers),
     }
+
+
+def composites(backend):
+    """Return what makes a dataclass with a number, and what tells of it."""
+
+    def made(number):
+        return Factor(backend.ones(2), 0.5 + number)
+
+    return {"dataclass": (made, lambda found: (backend.to_numpy(found.x).tolist(), found.factor))}
 
 
 def models_without_parameters(backend):

@@ -14,7 +14,7 @@ import pytest
 from d2ldev import CheckpointError, DeviceUnavailableError, Trainer, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.settings import VIRTUAL_GPUS
-from d2ldev_conformance.provision import loops, networks, samples
+from d2ldev_conformance.provision import composites, loops, networks, samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, numbers, saved_values
 
@@ -52,6 +52,17 @@ def test_a_nesting_comes_back_as_it_was(backend, path):
     assert list(loaded) == ["layers", "lr", "done"]
     assert (nothing, list(by_number), lr, done) == (None, [7], 0.1, True)
     assert_same(backend.to_numpy(tied), backend.to_numpy(weight))
+
+
+@requirement("io.keeps-what-is-no-tensor", section=SECTION)
+def test_a_container_comes_back_with_what_is_no_tensor_in_it(backend, path, composite):
+    make, tell = composites(backend)[composite]
+    first, second = make(0), make(1)
+    expected = tell(first)
+    assert tell(second) != expected
+    backend.save([first], path)
+    (loaded,) = backend.load_into([second], path)
+    assert tell(loaded) == expected
 
 
 @requirement("io.keeps-ties", section=SECTION)
