@@ -31,6 +31,7 @@ from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import together
+from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.options import (
     Activation,
     MatmulPrecisionName,
@@ -524,7 +525,9 @@ class Backend:
         try:
             return framework.tensors.device_of(x)
         except UnsupportedValueError:
-            creation.require_tensor(framework, x, "tell the device of a tensor")
+            attempted = "tell the device of a tensor"
+            if foreign := of_another_backend(framework, attempted, x):
+                raise foreign from None
             raise
 
     def dtype_of(self, x: Tensor) -> str:
@@ -559,7 +562,8 @@ class Backend:
         Returns:
             ``x`` itself if it is there already (``to(x, device) is x``), else a copy on
             ``device``. Containers keep their types, and tied leaves stay tied; a container in which
-            nothing moved is itself.
+            nothing moved is itself. An uncommitted array of JAX that is there already is another
+            array on the same memory, which is committed to the device.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
@@ -573,12 +577,13 @@ class Backend:
         except Exception:  # unknown so far, or not hashable
             target = devices.existing(framework, device, "put a tensor")
         if framework.kinds[type(x)] is TENSOR:
-            if framework.tensors.device_of(x) is target:  # the common call, without a detour
+            # The common call, without a detour.
+            if framework.tensors.committed_device_of(x) is target:
                 return x
             if target is not CPU and framework.tensors.stays_on_host(x):
                 return x
             words = moving.moving_a_tensor[target]
-            return moving.copied(framework, framework.tensors.copy, x, target, words)
+            return moving.copied(framework, framework.tensors.move, x, target, words)
         return moving.to(framework, x, target)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:

@@ -131,6 +131,11 @@ class Scaled:
     factor: float = struct.field(pytree_node=False)
 
 
+def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return a builder of a tensor by a call of the framework's own."""
+    return {"ones": lambda: jnp.ones((2, 2))}
+
+
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
     return {
@@ -317,7 +322,8 @@ class Line(nnx.Module):
 
 def _made_there(backend: Any, make: Callable[[], Any], device: Device) -> Any:
     with backend.on(device):
-        return make()
+        made = make()
+    return backend.place(made, device)  # what JAX made is there, and uncommitted
 
 
 def _random_keys() -> Any:

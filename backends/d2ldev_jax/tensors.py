@@ -23,6 +23,7 @@ import math
 import mmap
 import os
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
@@ -87,8 +88,8 @@ class JaxTensors(Tensors):
 
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
-        # The device of each native device and kind of memory in which an array was seen.
-        self._seen: dict[tuple[jax.Device, str | None], Device] = {}
+        # The device of each kind of memory and native device in which an array was seen.
+        self._seen: defaultdict[str | None, dict[jax.Device, Device]] = defaultdict(dict)
         # Without a seed, a key is the number of the draw, folded into a root of this process.
         # Threads can share a count without a lock.
         self._root = int.from_bytes(os.urandom(4))
@@ -104,10 +105,21 @@ class JaxTensors(Tensors):
         try:
             if not x.is_deleted():
                 sharding = x._sharding
-                return self._seen[sharding._device, sharding._memory_kind]
+                return self._seen[sharding._memory_kind][sharding._device]
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         return self._looked_up(x)
+
+    def committed_device_of(self, x: Any) -> Device | None:
+        # As ``device_of``, of which it is no detour.
+        try:
+            if x._committed and not x.is_deleted():
+                sharding = x._sharding
+                return self._seen[sharding._memory_kind][sharding._device]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass
+        device = self.device_of(x)
+        return device if x.committed else None
 
     def _looked_up(self, x: Any) -> Device:
         """Return the device of an array, or raise an error with the reason why it has none."""
@@ -146,7 +158,7 @@ class JaxTensors(Tensors):
                 f"{kind} belongs to {device}, but its bytes are in the host's memory ({memory})",
                 f"x = jax.device_put(x, backend.native('{device}')) brings them there",
             )
-        self._seen[native, memory] = device
+        self._seen[memory][native] = device
         return device
 
     @property
@@ -313,6 +325,31 @@ class JaxTensors(Tensors):
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         with explicit_device_put_scope():
             return [self._copied(x, native) for x in xs]
+
+    def move(self, x: Tensor, native: Any) -> Tensor:
+        return self._commit(x, native) if self._is_there(x, native) else self.copy(x, native)
+
+    def move_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        are_there = [self._is_there(x, native) for x in xs]
+        if not any(are_there):
+            return self.copy_all(xs, native)
+        elsewhere = [x for x, is_there in zip(xs, are_there, strict=True) if not is_there]
+        copies = iter(self.copy_all(elsewhere, native))
+        return [
+            self._commit(x, native) if is_there else next(copies)
+            for x, is_there in zip(xs, are_there, strict=True)
+        ]
+
+    def _is_there(self, x: Tensor, native: jax.Device) -> bool:
+        """Return whether an array that is to be moved is on the device, and only uncommitted."""
+        return not x.committed and self._devices.native(self.device_of(x)) is native
+
+    def _commit(self, x: Tensor, native: jax.Device) -> Tensor:
+        """Return an array on the memory of an uncommitted one, which is committed to its device."""
+        if not hasattr(x, "_sharding"):  # random keys
+            return jax.device_put(x, native)
+        # Below ``jax.device_put``, of which a function that is traced would make an operation.
+        return batched_device_put(x.aval, _alone(native), [x], [native], True, False)
 
     def _copied(self, x: Tensor, native: jax.Device) -> Tensor:
         try:

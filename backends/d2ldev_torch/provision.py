@@ -45,6 +45,11 @@ def _of_two_groups(*parameters: torch.nn.Parameter) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.2, momentum=0.9, nesterov=True)
 
 
+def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return a builder of a tensor by a call of the framework's own."""
+    return {"ones": lambda: torch.ones(2, 2)}
+
+
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 

@@ -143,6 +143,14 @@ def modules(backend: Backend) -> Mapping[str, Callable[[Device, float], Any]]:
     return _provided(backend, "modules")
 
 
+def own_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
+    """Return builders of tensors of shape ``(2, 2)`` and the default float dtype, by name.
+
+    They are made by calls of the framework's own, which name no device.
+    """
+    return _provided(backend, "own_tensors")
+
+
 def hostile_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
     """Return builders of tensors that few calls can take, by name: sparse, without bytes ..."""
     return _provided(backend, "hostile_tensors")

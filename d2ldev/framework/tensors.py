@@ -78,6 +78,20 @@ class Tensors(ABC):
         """
         return False
 
+    def committed_device_of(self, x: Any) -> Device | None:
+        """Return the device that operations on a tensor keep to; None if another operand decides.
+
+        Where it differs from ``device_of``, as for JAX's uncommitted arrays, ``move`` commits the
+        tensor. By default it is ``device_of``, called as directly.
+        """
+        return self.device_of(x)
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if "device_of" in vars(cls) and "committed_device_of" not in vars(cls):
+            # A call less for each tensor of each batch.
+            cls.committed_device_of = cls.device_of  # type: ignore[method-assign]
+
     @abstractmethod
     def dtype_of(self, x: Tensor) -> str:
         """Return the name of a tensor's dtype, such as ``'float32'``."""
@@ -209,9 +223,17 @@ class Tensors(ABC):
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         """Return copies of several tensors, for a framework that makes them together at less cost.
 
-        Called by ``to``, ``copy`` and ``place``: all of them are made before any is used.
+        All of them are made before any is used.
         """
         return [self.copy(x, native) for x in xs]
+
+    def move(self, x: Tensor, native: Any) -> Tensor:
+        """Return a tensor that is committed to a device: a copy, unless its memory is there."""
+        return self.copy(x, native)
+
+    def move_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        """Return several tensors as ``move`` does, for ``to`` and ``place``."""
+        return self.copy_all(xs, native)
 
     @abstractmethod
     def to_numpy(self, x: Tensor) -> NDArray[Any]:

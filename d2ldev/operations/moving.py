@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
-"""A function that copies tensors to a native device, as ``Tensors.copy_all`` does."""
+"""A function that copies tensors to a native device, as ``Tensors.move_all`` does."""
 
 
 def to(framework: Framework, x: Any, target: Device) -> Any:
     """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
-    device_of = framework.tensors.device_of
+    device_of = framework.tensors.committed_device_of
     try:
         if every((x,), framework.kinds, device_of, target, [10_000]):
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return moved(framework, x, target, framework.tensors.copy_all)
+    return moved(framework, x, target, framework.tensors.move_all)
 
 
 def moved(
@@ -53,7 +53,7 @@ def moved(
         tensors: what ``plain_tensors`` returned for ``x``, if it was asked already.
     """
     attempted = _moving_a_batch[target]
-    device_of = framework.tensors.device_of
+    device_of = framework.tensors.committed_device_of
     if tensors is None:
         tensors = plain_tensors(x, framework.kinds)
     stays = staying_on_host(framework, target)
@@ -205,19 +205,20 @@ def converted(
     if copies is not None and not copies:
         target = None if device is None else devices.existing(framework, device, "make a tensor")
         if is_of_dtype and (target is None or tensors.device_of(x) is target):
-            return x
+            return x if target is None else to(framework, x, target)
         raise UnsupportedValueError(
             "make a tensor with copy=False",
             f"{describe(x)} has another dtype or device, so that it has to be copied",
             "copy=None, which copies where it has to",
         )
-    before = x
+    is_new = False
     if device is not None:
         target = devices.existing(framework, device, "move a tensor")
-        if tensors.device_of(x) is not target:
-            x = copied(framework, tensors.copy, x, target, moving_a_tensor[target])
+        is_new = tensors.device_of(x) is not target
+        if tensors.committed_device_of(x) is not target:
+            x = copied(framework, tensors.move, x, target, moving_a_tensor[target])
     if is_of_dtype:
-        return copy(framework, x, None) if copies and x is before else x
+        return copy(framework, x, None) if copies and not is_new else x
     try:
         return tensors.astype(x, wanted)
     except Exception as error:

@@ -343,7 +343,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         return obj
 
     apart = _coming_apart(inventory, obj, elsewhere)
-    news = moving.copied(framework, framework.tensors.copy_all, elsewhere, device, attempted)
+    news = moving.copied(framework, framework.tensors.move_all, elsewhere, device, attempted)
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
     for old, new in zip(elsewhere, news, strict=True):
@@ -378,7 +378,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
 
 def _elsewhere(inventory: Inventory, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
-    device_of = inventory.framework.tensors.device_of
+    device_of = inventory.framework.tensors.committed_device_of
     stays = moving.staying_on_host(inventory.framework, device)
     return [
         tensor

@@ -170,7 +170,6 @@ def test_an_uncommitted_array_is_where_its_bytes_are(backend):
     x = jnp.ones(2)
     assert not x.committed
     assert backend.device_of(x) is cpu()
-    assert backend.to(x, "cpu") is x
 
 
 @pytest.mark.parametrize("value", [jax.ShapeDtypeStruct((2,), "float32"), jnp.float32, jax.devices])
@@ -206,6 +205,82 @@ def test_a_copy_of_a_batch_is_where_each_array_was(backend, copies):
 @pytest.mark.parametrize("method", ["to", "copy"])
 def test_what_was_uncommitted_is_committed_when_it_moves(backend, method):
     assert getattr(backend, method)(jnp.ones(2), "gpu:0").committed
+
+
+_UNCOMMITTED = {
+    "an array": lambda: jnp.ones(2),
+    "random keys": lambda: jax.random.key(0),
+    "a batch": lambda: {"x": jnp.ones(2), "y": [(jnp.zeros(3), "label")]},
+    "a state of optax": lambda: optax.adam(0.1).init({"w": jnp.ones(2)}),
+}
+_WAYS = {
+    "to": lambda backend, x: backend.to(x, "cpu"),
+    "place": lambda backend, x: backend.place(x, "cpu"),
+    "prefetch": lambda backend, x: next(iter(backend.prefetch([x], "cpu"))),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("what", _UNCOMMITTED)
+def test_an_uncommitted_array_where_it_is_becomes_committed_on_the_same_memory(backend, what, way):
+    x = _UNCOMMITTED[what]()
+    moved = _WAYS[way](backend, x)
+    for before, after in zip(jax.tree.leaves(x), jax.tree.leaves(moved), strict=True):
+        if isinstance(before, jax.Array):
+            assert (before.committed, after.committed) == (False, True)
+            assert address_of(after) == address_of(before)
+    assert _WAYS[way](backend, moved) is moved
+
+
+def address_of(x):
+    keys = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return (jax.random.key_data(x) if keys else x).unsafe_buffer_pointer()
+
+
+def test_the_variables_of_a_model_and_its_optimizer_become_committed_in_place(backend):
+    net = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)
+    arrays = jax.tree.leaves(nnx.state((net, optimizer)))
+    assert not all(x.committed for x in arrays)
+    assert backend.place((net, optimizer), "cpu")[0] is net
+    placed = jax.tree.leaves(nnx.state((net, optimizer)))
+    assert all(x.committed for x in placed)
+    assert list(map(address_of, placed)) == list(map(address_of, arrays))
+
+
+def test_a_donated_array_is_gone_also_by_its_uncommitted_name(backend):
+    x = jnp.ones(2)
+    moved = backend.to(x, "cpu")
+    jax.jit(lambda y: y + 1, donate_argnums=0)(moved)
+    assert (moved.is_deleted(), x.is_deleted()) == (True, True)
+
+
+def test_a_constant_of_a_function_that_is_traced_stays_an_array(backend):
+    constant = jnp.ones(2)
+
+    @jax.jit
+    def add(x):
+        there = backend.to(constant, "cpu")
+        assert isinstance(there, jax.Array)
+        assert not isinstance(there, jax.core.Tracer)
+        return x + there
+
+    assert add(jnp.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("copy", [None, False])
+def test_asarray_commits_to_the_device_that_it_is_given(backend, copy):
+    x = jnp.ones(2)
+    made = backend.asarray(x, device="cpu", copy=copy)
+    assert (made.committed, backend.address(made)) == (True, backend.address(x))
+    assert backend.asarray(x, copy=copy) is x
+
+
+def test_asarray_copies_if_it_is_told_to_also_where_it_commits(backend):
+    x = jnp.ones(2)
+    made = backend.asarray(x, device="cpu", copy=True)
+    assert made.committed
+    assert backend.address(made) != backend.address(x)
 
 
 def test_a_copy_where_it_was_is_committed(backend):

@@ -20,6 +20,7 @@ from d2ldev import UnsupportedValueError
 from d2ldev.operations.steps import own_loss, takes_target
 
 samples = provision.samples
+own_tensors = provision.own_tensors
 
 
 class Network(MLP):

@@ -32,6 +32,22 @@ class IsNotStrict(Mutant, caught_by="strict.mixing-raises"):
     Strict = Lenient
 
 
+class LetsGoOfWhatIsThere(Mutant, caught_by="strict.keeps-what-was-moved"):
+    """Lets a tensor follow the others that ``to`` gave back as it was."""
+
+    class Backend(Backend):
+        def to(self, x, device):
+            moved = super().to(x, device)
+            self.framework.strict.is_let_go = moved is x
+            return moved
+
+    class Strict(ReferenceStrict):
+        is_let_go = False
+
+        def refuse_mixing(self, in_force):
+            return super().refuse_mixing(lambda: in_force() and not self.is_let_go)
+
+
 class ChangesWhatItRefuses(Mutant, caught_by="strict.refused-in-place"):
     class Strict(ReferenceStrict):
         def refuse_mixing(self, in_force):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceMismatchError
+from d2ldev_conformance.provision import own_tensors
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, outcome_of
 
@@ -53,6 +54,35 @@ def test_an_operation_that_mixes_devices_raises(backend, elsewhere, operation):
     x, y = elsewhere
     with pytest.raises(DeviceMismatchError), backend.strict():
         operation(x, y)
+
+
+WAYS = {
+    "to": lambda backend, x, device: backend.to(x, device),
+    "to, in a batch": lambda backend, x, device: backend.to({"x": [x]}, device)["x"][0],
+    "place": lambda backend, x, device: backend.place({"x": [x]}, device)["x"][0],
+    "copy": lambda backend, x, device: backend.copy(x, device),
+    "asarray": lambda backend, x, device: backend.asarray(x, device=device),
+    "replicate": lambda backend, x, device: backend.replicate(x, [device])[0],
+    "prefetch": lambda backend, x, device: next(iter(backend.prefetch([x], device))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@requirement("strict.keeps-what-was-moved", section=SECTION)
+def test_a_tensor_of_the_framework_s_own_that_was_moved_to_where_it_is_stays_there(
+    backend, route, way
+):
+    here, elsewhere = route
+    with backend.on(here):
+        made = [make() for make in own_tensors(backend).values()]
+    if not made:
+        pytest.skip(f"the module provision of {backend.name} gives no own_tensors")
+    for x in made:
+        assert backend.device_of(x) is here
+        moved = WAYS[way](backend, x, here)
+        other = backend.ones((2, 2), device=elsewhere)
+        with pytest.raises(DeviceMismatchError), backend.strict():
+            moved + other
 
 
 @requirement("strict.raises-at-the-operation", section=SECTION)
