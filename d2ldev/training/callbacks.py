@@ -291,7 +291,7 @@ def notify(listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
     """
     for listener in listeners:
         answer = listener(*operands)
-        if isinstance(answer, (bool, np.bool_)):
+        if answer is not None and isinstance(answer, (bool, np.bool_)):  # after each step
             raise UnsupportedValueError(
                 f"go on after {describe(listener)} during training",
                 f"it returned {answer}, and nobody looks at what a callback returns",

@@ -140,6 +140,35 @@ class Killed:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Unreadable:
+    """Data that one process cannot read in the second epoch."""
+
+    def __init__(self, rank):
+        self.rank, self.epoch = str(rank), 0
+
+    def __iter__(self):
+        self.epoch += 1
+        for number, batch in enumerate(batches()):
+            if self.epoch == 2 and number == 1 and os.environ.get("RANK") == self.rank:
+                raise OwnError("the disk is gone")
+            yield batch
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_in_the_data_of_one_process_leaves_what_was_learned(backend, rank):
+    model = backend.mlp([3, 1], seed=0)
+    trainer = Trainer(3, 2, backend=backend)
+    with pytest.raises(OwnError, match="the disk is gone"):
+        trainer.fit(model, Unreadable(rank), lr=0.1)
+    assert len(trainer.history["loss"]) == 1
+    pairs = zip(
+        backend.named_tensors(trainer.model).values(),
+        backend.named_tensors(model).values(),
+        strict=True,
+    )
+    assert all((backend.to_numpy(x) != backend.to_numpy(y)).all() for x, y in pairs)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
 @pytest.mark.parametrize(
     ("callback", "error", "said"),
