@@ -10,14 +10,14 @@ import json
 import sys
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from d2ldev.errors import describe
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Files, Framework, Layer, Tensor
 from d2ldev.framework.files import turned, turned_after_flattening
 from d2ldev.operations import moving, placing
@@ -135,7 +135,7 @@ class TensorFlowFiles(Files):
             return None
         # By the order of the variables: their names have those of layers in them, which count on
         # from model to model.
-        return {"class": _class_of(optimizer), "variables": list(self._variables_of(optimizer))}
+        return {"class": _class_of(optimizer), "variables": self._variables_of(optimizer)}
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         if not optimizer.built:
@@ -144,7 +144,7 @@ class TensorFlowFiles(Files):
             )
         if not isinstance(state, Mapping) or state.keys() != {"class", "variables"}:
             raise ValueError(f"{describe(state)} is no state of an optimizer of Keras'")
-        variables, values = list(self._variables_of(optimizer)), state["variables"]
+        variables, values = self._variables_of(optimizer), state["variables"]
         here = _class_of(optimizer), [(tuple(x.shape), x.dtype.name) for x in variables]
         there = state["class"], [(tuple(x.shape), x.dtype.name) for x in values]
         if here != there:
@@ -161,12 +161,18 @@ class TensorFlowFiles(Files):
 
         return put
 
-    def _variables_of(self, optimizer: Any) -> Iterator[tf.Variable]:
-        for _, value, _, _ in self._framework.models.parts(optimizer):
-            if isinstance(value, tf.Variable):
-                yield value
-            else:
-                yield from self._variables_of(value)
+    def _variables_of(self, optimizer: Any) -> list[tf.Variable]:
+        named = placing.named_tensors(self._framework, optimizer)
+        for name, x in named:
+            if not isinstance(x, tf.Variable):
+                cls = type(optimizer).__name__
+                raise UnsupportedValueError(
+                    f"save the state of the optimizer {cls}",
+                    f"its {name} is no variable, and nothing can be written to it",
+                    f"tf.Variable(...) in {cls}.build",
+                )
+        # What is kept under two names is one variable.
+        return list({id(x): x for _, x in named}.values())
 
 
 def _of_optimizer(names: Iterable[str]) -> set[str]:

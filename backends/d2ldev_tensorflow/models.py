@@ -31,6 +31,8 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 from d2ldev_tensorflow.strict import mixing
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
+# How the attributes begin in which TensorFlow has all others again.
+_OF_TRACKING = "_self_"
 _FLAT = str.maketrans("/:", "__")
 _WITHOUT_NAME = re.compile(r"^variable_\d+$")
 # Functions that Keras has traced, with the memory that the variables had then.
@@ -257,6 +259,37 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
         yield _numbered(name, numbers), value, put, key
     for name, inner in inner_optimizers(optimizer):
         yield name, inner, None, None
+    yield from unlisted_attributes(optimizer)
+
+
+def unlisted_attributes(optimizer: Any) -> Iterator[Part]:
+    """Yield the attributes with tensors, layers or variables that are in no list of Keras'.
+
+    It lists its own variables, and those in attributes, their lists and their dicts.
+    """
+    trained = getattr(optimizer, "_trainable_variables", ())
+    inner = (x for _, x in inner_optimizers(optimizer))
+    known = {id(x) for x in (*own_variables(optimizer), *trained, *inner)}
+    with_memory = (tf.Variable, tf.Tensor, KerasObject)
+    put = vars(optimizer).__setitem__  # past ``__setattr__``, which would track it
+    for name, value in list(vars(optimizer).items()):
+        if name.startswith(_OF_TRACKING):
+            continue
+        found = (x for _, x in _inside(name, value) if isinstance(x, with_memory))
+        if any(id(x) not in known and not _stays_on_the_host(x) for x in found):
+            yield name, value, put, name
+
+
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is in an attribute and in its lists and dicts, with names."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _inside(f"{name}.{key}", inner)
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            yield from _inside(f"{name}.{index}", inner)
+    else:
+        yield name, value
 
 
 def _numbered(name: str, numbers: Mapping[str, int]) -> str:
@@ -281,14 +314,22 @@ def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
     # Those of a ``MultiOptimizer``, each for some of the variables.
     for index, inner in enumerate(getattr(optimizer, "_inner_optimizers", ())):
         yield f"optimizers.{index}", inner
+    # Those of a class of the user's.
+    keras: Any = sys.modules["keras"]
+    for attribute, value in sorted(vars(optimizer).items()):
+        is_known = attribute in ("inner_optimizer", "_inner_optimizers")
+        if not (is_known or attribute.startswith(_OF_TRACKING)):
+            for name, inner in _inside(attribute, value):
+                if isinstance(inner, keras.Optimizer):
+                    yield name, inner
 
 
 def all_optimizers(outermost: Any) -> Iterator[Any]:
     """Yield an optimizer, if there is one, and those that it wraps."""
-    if outermost is not None:
-        yield outermost
-        for _, inner in inner_optimizers(outermost):
-            yield from all_optimizers(inner)
+    waiting = [] if outermost is None else [outermost]
+    for each in waiting:
+        yield each
+        waiting += [x for _, x in inner_optimizers(each) if all(x is not y for y in waiting)]
 
 
 def _variables(variables: list[Any]) -> Iterator[Part]:
@@ -328,7 +369,7 @@ def _attributes(
     """Yield the tensors, variables and modules in an object's attributes, and in their lists."""
     skipped = (*_WITHOUT_TENSORS, *listed)
     for name, value in list(vars(obj).items()):
-        if name in own or name.startswith("_self_") or isinstance(value, skipped):
+        if name in own or name.startswith(_OF_TRACKING) or isinstance(value, skipped):
             continue
         if not _stays_on_the_host(value):
             yield name, value, put, name

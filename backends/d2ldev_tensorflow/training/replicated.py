@@ -20,7 +20,12 @@ from d2ldev.nesting.walk import unmarked
 from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_tensorflow.devices import OF_THE_HOST
-from d2ldev_tensorflow.models import all_optimizers, compute_at, own_variables
+from d2ldev_tensorflow.models import (
+    all_optimizers,
+    compute_at,
+    own_variables,
+    unlisted_attributes,
+)
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training.learner import TensorFlowLearner
 from d2ldev_tensorflow.training.optimizers import made
@@ -104,6 +109,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _get_ready(self, device: Device | None) -> None:
         self._gather()
         super()._get_ready(device)
+        for optimizer in all_optimizers(self._optimizer):  # it has its variables only now
+            _check_optimizer(optimizer, len(self._devices))
         self._step = self._together(self._train, takes_parts=True)
         self._accumulate = self._together(self._added, takes_parts=True)
         self._apply = self._together(self._applied, takes_parts=False)
@@ -367,6 +374,7 @@ def _check_optimizer(optimizer: Any, number: int) -> None:
         "ema_overwrite_frequency": is_averaged and optimizer.ema_overwrite_frequency,
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
         "optimizers for some variables": hasattr(optimizer, "_inner_optimizers"),
+        "variables that are in no list of Keras'": any(unlisted_attributes(optimizer)),
     }
     for what, is_used in refused.items():
         if is_used:
