@@ -6,6 +6,7 @@ Gluon's layouts are the canonical ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer, Tensor
 from d2ldev_mxnet.framework import NumPyShapes, mx
-from d2ldev_mxnet.models import NumPySequential, ranks
+from d2ldev_mxnet.models import NumPySequential, attributes_of, optimizers_of, ranks
 
 _nn = mx.gluon.nn
 _SEQUENCES = (_nn.Sequential, _nn.HybridSequential, NumPySequential)
@@ -78,10 +79,16 @@ class MXNetFiles(Files):
             return None
         rank = _ranks(optimizer)
         states = optimizer._updaters[0].states
+        kept = {
+            name: {"values": _ranked(value, rank), "is_of_numpy": _is_of_numpy(value)}
+            for name, value, _, _ in attributes_of(optimizer)
+            if any(isinstance(x, mx.nd.NDArray) for x in _arrays(value))
+        }
         return {
             **progress_of(optimizer),
             "states": {rank[i]: state for i, state in states.items()},
             "shapes": _shapes(optimizer),
+            **({"attributes": kept} if kept else {}),
         }
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
@@ -94,18 +101,31 @@ class MXNetFiles(Files):
             index_of[name]: _state_like(optimizer, index_of[name], name, saved)
             for name, saved in state["states"].items()
         }
+        # The states were made by the optimizer, which may have begun to keep something with them.
+        puts = _attributes_put(optimizer, state.get("attributes", {}), index_of)
 
         def put() -> None:
             put_progress()
             updater.states = states
             updater.states_synced = dict.fromkeys(states, True)
+            for each in puts:
+                each()
 
         return put
 
 
 def progress_of(trainer: Any) -> dict[str, Any]:
-    """Return the class, the numbers, the schedule and the counts of updates of an optimizer."""
-    own, rank = trainer.optimizer, _ranks(trainer)
+    """Return the class, the numbers, the schedule and the counts of updates of an optimizer.
+
+    Those of the optimizers that it is around are in ``inner``, if it is around others.
+    """
+    rank = _ranks(trainer)
+    (_, own), *others = optimizers_of(trainer)
+    inner = {prefix: _progress(each, rank) for prefix, each in others}
+    return {**_progress(own, rank), **({"inner": inner} if inner else {})}
+
+
+def _progress(own: Any, rank: Mapping[int, str]) -> dict[str, Any]:
     return {
         "class": type(own).__name__,
         "numbers": _numbers(own),
@@ -129,17 +149,38 @@ def checked_progress(trainer: Any, progress: Mapping[str, Any]) -> Callable[[], 
     Raises:
         ValueError: if it is another optimizer's.
     """
-    own, mine = trainer.optimizer, progress_of(trainer)
+    (_, own), *others = optimizers_of(trainer)
+    inner, rank = progress.get("inner", {}), _ranks(trainer)
+    if inner.keys() != {prefix for prefix, _ in others}:
+        raise ValueError(f"it is around {sorted(inner)} in the state")
+    progresses = [(own, progress), *((each, inner[prefix]) for prefix, each in others)]
+    index_of = {name: index for index, name in rank.items()}
+    device_id = trainer._params[0].list_ctx()[0].device_id
+    puts = [_progress_put(each, saved, rank, index_of, device_id) for each, saved in progresses]
+
+    def put() -> None:
+        for each in puts:
+            each()
+
+    return put
+
+
+def _progress_put(
+    own: Any,
+    progress: Mapping[str, Any],
+    rank: Mapping[int, str],
+    index_of: Mapping[str, int],
+    device_id: int,
+) -> Callable[[], None]:
+    mine = _progress(own, rank)
     if progress["class"] != mine["class"]:
         raise ValueError(f"its class: {mine['class']}, {progress['class']} in the state")
     for what in ("numbers", "schedule"):
         _check_numbers(what, mine[what], progress[what])
-    index_of = {rank: index for index, rank in _ranks(trainer).items()}
     for name, count in progress["counts"].items():
         if type(count) is not int or not 0 <= count < 2**63:
             raise ValueError(f"the steps of parameter {name} are {describe(count)}")
     counts = {index_of[name]: count for name, count in progress["counts"].items()}
-    device_id = trainer._params[0].list_ctx()[0].device_id
 
     def put() -> None:
         vars(own).update(progress["numbers"])
@@ -150,6 +191,63 @@ def checked_progress(trainer: Any, progress: Mapping[str, Any]) -> Callable[[], 
         own._index_update_count = counts
 
     return put
+
+
+def _attributes_put(
+    trainer: Any, saved: Mapping[str, Any], index_of: Mapping[str, int]
+) -> list[Callable[[], object]]:
+    """Return functions that give a trainer and its optimizers what they keep beside the states."""
+    holders = {"": trainer, **dict(optimizers_of(trainer))}
+    context = trainer._params[0].list_ctx()[0]
+    puts: list[Callable[[], object]] = []
+    for name, told in saved.items():
+        prefix, _, label = name.rpartition(".")
+        attributes = vars(holders[f"{prefix}." if prefix else ""])
+        if label not in attributes:
+            raise ValueError(f"its {name}, which is not there yet")
+        now = attributes[label]
+        new = _placed(told["values"], context, index_of, is_of_numpy=told["is_of_numpy"])
+        if isinstance(now, (dict, list)) and isinstance(new, type(now)):
+            # Whoever else has it has it then, too.
+            puts += [now.clear, partial(now.update if isinstance(now, dict) else now.extend, new)]
+        else:
+            puts.append(partial(attributes.__setitem__, label, new))
+    return puts
+
+
+# A dict in a state whose keys are the ranks of parameters, and not their indices.
+_BY_RANK = "by rank of the parameter"
+
+
+def _ranked(value: Any, rank: Mapping[int, str]) -> Any:
+    """Return a nesting in which parameters have ranks in the place of their indices."""
+    if isinstance(value, Mapping):
+        items = {key: _ranked(x, rank) for key, x in value.items()}
+        is_by_index = bool(items) and all(type(key) is int and key in rank for key in items)
+        return {_BY_RANK: {rank[key]: x for key, x in items.items()}} if is_by_index else items
+    if isinstance(value, (list, tuple)):
+        return [_ranked(x, rank) for x in value]
+    return value
+
+
+def _placed(value: Any, context: Any, index_of: Mapping[str, int], *, is_of_numpy: bool) -> Any:
+    """Return such a nesting with indices, and with its arrays on a context."""
+    again = partial(_placed, context=context, index_of=index_of, is_of_numpy=is_of_numpy)
+    if isinstance(value, Mapping):
+        if value.keys() == {_BY_RANK}:
+            return {index_of[name]: again(x) for name, x in value[_BY_RANK].items()}
+        return {key: again(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [again(x) for x in value]
+    if isinstance(value, mx.nd.NDArray):
+        with NumPyShapes():
+            x = value.as_in_context(context)
+        return x.as_np_ndarray() if is_of_numpy else x.as_nd_ndarray()
+    return value
+
+
+def _is_of_numpy(value: Any) -> bool:
+    return any(isinstance(x, mx.np.ndarray) for x in _arrays(value))
 
 
 def _parameters(block: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -218,18 +316,33 @@ def _state_like(trainer: Any, index: int, name: str, saved: Any) -> Any:
     # As an updater makes it: of an array of the old kind.
     weight = parameter.data().as_nd_ndarray()
     made = trainer.optimizer.create_state_multi_precision(index, weight)
-    arrays, values = list(_arrays(made)), list(_arrays(saved))
-    expected, found = list(map(_form, arrays)), list(map(_form, values))
-    if expected != found:
-        raise ValueError(f"the state of parameter {name} is {expected}, and {found} in the state")
-    with NumPyShapes():
-        for new, value in zip(arrays, values, strict=True):
-            value.as_nd_ndarray().copyto(new.as_nd_ndarray())
-    return made
+    try:
+        with NumPyShapes():
+            return _filled(made, saved)
+    except (LookupError, ValueError) as error:
+        raise ValueError(f"the state of parameter {name}: {error}") from error
+
+
+def _filled(made: Any, saved: Any) -> Any:
+    """Return a state that an optimizer has made with the values of another one of that form."""
+    if isinstance(made, mx.nd.NDArray):
+        if _form(made) != _form(saved):
+            raise ValueError(f"is {_form(made)}, and {_form(saved)} in the state")
+        saved.as_nd_ndarray().copyto(made.as_nd_ndarray())
+        return made
+    if isinstance(made, dict) and isinstance(saved, dict) and made.keys() == saved.keys():
+        return {key: _filled(x, saved[key]) for key, x in made.items()}
+    if isinstance(made, (list, tuple)) and isinstance(saved, (list, tuple)):
+        return type(made)(_filled(*pair) for pair in zip(made, saved, strict=True))
+    if made is saved is None or (_kind_of_number(made) and _kind_of_number(saved)):
+        return saved
+    raise ValueError(f"is {_form(made)}, and {_form(saved)} in the state")
 
 
 def _arrays(state: Any) -> Iterator[Any]:
-    """Yield the arrays of an optimizer's state for one parameter: none, one, or a nesting."""
+    """Yield what is in a nesting and is no container, but for None."""
+    if isinstance(state, Mapping):
+        state = list(state.values())
     if isinstance(state, (list, tuple)):
         for item in state:
             yield from _arrays(item)

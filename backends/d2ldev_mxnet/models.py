@@ -30,6 +30,7 @@ _library = mx.base._LIB
 # themselves, hooks, and the graph of a hybridized one. With a prefix, MXNet's counter of names
 # stays where it is.
 _OWN_ATTRIBUTES = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
+_OWN_OF_OPTIMIZERS = frozenset(vars(mx.optimizer.SGD()))
 # Most attributes are of these types, and hold no array.
 _WITHOUT_ARRAYS = (bool, int, float, str, type(None))
 
@@ -40,6 +41,7 @@ class MXNetModels(Models):
     """Blocks, parameters, and trainers."""
 
     types = (_Block, _Parameter, _ParameterDict, _Trainer)
+    whole_types = (_Trainer,)
     packages = ("mxnet",)
 
     def __init__(self, devices: Devices) -> None:
@@ -212,6 +214,31 @@ def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
         for index in sorted(updater.states, key=lambda index: named.get(index, index)):
             name = f"states.{named.get(index, index)}"
             yield name, updater.states[index], updater.states.__setitem__, index
+    yield from attributes_of(trainer)
+
+
+def attributes_of(trainer: Any) -> Iterator[Part]:
+    """Yield what a class of the user's keeps beside the states: in a trainer or an optimizer."""
+    for prefix, holder, own in (
+        ("", trainer, frozenset(name for name in vars(trainer) if name.startswith("_"))),
+        *((prefix, each, _OWN_OF_OPTIMIZERS) for prefix, each in optimizers_of(trainer)),
+    ):
+        attributes = vars(holder)
+        for name, value in attributes.items():
+            is_inner = isinstance(value, mx.optimizer.Optimizer)
+            if name not in own and not is_inner and not isinstance(value, _WITHOUT_ARRAYS):
+                yield f"{prefix}{name}", value, attributes.__setitem__, name
+
+
+def optimizers_of(trainer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a trainer's optimizer and those that it is around, with how names in them begin."""
+    waiting = [("optimizer.", trainer.optimizer)]
+    for prefix, optimizer in waiting:
+        yield prefix, optimizer
+        for name, value in vars(optimizer).items():
+            is_new = all(value is not known for _, known in waiting)
+            if isinstance(value, mx.optimizer.Optimizer) and is_new:
+                waiting.append((f"{prefix}{name}.", value))
 
 
 def _request_of(x: Any, gradient: Any) -> str:

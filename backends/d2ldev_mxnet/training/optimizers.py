@@ -72,6 +72,13 @@ def _check_trainer(trainer: Any, parameters: list[Any]) -> None:
             "none of its parameters is one of the model's",
             "gluon.Trainer(net.collect_params(), ...), of this very net",
         )
+    cls: Any = type(trainer)
+    if cls.step is not mx.gluon.Trainer.step and cls.update is mx.gluon.Trainer.update:
+        raise UnsupportedValueError(
+            f"train with the {cls.__name__}",
+            "its step() is its own, and fit, which has the mean of the gradients, calls update()",
+            f"{cls.__name__}.update(self, batch_size, ignore_stale_grad=False), for what step does",
+        )
     store = trainer._kvstore_params["kvstore"]
     if store is not None and (not isinstance(store, str) or "dist" in store):
         raise UnsupportedValueError(
