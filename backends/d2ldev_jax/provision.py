@@ -12,6 +12,7 @@ import optax
 from flax import linen, nnx, struct
 from flax.training.train_state import TrainState
 from jax.experimental.sparse import BCOO
+from jax.flatten_util import ravel_pytree
 
 from d2ldev.device import Device
 
@@ -216,6 +217,24 @@ def _step(net: Tied, optimizer: Any, x: jax.Array) -> None:
     optimizer.update(net, gradients)
 
 
+class Slowed(nnx.Optimizer):
+    """An optimizer with a mean of gradients in a variable of its own.
+
+    Args:
+        model: that it trains.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, optax.sgd(0.1), wrt=nnx.Param)
+        self.mean = nnx.Variable(0 * ravel_pytree(nnx.state(model, nnx.Param))[0])
+
+    def update(self, model: Any, grads: Any, **others: Any) -> None:
+        """Take a step along the mean."""
+        gradient, unravel = ravel_pytree(grads)
+        self.mean[...] = mean = 0.9 * self.mean[...] + 0.1 * gradient
+        super().update(model, unravel(mean), **others)
+
+
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     """Return builders of optimizers with a schedule, which has an effect after step 8 of 16."""
     return {
@@ -227,6 +246,8 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
         "warm-up, injected": lambda _net: optax.inject_hyperparams(optax.rmsprop)(
             learning_rate=optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 16)
         ),
+        "variables of its own": Slowed,
+        "around another": lambda _net: optax.apply_if_finite(optax.adam(0.05), 3),
     }
 
 

@@ -205,6 +205,48 @@ def loops(backend: Any) -> Mapping[str, Any]:
     return {title: (partial(begin, *how), go_on) for title, how in _OPTIMIZERS.items()}
 
 
+class Listed(mx.optimizer.Optimizer):
+    """An optimizer with its momenta, and the number of its steps, in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__(learning_rate=0.05)
+        self.momenta: dict[int, Any] = {}
+        self.steps = 0
+
+    def create_state(self, index: int, weight: Any) -> None:
+        """Keep the momentum in an attribute."""
+        self.momenta[index] = mx.nd.zeros_like(weight)
+
+    def update(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+        """Take a step, which is the smaller the more there were."""
+        self._update_count(index)
+        self.steps += 1
+        self.momenta[index] *= 0.9
+        self.momenta[index] += grad
+        weight -= self._get_lr(index) * self.momenta[index] / self.steps**0.5
+
+
+class Around(mx.optimizer.Optimizer):
+    """Lookahead: goes half of the way that another optimizer has gone in a step."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(learning_rate=inner.lr)
+        self.inner = inner
+        self.slow: dict[int, Any] = {}
+
+    def create_state(self, index: int, weight: Any) -> Any:
+        """Return the state of the other optimizer."""
+        self.slow[index] = weight.copy()
+        return self.inner.create_state(index, weight)
+
+    def update(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+        """Take a step of the other optimizer."""
+        self._update_count(index)
+        self.inner.update(index, weight, grad, state)
+        self.slow[index] = self.slow[index] / 2 + weight / 2
+        weight[:] = self.slow[index]
+
+
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     """Return builders of optimizers and trainers of a block, by name."""
     optimizer = mx.optimizer
@@ -226,6 +268,8 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
         "ftrl": lambda _net: optimizer.Ftrl(),
         "a schedule": scheduled,
         "a trainer": in_another_order,
+        "momenta in a dict": lambda _net: Listed(),
+        "around another": lambda _net: Around(optimizer.Adam(learning_rate=0.05)),
     }
 
     def made(make: Callable[[Any], Any], net: Any) -> Any:

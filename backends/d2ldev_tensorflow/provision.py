@@ -256,6 +256,52 @@ def loops(backend: Any) -> Mapping[str, Any]:
     return {"layers": (begin, go_on)}
 
 
+class Listed(keras.optimizers.Optimizer):
+    """An optimizer with its momenta in a list, as variables that Keras knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__(learning_rate=0.05)
+        self.momenta: list[tf.Variable] = []
+
+    def build(self, variables: Any) -> None:
+        """Make the momenta."""
+        if not self.built:
+            super().build(variables)
+            self.momenta = [tf.Variable(tf.zeros(x.shape)) for x in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Change a variable."""
+        momentum = self.momenta[self._get_variable_index(variable)]
+        momentum.assign(0.9 * momentum + gradient)
+        variable.assign_sub(learning_rate * momentum)
+
+
+class Around(keras.optimizers.Optimizer):
+    """Lookahead: goes half of the way that another optimizer has gone in a step."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(learning_rate=0.05)
+        self.inner = inner
+        self.slow: list[Any] = []
+
+    def build(self, variables: Any) -> None:
+        """Keep where the variables begin."""
+        if not self.built:
+            super().build(variables)
+            self.inner.build(variables)
+            self.slow = [keras.Variable(x, name=f"slow_{i}") for i, x in enumerate(variables)]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Take a step of the other optimizer."""
+        variables = list(trainable_variables or self._trainable_variables)
+        self.build(variables)
+        found = self.inner.apply(grads, variables)
+        for slow, variable in zip(self.slow, variables, strict=True):
+            slow.assign((slow + variable) / 2)
+            variable.assign(slow)
+        return found
+
+
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     """Return builders of optimizers that count steps: for their scale, and for their rate."""
     optimizers = keras.optimizers
@@ -265,6 +311,8 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
             optimizers.Adam(0.01), initial_scale=2.0**127, dynamic_growth_steps=3
         ),
         "schedule": lambda _net: optimizers.SGD(optimizers.schedules.CosineDecay(0.1, 16)),
+        "momenta in a list": lambda _net: Listed(),
+        "around another": lambda _net: Around(optimizers.Adam(0.05)),
     }
 
 

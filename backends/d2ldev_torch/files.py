@@ -13,12 +13,17 @@ from torch.nn.parameter import is_lazy
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer, Tensor, Tensors
 from d2ldev.nesting.kinds import Kinds
+from d2ldev.nesting.objects import Keepers
 from d2ldev.nesting.walk import joined, mapped
 from d2ldev_torch.devices import NATIVE_CPU
-from d2ldev_torch.models import is_kept_on_host, original, plain_name
+from d2ldev_torch.models import original, plain_name
+from d2ldev_torch.optimizers import States, is_kept_on_host, is_of_torch
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+# What is in each state of an optimizer, and what only in some.
+_REQUIRED = frozenset({"class", "shapes", "state", "param_groups"})
+_OPTIONAL = frozenset({"attributes", "own"})
 _CONVOLUTIONS: Any = torch.nn.modules.conv._ConvNd
 _NORMS: Any = torch.nn.modules.batchnorm._NormBase
 
@@ -29,11 +34,13 @@ class TorchFiles(Files):
     Args:
         tensors: the room of tensors.
         kinds: what each type is to the framework.
+        keepers: how objects are looked through.
     """
 
-    def __init__(self, tensors: Tensors, kinds: Kinds) -> None:
+    def __init__(self, tensors: Tensors, kinds: Kinds, keepers: Keepers) -> None:
         super().__init__(tensors)
         self._kinds = kinds
+        self._states = States(kinds, keepers)
 
     # -- tensors ----------------------------------------------------------------------------------
 
@@ -104,16 +111,21 @@ class TorchFiles(Files):
         if not isinstance(optimizer, torch.optim.Optimizer):
             return None
         groups = optimizer.param_groups
+        is_known = is_of_torch(optimizer)
         return {
             "class": type(optimizer).__name__,
             "shapes": [[list(p.shape) for p in group["params"]] for group in groups],
-            **optimizer.state_dict(),
+            **(optimizer.state_dict() if is_known else self._states.of(optimizer)),
         }
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         current = self.state(optimizer)
         assert current is not None  # it was asked before
         _check(current, state)
+        if not is_of_torch(optimizer):
+            return self._states.checked(optimizer, state)
+        if not all(isinstance(kept, Mapping) for kept in state["state"].values()):
+            raise ValueError(f"{describe(state['state'])} is not what it keeps for its parameters")
         _check_next_step(optimizer, state)
         parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
         # Past ``load_state_dict``, which gives all that it keeps the parameters' dtype.
@@ -184,8 +196,10 @@ def _keeps_order(layer: torch.nn.Module) -> bool:
 
 def _check(current: Mapping[Any, Any], saved: Any) -> None:
     """Raise a ``ValueError`` if a state is of another optimizer than the current one."""
-    if not isinstance(saved, Mapping) or saved.keys() != current.keys():
+    if not isinstance(saved, Mapping) or not saved.keys() >= _REQUIRED:
         raise ValueError(f"{describe(saved)} is no state of an optimizer of torch's")
+    if lacking := current.keys() - saved.keys() or saved.keys() - current.keys() - _OPTIONAL:
+        raise ValueError(f"{describe(saved)} has other parts: {', '.join(sorted(lacking))}")
     for key in ("class", "shapes"):
         if saved[key] != current[key]:
             raise ValueError(f"its {key}: {current[key]}, {saved[key]} in the state")
@@ -195,8 +209,7 @@ def _check(current: Mapping[Any, Any], saved: Any) -> None:
         raise ValueError("its groups have other parameters")
     kept, count = saved["state"], sum(map(len, current["shapes"]))
     if not isinstance(kept, Mapping) or not all(
-        type(index) is int and 0 <= index < count and isinstance(values, Mapping)
-        for index, values in kept.items()
+        isinstance(index, str) or (type(index) is int and 0 <= index < count) for index in kept
     ):
         raise ValueError(f"{describe(kept)} is not what it keeps for its parameters")
 
@@ -208,8 +221,6 @@ def _check_next_step(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any])
     with them. One that needs more than gradients, or a GPU, is not checked.
     """
     kind, first = type(optimizer), 0
-    if not kind.__module__.startswith("torch.optim."):
-        return
     for now, then in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         parameters = now["params"]
         try:

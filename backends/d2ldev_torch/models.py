@@ -19,6 +19,7 @@ import torch
 from d2ldev.device import Device
 from d2ldev.framework import Models, Part, Tensor
 from d2ldev.operations.keras import is_refused, keras_elsewhere
+from d2ldev_torch import optimizers
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
@@ -37,6 +38,7 @@ class TorchModels(Models):
 
     types = (torch.nn.Module, torch.optim.Optimizer)
     bound_types = (torch.Generator, torch.Stream)
+    whole_types = (torch.optim.Optimizer,)
     packages = ("torch", "torchvision")
     searched = ("torch.distributions",)
 
@@ -62,7 +64,7 @@ class TorchModels(Models):
 
     def parts(self, obj: Any) -> Iterable[Part]:
         if not isinstance(obj, torch.nn.Module):
-            return _optimizer_parts(obj)
+            return optimizers.parts(obj)
         attributes = obj.__dict__
         # A module's ``__getattr__`` makes its attributes slow to read. A traced one has properties.
         kept = attributes if "_parameters" in attributes else _properties(obj)
@@ -194,30 +196,3 @@ def _slots_of(cls: type) -> tuple[str, ...]:
         for name, value in vars(base).items()
         if isinstance(value, MemberDescriptorType)
     )
-
-
-def _optimizer_parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
-    index = 0
-    for i, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key == "params" or not _is_host_scalar(value):
-                yield f"param_groups.{i}.{key}", value, group.__setitem__, key
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            for key, value in state.items():
-                if not (is_kept_on_host(key, group) and _is_host_scalar(value)):
-                    yield f"state.{index}.{key}", value, state.__setitem__, key
-            index += 1
-
-
-def is_kept_on_host(key: str, group: dict[str, Any]) -> bool:
-    """Return whether a value of an optimizer's state is on the CPU wherever its parameter is.
-
-    torch's own policy, in ``Optimizer.load_state_dict``: the step is, unless the kernel reads it.
-    """
-    return key == "step" and not (group.get("capturable") or group.get("fused"))
-
-
-def _is_host_scalar(value: Any) -> bool:
-    """Return whether a value is a 0-dim CPU tensor, which torch combines with any device's."""
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu

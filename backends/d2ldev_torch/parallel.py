@@ -18,6 +18,7 @@ from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
 from d2ldev.operations.placing import named_tensors
+from d2ldev_torch import optimizers
 from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.training import parametrized
 
@@ -62,7 +63,8 @@ class TorchParallel(Parallel):
         return deep_copy(model, {id(x): x.detach().clone() for x in found if not x.is_leaf})
 
     def reduce(self, obj: Any) -> Any:
-        return parametrized.reduce(obj)
+        is_optimizer = isinstance(obj, torch.optim.Optimizer)
+        return optimizers.reduce(obj) if is_optimizer else parametrized.reduce(obj)
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -162,13 +162,62 @@ def loops(backend: Any) -> Mapping[str, Any]:
     return {name: (partial(begin, make), go_on) for name, make in _BY_HAND.items()}
 
 
+class Listed(torch.optim.Optimizer):
+    """An optimizer with its momenta, and the number of its steps, in attributes."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+        self.momenta = [torch.zeros_like(x) for x in self.param_groups[0]["params"]]
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step, which is the smaller the more there were."""
+        self.steps += 1
+        group = self.param_groups[0]
+        for x, momentum in zip(group["params"], self.momenta, strict=True):
+            momentum.mul_(0.9).add_(x.grad)
+            x.sub_(momentum, alpha=group["lr"] / self.steps**0.5)
+
+
+class Around(torch.optim.Optimizer):
+    """Lookahead: goes half of the way that another optimizer has gone in two steps."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self.param_groups = inner.param_groups
+        self.slow: dict[Tensor, Tensor] = {}
+        self.is_even = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step of the other optimizer."""
+        parameters = [x for group in self.param_groups for x in group["params"]]
+        for x in parameters:
+            self.slow.setdefault(x, x.clone())
+        self.inner.step()
+        self.is_even = not self.is_even
+        for x in parameters if self.is_even else ():
+            self.slow[x].lerp_(x, 0.5)
+            x.copy_(self.slow[x])
+
+
+# torch replaces the ``step`` of a class when the first optimizer of it is made.
+Around(Listed([torch.zeros(1, device="cpu")]))
+
+
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
-    """Return builders of torch's optimizers, of a module, by name."""
+    """Return builders of torch's optimizers and of others, of a module, by name."""
 
     def make(name: str, net: torch.nn.Module) -> torch.optim.Optimizer:
         return _BY_HAND[name](net.parameters())
 
-    return {name: partial(make, name) for name in _FITTED}
+    return {
+        **{name: partial(make, name) for name in _FITTED},
+        "momenta in a list": lambda net: Listed(net.parameters()),
+        "around another": lambda net: Around(torch.optim.Adam(net.parameters(), 0.05)),
+    }
 
 
 def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
 
 """The activations that ``mlp`` knows, in every framework."""
@@ -50,6 +50,8 @@ class Models:
         types: the classes of the models, optimizers and the like that ``parts`` takes apart.
         bound_types: the classes of its other objects that are on one device for good, such as a
             generator of random numbers.
+        whole_types: the classes of objects of which no tensor may stay behind: optimizers that
+            compute with all that they keep, also with the variables of a function.
         packages: the names of the framework's packages. An object of their classes that a model
             keeps is not looked through; one of another class is.
         searched: modules of these packages whose objects are looked through, too, because they
@@ -58,6 +60,7 @@ class Models:
 
     types: tuple[type, ...] = ()
     bound_types: tuple[type, ...] = ()
+    whole_types: tuple[type, ...] = ()
     packages: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
 
@@ -174,3 +177,16 @@ class Models:
 
         Called by ``place`` and ``mlp`` for every object in a nesting. It must not fail.
         """
+
+
+def optimizer_refusal(
+    attempted: str, optimizer: Any, path: str, value: Any
+) -> UnsupportedValueError:
+    """Return the error of something in an optimizer that can be neither saved nor replaced."""
+    cls = type(optimizer).__name__
+    return UnsupportedValueError(
+        attempted,
+        f"nothing can put another value in the place of {path} of the {cls}, {describe(value)}",
+        f"keep it in an attribute of the {cls} or in its state, as tensors, numbers, text and "
+        "containers of them; to save it, a state_dict() and a load_state_dict() are enough",
+    )

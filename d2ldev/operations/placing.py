@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, warn
 from d2ldev.framework import DeviceLike, Framework, Models, NoTensor, Part, Put
+from d2ldev.framework.models import optimizer_refusal
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
@@ -216,6 +217,16 @@ class Inventory:
         return [
             name for name, x in self.fixed if self._kinds[type(x)] is TENSOR and id(x) not in known
         ]
+
+    def whole_with(self, name: str) -> Any:
+        """Return the object of ``whole_types`` that something of this name is in, if one is."""
+        for obj in self.objects:
+            first = self._seen[id(obj)]
+            if isinstance(obj, self.framework.models.whole_types) and (
+                not first or name.startswith(f"{first}.")
+            ):
+                return obj
+        return None
 
     # -- objects that are no containers ------------------------------------------------------------
 
@@ -443,6 +454,9 @@ def _tell_what_stays(
         moved: the ids of the tensors that stay the same objects, and move.
         elsewhere: the tensors that move.
         apart: what ``_coming_apart`` returned.
+
+    Raises:
+        UnsupportedValueError: if it is a tensor of an optimizer, which could take no step then.
     """
     if not (inventory.fixed or inventory.plain or inventory.unsearched or apart):
         return
@@ -451,6 +465,9 @@ def _tell_what_stays(
     for name, x in inventory.fixed:
         place = place_of_fixed(framework, x)
         if place is not None and place is not device and id(x) not in moved:
+            whole = inventory.whole_with(name)
+            if whole is not None and framework.kinds[type(x)] is TENSOR:
+                raise optimizer_refusal(f"place {cls.__name__} on {device}", whole, name, x)
             found.append((name, f"is on {place}, and nothing can put another one in its place"))
     sources = {framework.tensors.device_of(x) for x in elsewhere} if inventory.plain else ()
     for name, x in inventory.plain:

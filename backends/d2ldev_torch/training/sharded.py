@@ -13,9 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Tensor
 from d2ldev_torch.models import original
+from d2ldev_torch.optimizers import is_simple
 from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
 from d2ldev_torch.training.plain_attributes import PlainAttributes
 from d2ldev_torch.training.replicated import OwnNumbers, begin_as_the_first, broadcast_buffers
@@ -73,10 +74,16 @@ class TorchShardLearner(TorchLearner):
         known = {id(x) for x in self._model.parameters()}
         is_alone = all(id(x) in known for x in trained(optimizer))
         cls: Any = type(optimizer)
-        if needs_closure(cls) or cls in _OF_WHOLE_PARAMETERS or not is_alone:
+        is_of_parts = not needs_closure(cls) and cls not in _OF_WHOLE_PARAMETERS
+        problem = "" if is_of_parts else "it looks at whole parameters"
+        if not is_simple(optimizer):
+            problem = "it keeps more than a state for each parameter, and only that is split"
+        if not is_alone:
+            problem = "it trains more than the net"
+        if problem:
             raise UnsupportedValueError(
                 f"train with the optimizer {cls.__name__} and shard='parameters'",
-                "it looks at whole parameters" if is_alone else "it trains more than the net",
+                problem,
                 "optimizer='adam', or leave out shard",
             )
         return optimizer
@@ -213,6 +220,13 @@ class _Split:
         for whole, part in zip(self.whole.buffers(), self.model.buffers(), strict=True):
             whole.copy_(part)
         self._state.clear()
+        if strange := self._optimizer.state.keys() - self._parameters.keys():
+            name = type(self._optimizer).__name__
+            raise UnsupportedValueError(
+                f"gather what the optimizer {name} has learned with shard='parameters'",
+                f"its state has {describe(strange.pop())}, which is no parameter",
+                "optimizer='adam', or leave out shard",
+            )
         for part, values in self._optimizer.state.items():
             whole = self._parameters[part]
             self._state[whole] = {
