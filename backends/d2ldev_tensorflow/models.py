@@ -154,15 +154,14 @@ class TensorFlowModels(Models):
             return _optimizer_parts(obj)
         return _layer_parts(obj)
 
-    def scratch(self, obj: Any) -> Iterator[Part]:
-        for index, variable in enumerate(_compiled_variables(obj)):
-            if variable._value is not None:
-                yield (
-                    f"compiled.{index}.{variable.path.translate(_FLAT)}",
-                    variable._value,
-                    None,
-                    None,
-                )
+    def scratch(self, obj: Any) -> Sequence[Part]:
+        if not vars(obj).get("compiled"):  # all but compiled models
+            return ()
+        variables = [each for each in _compiled_variables(obj) if each._value is not None]
+        return [
+            (f"compiled.{index}.{each.path.translate(_FLAT)}", each._value, None, None)
+            for index, each in enumerate(variables)
+        ]
 
     def unlisted(self, obj: Any) -> Collection[str]:
         # Keras' weights are variables, as those of a ``tf.Module`` are: all others are attributes.

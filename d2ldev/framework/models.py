@@ -113,7 +113,7 @@ class Models:
         """
         return ()
 
-    def scratch(self, obj: Any) -> Iterable[Part]:
+    def scratch(self, obj: Any) -> Sequence[Part]:
         """Return what one of ``types`` keeps besides, for its own work. It moves, and is not saved.
 
         An example are the sums of the metrics of a compiled model.
