@@ -259,7 +259,10 @@ class Trainer(Hooks):
             train_data: batches ``(X, y)``, to be gone through once per epoch: tuples, lists or
                 dicts of tensors or NumPy arrays, from any iterable that can begin again; or a D2L
                 ``DataModule``, whose ``train_dataloader()`` and ``val_dataloader()`` are called
-                once. The target is the last of a tuple, and ``'y'`` of a dict, else its last.
+                once. Several GPUs or processes split lists of a batch like arrays, if they have an
+                item for each example, and ``d2ldev.Broadcast(value)`` is the same for all: see
+                docs/several-gpus.md. The target is the last of a tuple, and ``'y'`` of a dict, else
+                its last.
                 Several inputs of a dict are given by name, none left out before another one, if all
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.

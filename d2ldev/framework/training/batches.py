@@ -53,8 +53,8 @@ class Portion(NamedTuple):
     """What of a batch one of several processes has.
 
     Args:
-        number: how many examples. If 0, the operands are the first example of the batch, so that
-            the model can compute.
+        number: how many examples. If 0, the operands are the first ones of the batch, so that the
+            model can compute.
         length: how many examples the batch has.
         share: their part of the batch's loss, from 0 to 1: ``number / length`` unless they have
             weights.
