@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
-from operator import itemgetter
 from types import MemberDescriptorType
 from typing import Any
 
@@ -115,20 +114,21 @@ class TorchModels(Models):
         )
 
     def overlaps(self, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        spans = []
-        for x in xs:
-            try:
-                begin = x.data_ptr()
-            except (RuntimeError, ValueError):  # it is sparse, or not initialised
-                continue
-            if begin:
-                spans.append((begin, begin + (x.nbytes if x.is_contiguous() else _extent(x)), x))
-        spans.sort(key=itemgetter(0, 1))
+        # Private, and a third of the time of what follows: most models share no memory.
+        with suppress(RuntimeError, ValueError):
+            if len({x.untyped_storage()._cdata for x in xs}) == len(xs):
+                return
+        addresses: list[tuple[int, int]] = []
+        for index, x in enumerate(xs):
+            with suppress(RuntimeError, ValueError):  # it is sparse, or not initialised
+                addresses.append((x.data_ptr(), index))
         end, last = 0, None
-        for begin, its_end, x in spans:
+        for begin, index in sorted(addresses):
+            x = xs[index]
             if begin < end:
                 yield last, x
-            if its_end > end:
+            its_end = begin + (x.nbytes if x.is_contiguous() else _extent(x))
+            if begin and its_end > end:
                 end, last = its_end, x
 
     def refill(self, x: torch.Tensor, new: torch.Tensor) -> None:

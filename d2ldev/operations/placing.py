@@ -57,6 +57,8 @@ class Inventory:
     """Where the framework has no tensor yet."""
     unsearched: Sequence[str] = ()
     """The names of objects that were not looked through: too deep, or too many."""
+    has_notes = False
+    """Whether there is anything in these four."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
     _fixing: Sequence[tuple[str, Any, Keeper]] = ()
     _depth = 0
@@ -163,9 +165,8 @@ class Inventory:
         for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
-            is_unlisted = unlisted and part_name in unlisted
             if kind is TENSOR:
-                if is_unlisted and not self._is_there(full_name, inner):
+                if unlisted and part_name in unlisted and not self._is_there(full_name, inner):
                     continue
                 add_entry((full_name, inner))
                 if put is not None:
@@ -178,9 +179,9 @@ class Inventory:
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
             elif kind is PLAIN:
-                self.plain = [*self.plain, (full_name, inner)]
+                self._note("plain", (full_name, inner))
             elif (
-                self._add_nesting(full_name, inner, is_unlisted=bool(is_unlisted))
+                self._add_nesting(full_name, inner, is_unlisted=part_name in unlisted)
                 and put is not None
             ):
                 may_be_put_back((full_name, inner, put, key))
@@ -228,6 +229,10 @@ class Inventory:
                 return obj
         return None
 
+    def _note(self, attribute: str, item: Any) -> None:
+        setattr(self, attribute, [*getattr(self, attribute), item])
+        self.has_notes = True
+
     # -- objects that are no containers ------------------------------------------------------------
 
     def _add_other(self, name: str, value: Any) -> None:
@@ -235,17 +240,17 @@ class Inventory:
         keeper = self.framework.keepers[type(value)]
         if keeper is None or id(value) in self._seen:
             if isinstance(value, self.framework.models.bound_types):
-                self.fixed = [*self.fixed, (name, value)]
+                self._note("fixed", (name, value))
             elif isinstance(value, NoTensor):
-                self.without_tensors = [*self.without_tensors, (name, value)]
+                self._note("without_tensors", (name, value))
             elif isinstance(value, Device):
-                self.plain = [*self.plain, (name, value)]
+                self._note("plain", (name, value))
             return
         if keeper.is_fixed:
             self._seen[id(value)] = name
             self._fixing = [*self._fixing, (name, value, keeper)]
         elif self._depth >= _MOST_LEVELS or len(self._seen) - len(self.objects) >= _MOST_OBJECTS:
-            self.unsearched = [*self.unsearched, name]
+            self._note("unsearched", name)
         else:
             self._depth += 1
             self._add_object(name, value, keeper)
@@ -283,7 +288,7 @@ class Inventory:
         """Add what a value keeps that is found in what cannot be changed."""
         for path, x, kind in leaves(value, self._kinds, name, self.attempted):
             if kind is TENSOR or isinstance(x, self.framework.models.bound_types):
-                self.fixed = [*self.fixed, (path, x)]
+                self._note("fixed", (path, x))
             if kind is PLAIN or kind is TENSOR or id(x) in self._seen:
                 continue
             parts: Iterable[Part] = ()
@@ -294,7 +299,7 @@ class Inventory:
                 parts = keeper.kept(x)
             self._seen[id(x)] = path
             if parts and (level > _MOST_LEVELS or len(self._seen) > _MOST_OBJECTS):
-                self.unsearched = [*self.unsearched, path]
+                self._note("unsearched", path)
                 continue
             for part_name, inner, _, _ in parts:
                 self._fix(joined(path, part_name), inner, level + 1)
@@ -347,9 +352,11 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         # It may be what the model's last call, which was traced, has left in an attribute.
         inventory = Inventory(framework, obj, attempted)
         elsewhere = _elsewhere(inventory, device)
-    inventory.check_tensors()
+    if inventory.has_notes:
+        inventory.check_tensors()
     if not elsewhere:
-        _tell_what_stays(inventory, obj, device)
+        if inventory.has_notes:
+            _tell_what_stays(inventory, obj, device)
         _settle(inventory, device)
         return obj
 
@@ -373,8 +380,9 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
     nestings = [(name, value) for name, value, _, _ in parts]
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
-    moved = {id(tensor) for tensor, _ in refilled}
-    _tell_what_stays(inventory, obj, device, moved, elsewhere, apart)
+    if inventory.has_notes or apart:
+        moved = {id(tensor) for tensor, _ in refilled}
+        _tell_what_stays(inventory, obj, device, moved, elsewhere, apart)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
@@ -458,8 +466,6 @@ def _tell_what_stays(
     Raises:
         UnsupportedValueError: if it is a tensor of an optimizer, which could take no step then.
     """
-    if not (inventory.fixed or inventory.plain or inventory.unsearched or apart):
-        return
     framework, cls = inventory.framework, type(obj)
     found = []
     for name, x in inventory.fixed:
