@@ -52,11 +52,11 @@ class Inventory:
     fixed: Sequence[tuple[str, Any]] = ()
     """The tensors, and objects of ``bound_types``, that stay where they are."""
     plain: Sequence[tuple[str, Any]] = ()
-    """The plain values among the parts, such as a device that a model has noted."""
+    """The values of ``plain_types`` among the parts, such as a device that a model has noted."""
     without_tensors: Sequence[tuple[str, NoTensor]] = ()
     """Where the framework has no tensor yet."""
     unsearched: Sequence[str] = ()
-    """The names of objects that were not looked through: too deep, or too many."""
+    """The name of the first object that was not looked through: too deep, or one too many."""
     has_notes = False
     """Whether there is anything in these four."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
@@ -74,10 +74,11 @@ class Inventory:
     ) -> None:
         self.framework = framework
         self._is_checked = is_checked
-        self._kinds = framework.kinds
+        self._kinds, self._parts_of = framework.kinds, framework.models.parts
         self.attempted = attempted
-        is_overridden = type(framework.models).scratch is not Models.scratch
-        self._scratch = framework.models.scratch if is_overridden and not is_saved else None
+        self._scratch = None
+        if not is_saved and type(framework.models).scratch is not Models.scratch:
+            self._scratch = framework.models.scratch
         self._top = obj
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
@@ -146,7 +147,7 @@ class Inventory:
         try:
             if keeper is None:
                 self.objects.append(value)
-                parts = self.framework.models.parts(value)
+                parts = self._parts_of(value)
                 if self._scratch is not None:
                     parts = [*parts, *self._scratch(value)]
             else:
@@ -159,9 +160,10 @@ class Inventory:
             raise self._is_not_whole(name, value, error) from error
         unlisted: Collection[str] = ()
         if self._is_checked:
-            # No framework lists what an object of the user's keeps.
-            own = [part[0] for part in parts] if keeper is not None else None
-            unlisted = self.framework.models.unlisted(value) if own is None else own
+            if keeper is None:
+                unlisted = self.framework.models.unlisted(value)
+            else:  # no framework lists what an object of the user's keeps
+                unlisted = [part[0] for part in parts]
         for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
@@ -179,7 +181,8 @@ class Inventory:
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
             elif kind is PLAIN:
-                self._note("plain", (full_name, inner))
+                if isinstance(inner, self.framework.tensors.plain_types):
+                    self._note("plain", (full_name, inner))
             elif (
                 self._add_nesting(full_name, inner, is_unlisted=part_name in unlisted)
                 and put is not None
@@ -230,7 +233,7 @@ class Inventory:
         return None
 
     def _note(self, attribute: str, item: Any) -> None:
-        setattr(self, attribute, [*getattr(self, attribute), item])
+        vars(self).setdefault(attribute, []).append(item)
         self.has_notes = True
 
     # -- objects that are no containers ------------------------------------------------------------
@@ -248,9 +251,10 @@ class Inventory:
             return
         if keeper.is_fixed:
             self._seen[id(value)] = name
-            self._fixing = [*self._fixing, (name, value, keeper)]
+            vars(self).setdefault("_fixing", []).append((name, value, keeper))
         elif self._depth >= _MOST_LEVELS or len(self._seen) - len(self.objects) >= _MOST_OBJECTS:
-            self._note("unsearched", name)
+            if not self.unsearched:  # the first says it
+                self._note("unsearched", name)
         else:
             self._depth += 1
             self._add_object(name, value, keeper)
@@ -270,7 +274,7 @@ class Inventory:
         roots, entered = {id(x) for _, x, kind in top if kind is OBJECT}, {id(value)}
         waiting = [value]
         while waiting:
-            for part in self.framework.models.parts(waiting.pop()):
+            for part in self._parts_of(waiting.pop()):
                 for _, inner, kind in leaves(part[1], self._kinds):
                     if kind is OBJECT and id(inner) not in entered:
                         entered.add(id(inner))
@@ -294,12 +298,13 @@ class Inventory:
             parts: Iterable[Part] = ()
             if kind is OBJECT:
                 if not self._is_parent(x):
-                    parts = self.framework.models.parts(x)
+                    parts = self._parts_of(x)
             elif (keeper := self.framework.keepers[type(x)]) is not None:
                 parts = keeper.kept(x)
             self._seen[id(x)] = path
             if parts and (level > _MOST_LEVELS or len(self._seen) > _MOST_OBJECTS):
-                self._note("unsearched", path)
+                if not self.unsearched:
+                    self._note("unsearched", path)
                 continue
             for part_name, inner, _, _ in parts:
                 self._fix(joined(path, part_name), inner, level + 1)
@@ -484,7 +489,7 @@ def _tell_what_stays(
         (name, f"shares memory with {other}, and is a copy from now on") for name, other in apart
     ]
     found += [
-        (name, "was not looked through: the objects there are too many, or nested too deeply")
+        (name, "and others were not looked through: they are too many, or nested too deeply")
         for name in inventory.unsearched
     ]
     told = _told.setdefault(cls, set())

@@ -129,3 +129,28 @@ def test_the_memory_of_a_wrapper_moves_with_it(virtual):
     virtual.place(net, gpu(1))
     assert net.weight is weight
     assert virtual.device_of(weight) is virtual.device_of(weight.inner) is gpu(1)
+
+
+class Node:
+    """An element of a chain."""
+
+    def __init__(self, following=None):
+        self.following, self.x = following, torch.ones(1)
+
+
+def test_a_search_that_is_too_deep_is_named_and_ends_nothing(virtual):
+    net = nn.Linear(1, 1)
+    for _ in range(3000):
+        net.chain = Node(vars(net).get("chain"))
+    with pytest.warns(D2LDevWarning, match=r"following and others were not looked through"):
+        virtual.place(net, gpu(0))
+    assert virtual.device_of(net.weight) is virtual.device_of(net.chain.x) is gpu(0)
+
+
+def test_a_search_among_too_many_objects_is_named_and_ends_nothing(virtual):
+    net = nn.Linear(1, 1)
+    net.many = [Node() for _ in range(11_000)]
+    with pytest.warns(D2LDevWarning, match=r"many\.\d+ and others were not looked through"):
+        virtual.place(net, gpu(0))
+    assert virtual.device_of(net.many[0].x) is gpu(0)
+    assert net.many[-1].x.is_cpu
