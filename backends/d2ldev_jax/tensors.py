@@ -413,6 +413,9 @@ class JaxTensors(Tensors):
             self.device_of(x)  # refused, with the reason; an array on several devices is not
         return np.array(numbers_of(x))
 
+    def read(self, x: Tensor) -> NDArray[Any]:
+        return np.asarray(x)
+
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, self.types):
             # The protocol would lose which of several CPU devices it is.

@@ -159,10 +159,10 @@ class ReferenceLearner(Learner):
         if self.settings.loss == "cross_entropy":
             return self._cross_entropy(prediction, y)
         check_shapes(prediction.shape, y.shape)
+        y = xp.astype(y, prediction.dtype)
         if self.settings.loss == "mse":
             difference = prediction - y
             return difference * difference, 2.0 * difference, None
-        y = xp.astype(y, prediction.dtype)
         small = xp.exp(-xp.abs(prediction))
         losses = xp.maximum(prediction, xp.zeros_like(prediction)) - prediction * y
         larger = xp.where(prediction < 0, small, xp.ones_like(small))

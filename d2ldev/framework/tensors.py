@@ -239,6 +239,13 @@ class Tensors(ABC):
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         """Return the values in a new NumPy array."""
 
+    def read(self, x: Tensor) -> NDArray[Any]:
+        """Return the values as ``to_numpy`` does, for a look at them; without a copy if possible.
+
+        Called for the labels of each batch: it has to be fast.
+        """
+        return self.to_numpy(x)
+
     @abstractmethod
     def from_dlpack(self, x: Any) -> Tensor:
         """Return a tensor on the memory of ``x``.

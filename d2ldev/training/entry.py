@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.framework import Learner, Sharded
 from d2ldev.framework.training import Labels
+from d2ldev.operations.floats import Cast, dtype_of_model
 from d2ldev.operations.labels import has_labels, seen
 from d2ldev.operations.prefetching import closed_after
 from d2ldev.training.data import inputs_and_target
@@ -22,31 +23,63 @@ class Entry:
     Args:
         trainer: whose batches they are.
         learner: which computes with them.
-        waits: whether labels on a device are brought over, because the batch is split on the host.
+        splits: whether each batch is split on the host: labels on a device are brought over then.
+        is_first: whether this process says what is cast.
     """
 
-    def __init__(self, trainer: Hooks, learner: Learner, *, waits: bool) -> None:
-        self._trainer, self._learner, self._waits = trainer, learner, waits
+    def __init__(
+        self, trainer: Hooks, learner: Learner, *, splits: bool = False, is_first: bool = True
+    ) -> None:
+        self._trainer, self._learner = trainer, learner
+        self._splits, self._is_first = splits, is_first
         self._framework = trainer.backend.framework
+        self._has_labels = has_labels(learner.settings)
         self._seen: deque[Labels | None] = deque()
+        self._cast: Cast | None = None
+        self._dtype: str | None = None
+        self._is_said = False
 
     def of(self, data: Iterable[Any]) -> Iterable[Any]:
-        """Return the data, each batch of which is looked at when it is drawn."""
+        """Return the data of an epoch, each batch of which is prepared when it is drawn."""
+        self._seen.clear()
+        if self._cast is None:  # a model gets its dtype with its first batch, at the latest
+            self._dtype = dtype_of_model(self._framework, self._learner.model)
+            if self._dtype is not None:
+                self._cast = Cast(self._framework, self._dtype)
         is_pipeline = isinstance(data, self._framework.training.pipeline_types)
-        if not has_labels(self._learner.settings) or (
-            is_pipeline and self._trainer.gpus and not self._waits
-        ):
-            return data
-        return self._looked_at(data)
+        return data if is_pipeline and not self._splits else self._looked_at(data)
+
+    def arrived(self, batch: Any) -> Any:
+        """Return a batch that is on the device, where ``of`` did not see it as it is."""
+        return batch if self._cast is None else self._with_floats(batch, self._cast)
 
     def _looked_at(self, data: Iterable[Any]) -> Iterator[Any]:
         with closed_after(spared(data)) as source:
             for batch in source:
-                self._seen.append(self._labels(batch))
+                if self._cast is not None:
+                    batch = self._with_floats(batch, self._cast)
+                if self._has_labels:
+                    self._seen.append(self._labels(batch))
                 # Nothing is kept while the batch is in use.
                 drawn = [batch]
                 del batch
                 yield drawn.pop()
+
+    def _with_floats(self, batch: Any, cast: Cast) -> Any:
+        if isinstance(batch, Sharded):
+            operands = cast(batch.operands)
+            if operands is not batch.operands:
+                batch = Sharded(operands, batch.number, batch.length, batch.content)
+        else:
+            batch = cast(batch)
+        if cast.others and not self._is_said:
+            self._is_said = True
+            if self._is_first:
+                warn(
+                    f"data of {' and '.join(cast.others)} is cast to {self._dtype}, as the model "
+                    f"is; to cast it once: X.astype({self._dtype!r}) before the batches are made"
+                )
+        return batch
 
     def next(self) -> Labels | None:
         """Return what the host has seen of the labels of the next batch, if anything."""
@@ -56,10 +89,10 @@ class Entry:
         if isinstance(batch, Sharded):
             batch = batch.operands
         if type(batch) is tuple and len(batch) == 2:  # the common batch
-            return seen(self._framework, batch[1], waits=self._waits)
+            return seen(self._framework, batch[1], waits=self._splits)
         learner = self._learner
         try:
             _, y = inputs_and_target(batch, learner.input_names, learner.takes_mapping)
         except UnsupportedValueError:  # raised again where the batch is computed with
             return None
-        return seen(self._framework, y, waits=self._waits)
+        return seen(self._framework, y, waits=self._splits)

@@ -67,7 +67,7 @@ class Loop:
         """
         begin_epoch(data, run.epoch)
         trainer, learner, team = self.trainer, self.learner, self.team
-        entry = self._entry()
+        entry = self._entry
         team.begin_epoch(run.epoch, trainer.device, (data, trainer.val_dataloader))
         # It takes the device of the first loss, because a hook may have moved the model.
         log = LogOfLoop(trainer.backend)
@@ -88,7 +88,7 @@ class Loop:
                 if not learner.pending and team.stops(trainer.should_stop):
                     is_stopped = True
                     break
-                inputs, y, count = operands(batch)
+                inputs, y, count = operands(entry.arrived(batch))
                 labels = entry.next()
                 counted = team.counted(learner, number, y, count, labels)
                 learner.labels = labels if is_as_drawn else None
@@ -118,12 +118,12 @@ class Loop:
     def evaluate(self, data: Iterable[Any]) -> dict[str, float]:
         """Go through the data without training; return what ``train`` does."""
         log = LogOfLoop(self.trainer.backend)
-        entry, learner, operands = self._entry(), self.learner, self._operands
+        entry, learner, operands = self._entry, self.learner, self._operands
         is_as_drawn = self.is_as_drawn
         parts = self.team.parts(entry.of(data), is_trained=False)
         with closing(self.prepared(parts)) as batches:
             for number, batch in enumerate(self.interruption.until_pressed(batches)):
-                inputs, y, count = operands(batch)
+                inputs, y, count = operands(entry.arrived(batch))
                 labels = entry.next()
                 counted = self.team.counted(learner, number, y, count, labels)
                 learner.labels = labels if is_as_drawn else None
@@ -135,14 +135,16 @@ class Loop:
         learner.check_labels()
         return {} if self.interruption.is_pressed else self._means(log)
 
+    @cached_property
     def _entry(self) -> Entry:
-        return Entry(self.trainer, self.learner, waits=self.team.splits)
+        team = self.team
+        return Entry(self.trainer, self.learner, splits=team.splits, is_first=team.is_first)
 
     def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
         """Return the inputs of the first batch, on the device."""
         learner = self.learner
         for first in draw_outside(self.trainer.backend.framework, data):
-            (batch,) = self.prepared([first])
+            (batch,) = self.prepared(self._entry.of([first]))
             batch = unmarked(batch, self.trainer.backend.framework.kinds)
             if learner.settings.methods is None and not takes_target(learner.settings.loss):
                 return inputs_alone(batch, learner.input_names, learner.takes_mapping)

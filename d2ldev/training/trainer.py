@@ -60,6 +60,7 @@ from d2ldev.training.data import (
     check_data,
     inputs_to_predict,
 )
+from d2ldev.training.entry import Entry
 from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import interruptible
 from d2ldev.training.loops import Loop
@@ -269,7 +270,8 @@ class Trainer(Hooks):
                 A dict's ``'sample_weight'``, of shape ``(n,)`` or of more of the first axes of
                 ``y``, are weights: the loss of the batch is the weighted mean, 0 if all weights
                 are; metrics are not weighted, and a loss of your own needs a parameter of this
-                name. (A model's own input of this name stays an input.)
+                name. (A model's own input of this name stays an input.) Floats are cast to the
+                dtype of the model, if it has one, and integers stay.
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
                 ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
@@ -647,14 +649,14 @@ class Trainer(Hooks):
             learner = self._evaluator(self._prepared_for_use(model, source, "predict"), loss="mse")
             names, takes_mapping = learner.input_names, learner.takes_mapping
             kinds = self.backend.framework.kinds
+            entry = Entry(self, learner)
             try:
-                with closing(self._prepared(source)) as batches:
-                    return [
-                        learner.predict(
-                            unmarked(inputs_to_predict(batch, names, takes_mapping), kinds)
-                        )
-                        for batch in batches
-                    ]
+                with closing(self._prepared(entry.of(source))) as batches:
+                    found = []
+                    for batch in batches:
+                        inputs = inputs_to_predict(entry.arrived(batch), names, takes_mapping)
+                        found.append(learner.predict(unmarked(inputs, kinds)))
+                    return found
             finally:
                 learner.sync()
 

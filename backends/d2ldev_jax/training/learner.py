@@ -640,7 +640,7 @@ def clipped(gradients: Any, largest: float) -> Any:
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
-    return _mean((prediction - y) ** 2, weights)
+    return _mean((prediction - y.astype(prediction.dtype)) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

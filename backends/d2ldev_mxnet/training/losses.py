@@ -16,7 +16,7 @@ from d2ldev_mxnet.framework import mx
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
-    return _mean((prediction - y) ** 2, weights)
+    return _mean((prediction - _like(y, prediction)) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
@@ -69,7 +69,13 @@ def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     # which is log(1 + exp(x)), and so 0 where exp(x) is small.
     is_positive = (prediction >= 0).astype(prediction.dtype)
     size = prediction * (2 * is_positive - 1)
+    y = _like(y, prediction)
     return _mean(prediction * (is_positive - y) + mx.np.log1p(mx.np.exp(-size)), weights)
+
+
+def _like(y: Tensor, prediction: Tensor) -> Tensor:
+    """Return a target in the dtype of the prediction: MXNet computes with no two."""
+    return y if y.dtype == prediction.dtype else y.astype(prediction.dtype)
 
 
 def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:

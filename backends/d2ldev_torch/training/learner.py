@@ -48,7 +48,9 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
-    losses = torch.nn.functional.mse_loss(prediction, y, reduction=_reduction(weights))
+    losses = torch.nn.functional.mse_loss(
+        prediction, y.to(prediction.dtype), reduction=_reduction(weights)
+    )
     return _mean(losses, weights)
 
 
@@ -72,15 +74,13 @@ def _cross_entropy(
         y = y.masked_fill(~counts, NO_LABEL)
     if y.dim() > 1:  # torch has the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
-    is_plain = weights is None and are_all_classes
+    reduction = "none" if weights is not None else "mean" if are_all_classes else "sum"
     losses = torch.nn.functional.cross_entropy(
-        prediction, y, ignore_index=NO_LABEL, reduction="mean" if is_plain else "none"
+        prediction, y, ignore_index=NO_LABEL, reduction=reduction
     )
-    if is_plain:
-        return losses
-    losses = losses.reshape(shape)
     if weights is None:
-        return _mean(losses, counts)
+        return losses if are_all_classes else losses / counts.sum().clamp(min=1)
+    losses = losses.reshape(shape)
     if not are_all_classes:
         weights = weights.reshape(*weights.shape, *[1] * (counts.dim() - weights.dim())) * counts
     return _mean(losses, weights)

@@ -452,6 +452,23 @@ def _rename(later, path):
         os.replace(later, path)
 
 
+# -- floats ---------------------------------------------------------------------------------------
+
+
+class CastsNoTensors(Mutant, caught_by="fit.casts-floats"):
+    class Tensors(ReferenceTensors):
+        def astype(self, x, dtype):
+            return x
+
+
+class CastsTargets(Mutant, caught_by="fit.casts-only-floats"):
+    class Learner(ReferenceLearner):
+        def step(self, inputs, y):
+            if isinstance(y, Weighted) or "int" not in str(y.dtype):
+                return super().step(inputs, y)
+            return super().step(inputs, y * 2)
+
+
 # -- labels ---------------------------------------------------------------------------------------
 
 
@@ -552,8 +569,7 @@ class SeesNoLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):
     class Backend(Backend):
         def learner(self, model, **options):
             learner = super().learner(model, **options)
-            for name in ("step", "evaluate"):
-                vars(learner).pop(name, None)
+            learner.__class__ = NetworkLearner
             return learner
 
 
@@ -561,7 +577,7 @@ class ForgetsLabelsOnGpus(Mutant, caught_by="labels.out-of-range-on-a-gpu"):
     class Backend(Backend):
         def learner(self, model, **options):
             learner = super().learner(model, **options)
-            vars(learner).pop("check_labels", None)
+            vars(learner)["check_labels"] = lambda: None
             return learner
 
 

@@ -1,0 +1,82 @@
+"""The floats of a batch in the dtype of the model that computes with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from d2ldev.framework import Framework
+from d2ldev.nesting.kinds import PLAIN, TENSOR
+from d2ldev.nesting.walk import flatten
+from d2ldev.operations import creation, placing
+
+
+def dtype_of_model(framework: Framework, model: Any) -> str | None:
+    """Return the dtype of a model's floats; None if it has none yet, or several."""
+    dtype_of = framework.tensors.dtype_of
+    found = {dtype_of(x) for _, x in placing.named_tensors(framework, model)}
+    floats = {name for name in found if _is_float(name)}
+    return floats.pop() if len(floats) == 1 else None
+
+
+class Cast:
+    """Casts the floats of batches to a dtype. Integers, complex numbers and text stay.
+
+    Args:
+        framework: whose tensors are in the batches, beside NumPy arrays.
+        name: of the dtype.
+
+    Attributes:
+        others: the names of the dtypes that were cast.
+    """
+
+    def __init__(self, framework: Framework, name: str) -> None:
+        self._framework, self._name = framework, name
+        self._kinds, self._dtype_of = framework.kinds, framework.tensors.dtype_of
+        self.others: dict[str, None] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch, itself where all floats are of the dtype."""
+        if type(batch) is tuple or type(batch) is list:  # the common batch, without a walk
+            for x in batch:
+                if self._is_other(x):
+                    break
+            else:
+                return batch
+        flat = flatten(batch, self._kinds, "train on a batch")
+        leaves = {**flat.tensors, **flat.others}
+        return flat.unflatten({key: self._cast(x) for key, x in leaves.items() if self._differs(x)})
+
+    def _is_other(self, x: Any) -> bool:
+        """Tell whether a child of a batch may need a cast, also deep within it."""
+        kind = self._kinds[type(x)]
+        return kind is not PLAIN and (
+            self._differs(x) if kind is TENSOR or type(x) is np.ndarray else True
+        )
+
+    def _differs(self, x: Any) -> bool:
+        if self._kinds[type(x)] is TENSOR:
+            name = self._dtype_of(x)
+        elif isinstance(x, np.ndarray):
+            name = x.dtype.name
+        else:
+            return False
+        return name != self._name and _is_float(name)
+
+    def _cast(self, x: Any) -> Any:
+        tensors = self._framework.tensors
+        is_tensor = self._kinds[type(x)] is TENSOR
+        self.others[tensors.dtype_of(x) if is_tensor else x.dtype.name] = None
+        if not is_tensor:
+            if self._name in _OF_NUMPY:
+                return x.astype(self._name)
+            x = creation.asarray(self._framework, x, None, "cpu", None, None)
+        return tensors.astype(x, tensors.dtype(self._name))
+
+
+_OF_NUMPY = ("float16", "float32", "float64")
+
+
+def _is_float(name: str) -> bool:
+    return name.startswith(("float", "bfloat"))
