@@ -287,14 +287,15 @@ def notify(listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
     """Call the listeners of a hook.
 
     Raises:
-        UnsupportedValueError: if one answers yes or no, which nobody asked.
+        UnsupportedValueError: if one returns ``True``, as if that ended the run. ``False`` is what
+            ``lambda epoch, history: epoch == 3 and save()`` returns, too.
     """
     for listener in listeners:
         answer = listener(*operands)
-        if answer is not None and isinstance(answer, (bool, np.bool_)):  # after each step
+        if answer is not None and isinstance(answer, (bool, np.bool_)) and answer:
             raise UnsupportedValueError(
                 f"go on after {describe(listener)} during training",
-                f"it returned {answer}, and nobody looks at what a callback returns",
+                "it returned True, and nobody looks at what a callback returns",
                 "trainer.should_stop = True ends the run; else return nothing",
             )
 
