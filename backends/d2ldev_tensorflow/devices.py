@@ -191,6 +191,10 @@ class TensorFlowDevices(Devices):
         tf.config.experimental.enable_tensor_float_32_execution(precision != "highest")
         return partial(tf.config.experimental.enable_tensor_float_32_execution, before)
 
+    def threads(self) -> int | None:
+        # 0, the default, leaves it to TensorFlow, which does not say what it takes.
+        return int(tf.config.threading.get_intra_op_parallelism_threads()) or None
+
     def memory(self, device: Device) -> Memory:
         if self.virtual_gpus:
             return UNKNOWN_MEMORY

@@ -117,6 +117,9 @@ class TorchDevices(Devices):
     def set_matmul_precision(self, precision: str) -> Callable[[], None]:
         return set_matmul_precision(precision)
 
+    def threads(self) -> int | None:
+        return torch.get_num_threads()
+
     def memory(self, device: Device) -> Memory:
         index = device.index
         total = int(self._module.get_device_properties(index).total_memory)

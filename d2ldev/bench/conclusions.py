@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests
 
 _SAME = 1.05
+OF_SMALL = "Nothing follows from --small: its sizes are there to try the command out."
+"""What is said in the place of each conclusion with ``--small``."""
 # How much of the time of a list and one transfer a ``DeviceLog`` takes at most.
 LOG_AIM = 1.1
 

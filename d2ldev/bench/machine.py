@@ -12,13 +12,40 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def machine() -> dict[str, Any]:
-    """Return ``system``, ``processor``, ``cores`` and ``cards``."""
+    """Return ``system``, ``processor``, ``cores``, ``cards``, ``load`` and ``warning``."""
+    now = load()
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
         "cores": cores(),
         "cards": cards(),
+        "load": now,
+        "warning": load_warning(now, cores()),
     }
+
+
+def load() -> float | None:
+    """Return how many processes were ready to compute in the last minute; None if not known."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):  # Windows, and some containers
+        return None
+
+
+def load_warning(load: float | None, cores: int) -> str:
+    """Return what a loaded machine means for figures; empty if the machine is idle.
+
+    >>> load_warning(3.0, 4)
+    'Others compute on this machine: its load is 3 for 4 cores. Measure again when it is idle.'
+    >>> load_warning(0.5, 4)
+    ''
+    """
+    if load is None or load <= cores / 4:
+        return ""
+    return (
+        f"Others compute on this machine: its load is {load:g} for {cores} cores. Measure again "
+        "when it is idle."
+    )
 
 
 def cores() -> int:

@@ -73,28 +73,38 @@ def _replace(path: Path, data: bytes) -> None:
 
 def plot(results: Sequence[Result], kind: str) -> bytes:
     """Return a picture of one exercise on all backends: ``'svg'`` or ``'png'``; empty if empty."""
-    lines = list(_lines(results))
-    if not lines:
+    if not any(_lines(results)):
         return b""
+    data = io.BytesIO()
+    # Without its date, so that the same figures make the same file.
+    metadata = {"Date": None} if kind == "svg" else None
+    figure_of(results).savefig(data, format=kind, metadata=metadata)
+    return data.getvalue()
+
+
+def figure_of(results: Sequence[Result]) -> Any:
+    """Return matplotlib's figure of one exercise on all backends, which has something to show."""
+    lines = list(_lines(results))
     figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(8, 4.5 if lines[0][1][0].size else 1.5 + 0.35 * len(lines)), layout="constrained"
+        figsize=(8, 4 + 0.15 * len(lines) if lines[0][1][0].size else 1.5 + 0.35 * len(lines)),
+        layout="constrained",
     )
     axes = figure.subplots()
     if lines[0][1][0].size:
         for label, rows in lines:
             axes.plot([row.size for row in rows], _rates(rows), marker="o", label=label)
-        axes.set_xscale("log", base=2)
-        axes.set(yscale="log", xlabel="width", ylabel=results[0].unit)
-        figure.legend(loc="outside right upper")
+        axes.set(xscale="log", yscale="log", xlabel="width", ylabel=results[0].unit)
+        sizes = sorted({row.size for _, rows in lines for row in rows if row.size})
+        axes.set_xticks(sizes, labels=map(str, sizes))
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter("{x:g}")
+        figure.legend(loc="outside lower center", ncols=min(len(lines), 2))
     else:
         axes.barh([label for label, _ in lines], [_rates(rows)[0] for _, rows in lines])
         axes.invert_yaxis()
         axes.set_xlabel(results[0].unit)
-    figure.suptitle(results[0].question)
-    data = io.BytesIO()
-    # Without its date, so that the same figures make the same file.
-    figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return data.getvalue()
+    figure.suptitle(results[0].question, wrap=True)
+    return figure
 
 
 def _lines(results: Sequence[Result]) -> Iterator[tuple[str, list[Row]]]:
@@ -167,24 +177,43 @@ def _line(tag: str, texts: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
 
 
+def measured_on(document: Mapping[str, Any]) -> str:
+    """Say which machine was measured on, and how much others computed there."""
+    on = document["machine"]
+    hardware = [f"{on['cores']} cores of {on['processor'] or on['system']}", *on["cards"]]
+    load = "" if on["load"] is None else f" Its load was {on['load']:g} before."
+    return f"Measured on {', '.join(hardware)}.{load}"
+
+
+def threads(backend: Mapping[str, Any]) -> str:
+    """Say with how many threads a backend computes on the CPU."""
+    number = backend["threads"]
+    said = "does not say with how many threads it computes" if number is None else None
+    many = "one thread" if number == 1 else f"{number} threads"
+    return f"{backend['name']} {said or f'computes with {many}'} on the CPU"
+
+
 def _page(document: Mapping[str, Any], body: str) -> str:
     facts = []
     for backend in document["backends"]:
         versions = ", ".join(f"{name} {version}" for name, version in backend["versions"].items())
         text = f"{backend['name']}: {versions or 'no versions'}"
-        facts += [f"<li>{html.escape(x)}</li>" for x in (text, *backend["notes"])]
+        computes = [threads(backend)] if backend["error"] is None else []
+        said = (text, *computes, *backend["notes"])
+        facts += [f"<li>{html.escape(x)}</li>" for x in said]
         if backend["error"] is not None:
             facts.append(f'<li><pre class="error">{html.escape(backend["error"])}</pre></li>')
     common = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    on = document["machine"]
-    hardware = [f"{on['cores']} cores of {on['processor'] or on['system']}", *on["cards"]]
+    warning = document["machine"]["warning"]
+    warned = f'<p class="error">{html.escape(warning)}</p>' if warning else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>d2ldev bench</title><style>{_STYLE}</style></head>
 <body>
 <h1>d2ldev bench</h1>
 <p>{html.escape(document["date"])}: {html.escape(common)}</p>
-<p>Measured on {html.escape(", ".join(hardware))}.</p>
+<p>{html.escape(measured_on(document))}</p>
+{warned}
 <ul>{"".join(facts)}</ul>
 <p>A time is the median of several runs; every device is waited for before and after each.
 The best of a device is the highest rate in its table: of products, the peak that was measured.

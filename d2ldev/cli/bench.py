@@ -3,13 +3,15 @@
 The document of ``--json``, and of ``results.json``, has these keys:
 
 - ``date``, ``versions`` (``d2ldev``, ``python``, ``platform``, ``numpy``), and ``machine``:
-  ``system``, ``processor``, ``cores`` and ``cards``.
-- ``backends``: a list of ``name``, ``versions`` (distribution -> version), ``notes`` (the warnings
-  of d2ldev), ``error`` (why it could not be used, or null) and ``results``.
+  ``system``, ``processor``, ``cores``, ``cards``, ``load`` (how many processes were ready
+  to compute in the last minute, or null) and ``warning`` (of a machine that others use, or empty).
+- ``backends``: a list of ``name``, ``versions`` (distribution -> version), ``threads`` (with how
+  many the framework computes on the CPU, or null), ``notes`` (the warnings of d2ldev), ``error``
+  (why it could not be used, or null) and ``results``.
 - A result has the fields of ``d2ldev.bench.results.Result``, with those of ``Row`` and ``Figures``
   in it, and ``best`` (device -> its highest rate: of products, the measured peak).
 - ``comparisons``: exercise -> a sentence that compares the backends, where there are several that
-  multiplied in the same precision.
+  multiplied in the same precision; empty with ``--small``.
 
 The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
 after Ctrl-C.
@@ -24,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from rich.text import Text
 from d2ldev import settings
 from d2ldev.active import active_backend, get_backend
 from d2ldev.bench import page
-from d2ldev.bench.conclusions import of_backends
+from d2ldev.bench.conclusions import OF_SMALL, of_backends
 from d2ldev.bench.exercises import EXERCISES, Exercise
 from d2ldev.bench.machine import machine
 from d2ldev.bench.results import Result, by_exercise, result_from
@@ -142,6 +144,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _measured(request: Request) -> tuple[dict[str, Any], int]:
     """Return the document and the exit status."""
+    on = machine()  # its load is that of others, before anything is measured here
     if len(request.backends) > 1:
         found = [_measured_elsewhere(request, name) for name in request.backends]
     else:
@@ -149,20 +152,20 @@ def _measured(request: Request) -> tuple[dict[str, Any], int]:
     document = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": versions(),
-        "machine": machine(),
+        "machine": on,
         "backends": [backend for backend, _ in found],
     }
     document["comparisons"] = {
         exercise: said
         for exercise, results in by_exercise(results_of(document)).items()
-        if (said := of_backends(results))
+        if not request.is_small and (said := of_backends(results))
     }
     return document, max(status for _, status in found)
 
 
 def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
     """Return what one backend's part of the document is, and the exit status."""
-    made: dict[str, Any] = {"name": "", "versions": {}, "notes": [], "error": None, "results": []}
+    made = _nothing_of("")
     with collected_warnings() as notes:
         made["notes"] = notes
         try:
@@ -175,12 +178,15 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
             return made, exit_status(error)
         made["name"] = backend.name
         made["versions"] = {name: installed_version(name) for name in backend.distributions}
+        made["threads"] = backend.framework.devices.threads()
         progress = Console(stderr=True)
         for name in request.exercises:
             exercise = EXERCISES[name]
             with progress.status(f"{backend.name}: {name}"):
                 size, precision = request.size_of(exercise), request.precision()
                 result = exercise.run(backend, size, precision=precision)
+            if request.is_small and result.conclusion:
+                result = replace(result, conclusion=OF_SMALL)
             made["results"].append(result.as_json())
     return made, int(any(result["error"] is not None for result in made["results"]))
 
@@ -194,8 +200,14 @@ def _measured_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], in
         made: dict[str, Any] = json.loads(done.stdout)["backends"][0]
     except ValueError:
         error = f"measuring {name} ended with status {done.returncode}"
-        made = {"name": name, "versions": {}, "notes": [], "error": error, "results": []}
+        made = _nothing_of(name) | {"error": error}
     return made, done.returncode and 1
+
+
+def _nothing_of(name: str) -> dict[str, Any]:
+    """Return a backend's part of the document before anything was measured."""
+    parts = {"notes": [], "error": None, "results": []}
+    return {"name": name, "versions": {}, "threads": None, **parts}
 
 
 def results_of(document: dict[str, Any]) -> list[Result]:
@@ -207,6 +219,12 @@ def results_of(document: dict[str, Any]) -> list[Result]:
 
 def show(console: Console, document: dict[str, Any]) -> None:
     """Print the tables, each with its conclusion; errors go to the standard error."""
+    console.print(Text(page.measured_on(document), style="dim"))
+    for backend in document["backends"]:
+        if backend["error"] is None:
+            console.print(Text(page.threads(backend), style="dim"))
+    if warning := document["machine"]["warning"]:
+        show_note(console, warning)
     for result in results_of(document):
         title = f"\n{result.backend}, {result.exercise}: {result.question}"
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)

@@ -154,6 +154,10 @@ class Devices(ABC):
         """Return the memory of a GPU; that of the CPU is the process's."""
         return UNKNOWN_MEMORY
 
+    def threads(self) -> int | None:
+        """Return with how many threads it computes one operation on the CPU; None if not known."""
+        return None
+
     def empty_cache(self, device: Device) -> None:
         """Give the device back what memory the allocator keeps for no tensor, if it can."""
 

@@ -9,6 +9,7 @@ from command_line import run_command
 from processes import make_backend, make_package, run_python
 
 from d2ldev.bench import page
+from d2ldev.bench.conclusions import OF_SMALL
 from d2ldev.bench.exercises import EXERCISES, Exercise
 from d2ldev.bench.results import Figures, Result, Row
 from d2ldev.cli import bench
@@ -17,10 +18,18 @@ from d2ldev.cli.bench import Request
 DOCUMENT = {
     "date": "2026-01-01",
     "versions": {"d2ldev": "1"},
-    "machine": {"system": "L", "processor": "a <chip>", "cores": 3, "cards": ["a card"]},
+    "machine": {
+        "system": "L",
+        "processor": "a <chip>",
+        "cores": 3,
+        "cards": ["a card"],
+        "load": 0.5,
+        "warning": "",
+    },
     "comparisons": {"matmul": "a & b are the same."},
     "backends": [
-        {"name": name, "versions": {name: "2"}, "notes": [], "error": None} for name in ("a", "b")
+        {"name": name, "versions": {name: "2"}, "threads": threads, "notes": [], "error": None}
+        for name, threads in (("a", 4), ("b", None))
     ],
 }
 RESULTS = [
@@ -51,8 +60,38 @@ def test_an_exercise_is_a_table_and_a_conclusion():
     done = run_command("bench", "log", "--small", "--virtual-gpus", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "reference, log: What does it cost to log the norm of each product" in done.stdout
-    assert "a DeviceLog with one transfer" in done.stdout
+    assert "a DeviceLog" in done.stdout
+    assert "Nothing follows from --small" in squeezed(done.stdout)
+
+
+def test_of_a_size_that_is_not_small_something_is_concluded():
+    done = run_command("bench", "log", "--size", "20", "--virtual-gpus", "1")
     assert "nothing about a GPU follows from what is virtual" in squeezed(done.stdout)
+
+
+def test_nothing_is_concluded_from_small_sizes():
+    done = run_command(
+        *("bench", "matmul", "--small", "--json", "--backend", "reference"),
+        *("--backend", "reference"),
+    )
+    document = json.loads(done.stdout)
+    assert document["comparisons"] == {}
+    for backend in document["backends"]:
+        for result in backend["results"]:
+            assert result["rows"]
+            assert result["conclusion"] == OF_SMALL
+
+
+def test_the_threads_and_the_load_are_printed_and_a_loaded_machine_is_warned_of(
+    monkeypatch, capsys
+):
+    loaded = {**DOCUMENT["machine"], "load": 3.0, "warning": "It is loaded."}
+    monkeypatch.setattr(bench, "machine", lambda: loaded)
+    assert bench.run(Request(("numpy",), ("reference",), is_small=True)) == 0
+    printed = squeezed(capsys.readouterr().out)
+    assert "Its load was 3 before." in printed
+    assert "It is loaded." in printed
+    assert "reference does not say with how many threads it computes on the CPU" in printed
 
 
 def test_a_row_without_figures_has_its_reason_below_the_table():
@@ -66,7 +105,7 @@ def test_the_keys_of_the_document_are_stable():
     document = json.loads(done.stdout)
     assert list(document) == ["date", "versions", "machine", "backends", "comparisons"]
     (backend,) = document["backends"]
-    assert list(backend) == ["name", "versions", "notes", "error", "results"]
+    assert list(backend) == ["name", "versions", "threads", "notes", "error", "results"]
     (result,) = backend["results"]
     assert list(result) == [
         *("exercise", "backend", "question", "unit", "rows", "conclusion", "error", "best")
@@ -126,7 +165,17 @@ def test_all_exercises_are_in_the_document():
 
 def test_each_of_several_backends_has_a_process_of_its_own(tmp_path):
     make_backend(tmp_path)
-    arguments = ("bench", "log", "--small", "--json", "--backend", "reference", "--backend", "mine")
+    arguments = (
+        "bench",
+        "log",
+        "--size",
+        "20",
+        "--json",
+        "--backend",
+        "reference",
+        "--backend",
+        "mine",
+    )
     document = json.loads(run_command(*arguments, path=[tmp_path]).stdout)
     assert [backend["name"] for backend in document["backends"]] == ["reference", "mine"]
     assert [len(backend["results"]) for backend in document["backends"]] == [1, 1]
@@ -267,8 +316,19 @@ def test_the_page_compares_the_backends_in_a_sentence(tmp_path):
 
 def test_the_page_says_what_was_measured_on(tmp_path):
     page.write(tmp_path, DOCUMENT, RESULTS)
-    said = "<p>Measured on 3 cores of a &lt;chip&gt;, a card.</p>"
-    assert said in (tmp_path / "index.html").read_text()
+    text = (tmp_path / "index.html").read_text()
+    said = "<p>Measured on 3 cores of a &lt;chip&gt;, a card. Its load was 0.5 before.</p>"
+    assert said in text
+    assert "<li>a computes with 4 threads on the CPU</li>" in text
+    assert "<li>b does not say with how many threads it computes on the CPU</li>" in text
+    assert 'class="error"' not in text
+
+
+def test_the_page_warns_of_a_machine_that_others_use(tmp_path):
+    machine = {**DOCUMENT["machine"], "warning": "It is <loaded>."}
+    page.write(tmp_path, {**DOCUMENT, "machine": machine}, RESULTS)
+    text = (tmp_path / "index.html").read_text()
+    assert '<p class="error">It is &lt;loaded&gt;.</p>' in text
 
 
 def test_the_page_has_the_warnings_of_each_backend(tmp_path):
@@ -289,6 +349,26 @@ def test_a_plot_has_a_line_for_each_device_of_each_backend():
     assert "<!-- a, cpu -->" in drawn
     assert "<!-- b, cpu -->" in drawn
     assert "virtual" not in drawn
+
+
+def test_the_axis_of_a_plot_has_the_sizes_and_the_legend_is_not_on_the_title():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    rows = [Row("", "cpu", "cpu", size, Figures(1.0, 1.0, 1.0, size)) for size in (16, 64, 256)]
+    long = "How fast are products of matrices on each device, and from which size on?" * 2
+    figure = page.figure_of([Result("matmul", name, long, "GFLOP/s", rows) for name in "abcdefgh"])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (axes,) = figure.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["16", "64", "256"]
+    assert list(axes.get_xticks(minor=True)) == []
+    (legend,) = figure.legends
+    (title,) = [each for each in figure.texts if each.get_text() == long]
+    boxes = [each.get_window_extent() for each in (legend, title, axes)]
+    assert not boxes[0].overlaps(boxes[1])
+    assert not boxes[0].overlaps(boxes[2])
+    width, _ = canvas.get_width_height()
+    assert all(0 <= box.x0 < box.x1 <= width for box in boxes)
 
 
 def test_without_any_figures_there_is_no_plot():

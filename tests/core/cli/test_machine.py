@@ -36,3 +36,17 @@ def test_the_cards_are_those_that_the_driver_s_program_names(program, found, tmp
         path.write_text(f"#!/bin/sh\n{program}\n")
         path.chmod(0o755)
     assert machine.cards() == found
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "is_loaded"),
+    [(None, 2, False), (0.5, 2, False), (0.6, 2, True), (2.0, 16, False), (5.0, 16, True)],
+)
+def test_a_loaded_machine_is_warned_of(load, cores, is_loaded):
+    warning = machine.load_warning(load, cores)
+    assert bool(warning) == is_loaded
+
+
+def test_a_system_without_a_load_average_has_none(monkeypatch):
+    monkeypatch.delattr(os, "getloadavg")
+    assert machine.load() is None
