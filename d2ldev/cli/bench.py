@@ -206,7 +206,7 @@ def _measured_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], in
 
 def _nothing_of(name: str) -> dict[str, Any]:
     """Return a backend's part of the document before anything was measured."""
-    parts = {"notes": [], "error": None, "results": []}
+    parts: dict[str, Any] = {"notes": [], "error": None, "results": []}
     return {"name": name, "versions": {}, "threads": None, **parts}
 
 
