@@ -187,6 +187,15 @@ def test_a_copy_that_fails_for_another_reason_keeps_its_error(backend, monkeypat
         backend.to(x, "gpu:0")
 
 
+def test_strings_stay_on_the_host_in_all_that_moves_a_batch(backend):
+    batch = {"x": backend.ones(2), "words": tf.constant(["a", "b"])}
+    (prefetched,) = backend.prefetch([batch], "gpu:0")
+    for moved in (backend.to(batch, "gpu:0"), backend.copy(batch, "gpu:0"), prefetched):
+        assert backend.device_of(moved["x"]) is gpu(0)
+        assert backend.device_of(moved["words"]) is cpu()
+        assert moved["words"].numpy().tolist() == [b"a", b"b"]
+
+
 def test_float8_on_a_gpu_has_no_address(backend):
     x = backend.ones(2, dtype="float8_e5m2", device="gpu:0")
     with pytest.raises(UnsupportedValueError, match="TensorFlow gives none for a tensor of float8"):
