@@ -18,6 +18,7 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
 from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
+from d2ldev.operations.placing import Inventory
 from d2ldev_tensorflow.devices import (
     has_started,
     let_memory_grow,
@@ -53,7 +54,9 @@ class TensorFlowParallel(Parallel):
     def twin(self, model: Any) -> Any:
         if not is_of_keras(model, "Layer"):
             if isinstance(model, tf.Module):
-                return deep_copy(model, {})
+                # Of what is only traced there is no copy.
+                left = Inventory(self._framework, model, "replicate a model").without_values
+                return deep_copy(model, left)
             raise twin_refusal(model)
         places = [x.value.device for x in model.variables[:1]]
         try:

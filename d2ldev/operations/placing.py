@@ -92,6 +92,8 @@ class Inventory:
         """The other names of these objects, and for each the first."""
         self.unlisted: set[str] = set()
         """The names of tensors that are not needed; see ``Models.unlisted``."""
+        self.without_values: dict[int, Any] = {}
+        """Those of them that have no values, by their ids, which are no entries."""
         try:
             if self._kinds[type(obj)] is OBJECT:  # the common call, without a detour
                 self._add_object("", obj)
@@ -99,8 +101,8 @@ class Inventory:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
-        if self.unlisted:
-            self._list_what_is_shared()
+        if self.unlisted or self.without_values:
+            self._take_out()
         if not is_saved:
             self._add_attached()
         if self._fixing:
@@ -158,18 +160,17 @@ class Inventory:
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
-        unlisted: Collection[str] = ()
         if self._is_checked:
             if keeper is None:
                 unlisted = self.framework.models.unlisted(value)
             else:  # no framework lists what an object of the user's keeps
                 unlisted = [part[0] for part in parts]
+            found = [(prefix + part[0], part[1]) for part in parts if part[0] in unlisted]
+            self._note_unlisted(found)
         for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
             if kind is TENSOR:
-                if unlisted and part_name in unlisted and not self._is_there(full_name, inner):
-                    continue
                 add_entry((full_name, inner))
                 if put is not None:
                     may_be_put_back((full_name, inner, put, key))
@@ -183,22 +184,23 @@ class Inventory:
             elif kind is PLAIN:
                 if isinstance(inner, self.framework.tensors.plain_types):
                     self._note("plain", (full_name, inner))
-            elif (
-                self._add_nesting(full_name, inner, is_unlisted=part_name in unlisted)
-                and put is not None
-            ):
+            elif self._add_nesting(full_name, inner) and put is not None:
                 may_be_put_back((full_name, inner, put, key))
 
-    def _is_there(self, name: str, x: Any) -> bool:
-        """Return whether a tensor that is not needed has values; note its name if it has."""
-        if not self.framework.tensors.has_values(x):
-            return False
-        if not self.framework.models.is_refilled(x):
-            self.unlisted.add(name)
-        return True
+    def _note_unlisted(self, unlisted: Iterable[tuple[str, Any]]) -> None:
+        """Note the tensors in parts that an object does not need."""
+        has_values = self.framework.tensors.has_values
+        is_refilled = self.framework.models.is_refilled
+        for name, value in unlisted:
+            for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
+                if kind is TENSOR and not has_values(leaf):
+                    self.without_values[id(leaf)] = leaf
+                elif kind is TENSOR and not is_refilled(leaf):
+                    self.unlisted.add(path)
 
-    def _list_what_is_shared(self) -> None:
-        """Take the names of tensors that have another name, which is listed, for needed."""
+    def _take_out(self) -> None:
+        """Take out what has no values, and from ``unlisted`` what has another name as well."""
+        self.entries = [entry for entry in self.entries if id(entry[1]) not in self.without_values]
         listed = {id(x) for name, x in self.entries if name not in self.unlisted}
         self.unlisted -= {name for name, x in self.entries if id(x) in listed}
 
@@ -330,12 +332,10 @@ class Inventory:
             "make it whole first: super().__init__() in its __init__",
         )
 
-    def _add_nesting(self, name: str, value: Any, *, is_unlisted: bool) -> bool:
+    def _add_nesting(self, name: str, value: Any) -> bool:
         """Tell whether there is anything in a container that may have to be put back."""
         found = False
         for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
-            if is_unlisted and kind is TENSOR and not self._is_there(path, leaf):
-                continue
             self._add(path, leaf, kind)
             found = found or kind is TENSOR
         return found

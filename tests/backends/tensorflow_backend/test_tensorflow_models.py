@@ -650,3 +650,25 @@ def test_a_model_that_is_not_built_is_placed_and_not_saved(backend, tmp_path):
     model(backend.ones((1, 3), device=gpu(1)))
     assert {*backend.placement(model).values()} == {gpu(1)}
     backend.save(model, tmp_path / "net.safetensors")
+
+
+class Attentive(tf.Module):
+    """A module that leaves its attention weights in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(tf.ones((2, 1)))
+
+    def __call__(self, x):
+        self.attention_weights = tf.nn.softmax(x)
+        return self.attention_weights @ self.weight
+
+
+def test_a_module_whose_call_was_traced_is_listed_placed_and_copied(backend):
+    net = Attentive()
+    tf.function(net.__call__, autograph=False)(tf.ones((3, 2)))
+    assert not hasattr(net.attention_weights, "numpy")
+    assert backend.placement(net) == {"weight": cpu()}
+    (copied,) = backend.replicate(net, ["gpu:1"])
+    assert backend.placement(copied) == {"weight": gpu(1)}
+    assert backend.placement(backend.place(net, "gpu:0")) == {"weight": gpu(0)}
