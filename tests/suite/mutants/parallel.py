@@ -286,10 +286,10 @@ class GivesEachProcessTheListOfTheFirst(Mutant, caught_by="processes.split-seque
         def join(self, group):
             part = Whole.part
 
-            def part_of_the_first(whole, number, size, *, is_filled):
-                found, count = part(whole, number, size, is_filled=is_filled)
+            def part_of_the_first(whole, number, size, **options):
+                found, count = part(whole, number, size, **options)
                 if whole.has_sequences:
-                    first, _ = part(whole, 0, size, is_filled=is_filled)
+                    first, _ = part(whole, 0, size, **options)
                     found["y"]["labels"] = first["y"]["labels"][:count] or [0]
                 return found, count
 
