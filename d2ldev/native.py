@@ -1,12 +1,13 @@
-"""The book's five functions, on any backend: they return the framework's own devices.
+"""The book's functions of devices, on any backend: they return the framework's own devices.
 
 >>> from d2ldev.native import reference as d2l
 >>> d2l.try_gpu(1)
 array_api_strict.Device('device2')
 
-With ``from d2ldev.native import torch as d2l`` the chapter runs as it is printed:
-``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well. Any known backend is had by
-its name; importing this module imports none of them.
+With ``from d2ldev.native import torch as d2l`` the chapter's cells of devices and tensors run as
+they are printed: ``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well. The
+framework's own count of GPUs has no virtual ones, and the book's ``Trainer`` is in the book's
+package. Any known backend is had by its name; importing this module imports none of them.
 
 Held by ``tests/core/package/test_native.py`` and each backend's ``test_<framework>_chapter.py``.
 
@@ -15,12 +16,15 @@ Source: D2L, section 6.7.1, "Computing Devices".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from d2ldev.backend_class import Backend, backend_for
 from d2ldev.device import CPU, gpu
 from d2ldev.registry.discovery import ALIASES, choices, known_backends
 from d2ldev.registry.selection import get_framework
+
+Defined = TypeVar("Defined", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     jax: NativeDevices
@@ -46,6 +50,20 @@ class NativeDevices:
 
     def __repr__(self) -> str:
         return f"<the native devices of {self._backend.name}>"
+
+    @staticmethod
+    def add_to_class(cls: type) -> Callable[[Defined], Defined]:
+        """Return a decorator that makes a function a method of a class, as the book's does.
+
+        Source: D2L, section 3.2.1, "Utilities".
+
+        """
+
+        def add(defined: Defined) -> Defined:
+            setattr(cls, defined.__name__, defined)
+            return defined
+
+        return add
 
     def cpu(self) -> Any:
         """Return the CPU."""

@@ -49,6 +49,18 @@ def test_a_negative_index_is_no_device(function):
         function(-1)
 
 
+def test_a_function_is_added_to_a_class_as_in_the_book():
+    class Model:
+        pass
+
+    @d2l.add_to_class(Model)
+    def doubled(self, x):
+        return 2 * x
+
+    assert doubled(None, 1) == 2
+    assert Model().doubled(3) == 6
+
+
 def test_the_functions_name_their_backend():
     assert repr(d2l) == "<the native devices of reference>"
 

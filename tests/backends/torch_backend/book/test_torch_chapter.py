@@ -64,6 +64,17 @@ show_as('trainer', X.device, y.device, loss.device, model.weight.grad.device)
 """
 
 
+OWN_COUNT = """
+import torch
+from d2ldev.native import torch as d2l
+show_as('counts', d2l.num_gpus(), torch.cuda.device_count(), torch.cuda.is_available())
+"""
+
+
+def test_the_framework_s_own_count_has_no_virtual_gpus():
+    assert run_chapter(OWN_COUNT, virtual_gpus=2) == {"counts": [2, 0, False]}
+
+
 def test_on_the_cpu_the_chapter_runs_as_printed():
     assert run_chapter(CHAPTER, virtual_gpus=0) == {
         "named": ["cpu", "cuda:0", "cuda:1"],
