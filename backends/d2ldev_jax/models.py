@@ -68,9 +68,6 @@ class JaxModels(Models):
             made += [linear, getattr(jax.nn, activation)]
         return nnx.Sequential(*made[:-1])
 
-    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
-        return keras_elsewhere(obj, "jax")
-
     def refuses(self, cls: type) -> bool:
         return is_refused(cls, "jax")
 
