@@ -21,7 +21,7 @@ import numpy as np
 
 from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
 from d2ldev.framework import Models, NoTensor, Part, Tensor
-from d2ldev.operations.keras import is_refused, keras_elsewhere
+from d2ldev.operations.keras import is_refused
 
 # Most attributes are of these types, and hold no array.
 _PLAIN = frozenset({bool, int, float, str, type(None)})
