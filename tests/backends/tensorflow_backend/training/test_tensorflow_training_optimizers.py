@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from d2ldev_tensorflow.provision import Around, Listed
 from keras import layers
 
 from d2ldev import CheckpointError, Trainer, UnsupportedValueError, gpu
@@ -24,6 +25,8 @@ MOVED = {
     "accumulating": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
     "scaling the loss": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
     "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 8)),
+    "momenta in a list": Listed,
+    "around another": lambda: Around(keras.optimizers.Adam(0.1)),
 }
 
 
@@ -373,3 +376,17 @@ def test_modes_of_another_model_are_refused(backend, modes):
     learner = learner_of(backend, network(backend), "sgd")
     with pytest.raises(CheckpointError, match="trainable"):
         learner.checked_modes(modes)
+
+
+def test_several_gpus_refuse_variables_that_no_list_of_keras_has(backend):
+    batches = [(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))]
+    with pytest.raises(UnsupportedValueError, match="variables that are in no list of Keras'"):
+        Trainer(1, 2, backend=backend).fit(backend.mlp([2, 1]), batches, optimizer=Listed())
+
+
+def test_what_an_optimizer_keeps_as_a_tensor_is_refused_in_a_file(backend, tmp_path):
+    optimizer = Listed()
+    optimizer.build(backend.mlp([2, 1]).trainable_variables)
+    optimizer.scale = [tf.ones(1)]
+    with pytest.raises(UnsupportedValueError, match=r"its scale\.0 is no variable"):
+        backend.save(optimizer, tmp_path / "state.safetensors")
