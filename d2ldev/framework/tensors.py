@@ -239,10 +239,11 @@ class Tensors(ABC):
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         """Return the values in a new NumPy array."""
 
-    def read(self, x: Tensor) -> NDArray[Any]:
+    def read(self, x: Tensor) -> NDArray[Any] | None:
         """Return the values as ``to_numpy`` does, for a look at them; without a copy if possible.
 
-        Called for the labels of each batch: it has to be fast.
+        Called for the labels of each batch, so that it has to be fast. None in a framework in
+        which it would wait for what is queued on the CPU.
         """
         return self.to_numpy(x)
 

@@ -35,19 +35,22 @@ def may_leave_out(learner: Learner) -> bool:
     return has_labels(learner.settings) and not is_known
 
 
-def seen(framework: Framework, y: Any, *, waits: bool = False) -> Labels | None:
+def seen(
+    framework: Framework, y: Any, *, is_drawn: bool = False, waits: bool = False
+) -> Labels | None:
     """Return what the host can see of labels.
 
     Args:
         framework: whose tensors they may be.
         y: labels as a tensor or a NumPy array, or a ``Weighted`` of them.
+        is_drawn: whether they were drawn from the data just now, so that nothing is queued.
         waits: whether labels on a device are brought over.
 
     Returns:
         None if they are on a device, or are no labels: a step refuses these.
     """
     y, weights = y if type(y) is Weighted else (y, None)
-    found = y if type(y) is np.ndarray else _on_the_host(framework, y, waits)
+    found = y if type(y) is np.ndarray else _on_the_host(framework, y, is_drawn, waits)
     if found is None or not found.ndim or not found.size:
         return None
     unsigned, limit = _UNSIGNED.get(found.dtype, (None, 0))
@@ -59,7 +62,11 @@ def seen(framework: Framework, y: Any, *, waits: bool = False) -> Labels | None:
         greatest = numbers.item(numbers.argmax())
         if greatest <= limit:
             return _from_zero(greatest)
-    return _seen_closely(framework, found, weights, waits)
+    if weights is not None:
+        weights = _on_the_host(framework, weights, is_drawn, waits)
+        if weights is None or weights.shape != found.shape[: weights.ndim] or not weights.ndim:
+            return None
+    return _seen_closely(found, weights)
 
 
 # By dtype of integers: the unsigned one of its size, and the greatest number of both. After a step
@@ -75,24 +82,22 @@ def _from_zero(greatest: int) -> Labels:
     return Labels(0, greatest)
 
 
-def _on_the_host(framework: Framework, x: Any, waits: bool) -> Any:
+def _on_the_host(framework: Framework, x: Any, is_drawn: bool, waits: bool) -> Any:
     if isinstance(x, np.ndarray):
         return x
     if framework.kinds[type(x)] is not TENSOR:
         return None
     tensors = framework.tensors
-    return tensors.read(x) if waits or tensors.device_of(x) is CPU else None
+    if not waits and tensors.device_of(x) is not CPU:
+        return None
+    found = tensors.read(x)
+    return tensors.to_numpy(x) if found is None and is_drawn else found
 
 
-def _seen_closely(
-    framework: Framework, found: np.ndarray[Any, Any], weights: Any, waits: bool
-) -> Labels | None:
+def _seen_closely(found: np.ndarray[Any, Any], weights: Any) -> Labels:
     counts, sums = found != NO_LABEL, None
     if weights is not None:
-        known = _on_the_host(framework, weights, waits)
-        if known is None or known.shape != found.shape[: known.ndim] or not known.ndim:
-            return None
-        known = known.reshape(*known.shape, *[1] * (found.ndim - known.ndim))
+        known = weights.reshape(*weights.shape, *[1] * (found.ndim - weights.ndim))
         sums = (counts * known.astype("float64")).sum(tuple(range(1, found.ndim)))
         labels = found[counts & (known != 0)]
     else:
@@ -145,16 +150,20 @@ class _Watch:
         self, learner: Learner, method: Callable[..., Any], inputs: tuple[Any, ...], y: Any
     ) -> Any:
         """Return what a method of the learner does, and look at the labels of its batch."""
-        labels = learner.labels
+        labels, is_traced = learner.labels, False
         if labels is None:
-            learner.labels = labels = seen(self._framework, y)
+            try:
+                learner.labels = labels = seen(self._framework, y)
+            except UnsupportedValueError:  # it has no device, because it is only traced
+                is_traced = True
         try:
             found = method(learner, inputs, y)
         finally:
             learner.labels = None
         classes = found[1].shape[-1]
         if labels is None:
-            self._note(y, classes)
+            if not is_traced:
+                self._note(y, classes)
         elif labels.least < 0 or labels.greatest >= classes:
             raise _refusal(labels.least, labels.greatest, classes)
         return found

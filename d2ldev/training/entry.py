@@ -89,10 +89,10 @@ class Entry:
         if isinstance(batch, Sharded):
             batch = batch.operands
         if type(batch) is tuple and len(batch) == 2:  # the common batch
-            return seen(self._framework, batch[1], waits=self._splits)
+            return seen(self._framework, batch[1], is_drawn=True, waits=self._splits)
         learner = self._learner
         try:
             _, y = inputs_and_target(batch, learner.input_names, learner.takes_mapping)
         except UnsupportedValueError:  # raised again where the batch is computed with
             return None
-        return seen(self._framework, y, waits=self._splits)
+        return seen(self._framework, y, is_drawn=True, waits=self._splits)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from d2ldev.device import Device
 from d2ldev.errors import describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
@@ -59,12 +61,17 @@ class MXNetTraining(Training):
 
     def label_range(self, y: Tensor, weights: Any) -> Tensor:
         with NumPySemantics():
-            labels = y.as_np_ndarray().astype("int64")
+            labels = y.as_np_ndarray()
+            if labels.dtype not in (
+                np.int32,
+                np.int64,
+            ):  # compared in a dtype that has ``NO_LABEL``
+                labels = labels.astype("int64")
             counts = labels != NO_LABEL
             if weights is not None:
                 shape = (*weights.shape, *[1] * (labels.ndim - weights.ndim))
                 counts = counts * (weights.as_np_ndarray() != 0).reshape(shape)
-            labels = labels * counts.astype("int64")
+            labels = mx.np.where(counts, labels, mx.np.zeros_like(labels))
             return mx.np.stack([labels.min(), labels.max()])
 
     def random_state(self, device: Device) -> int:
