@@ -21,7 +21,7 @@ import numpy as np
 
 from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
 from d2ldev.framework import Models, NoTensor, Part, Tensor
-from d2ldev.operations.keras import is_refused
+from d2ldev.operations.keras import is_refused, keras_elsewhere
 
 # Most attributes are of these types, and hold no array.
 _PLAIN = frozenset({bool, int, float, str, type(None)})
@@ -70,6 +70,9 @@ class JaxModels(Models):
 
     def refuses(self, cls: type) -> bool:
         return is_refused(cls, "jax")
+
+    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
+        return keras_elsewhere(obj, "jax")
 
     def parts(self, obj: Any) -> Iterator[Part]:
         nnx = sys.modules.get("flax.nnx")  # which linen does not import
