@@ -192,7 +192,7 @@ class Portions:
             return
         least = self._framework.parallel.least_examples(self._model)
         if length >= least and any(
-            stop - start < least
+            0 < stop - start < least
             for start, stop in (
                 bounds(length, i, self._group.size) for i in range(self._group.size)
             )
