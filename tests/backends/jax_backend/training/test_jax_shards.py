@@ -21,7 +21,24 @@ from d2ldev import PeerLostError, Trainer
 HERE = Path(__file__).parent
 PROGRAM = "import test_jax_shards; test_jax_shards.main()"
 OPTIONS = {"loss": "cross_entropy", "optimizer": "momentum", "lr": 0.1}
-FAILED_AT = 5
+FAILED_AT = 4
+"""The step of an error, in the middle of the second epoch."""
+
+
+class Unreadable:
+    """Data whose second epoch one process cannot read to its end.
+
+    Within it the other process would be ended in the middle of a step.
+    """
+
+    def __init__(self, rank):
+        self.rank, self.epoch = rank, 0
+
+    def __iter__(self):
+        self.epoch += 1
+        yield from flat_batches(12, 4)
+        if (self.rank, self.epoch) == (1, 2):
+            raise ZeroDivisionError
 
 
 def net(seed=0):
@@ -67,17 +84,25 @@ def main():
     several.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
     found["spread"] = sorted(spread)
 
-    model, epochs = net(), []
+    model, steps = net(), []
 
     def fail(step, loss):
+        steps.append(step)
         if step == FAILED_AT and rank == 1:
             raise ZeroDivisionError
 
+    try:
+        trainer(3, on_step_end=fail).fit(model, flat_batches(12, 4), **OPTIONS)
+    except (ZeroDivisionError, PeerLostError) as error:
+        found["raised"] = type(error).__name__
+    found["steps"], found["learned"] = len(steps), values(model)
+
+    # An error that the other process waits for; it is the last, because it ends the group.
+    model, epochs = net(), []
+    callback = {"on_epoch_end": lambda epoch, history: epochs.append(values(model))}
     with suppress(ZeroDivisionError, PeerLostError):
-        trainer(
-            3, on_step_end=fail, on_epoch_end=lambda epoch, history: epochs.append(values(model))
-        ).fit(model, flat_batches(12, 4), **OPTIONS)
-    found["left"] = len(epochs) == 1 and values(model) == epochs[0]
+        trainer(3, **callback).fit(model, Unreadable(rank), **OPTIONS)
+    found["gathered"] = len(epochs) == 1 and values(model) == epochs[0]
     print(json.dumps(found))
 
 
@@ -125,5 +150,18 @@ def test_a_checkpoint_is_like_any_other(two, backend, tmp_path):
         np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_an_error_leaves_the_model_as_it_was_gathered_last(two):
-    assert [found["left"] for found in two[0]] == [True, True]
+def test_an_error_in_the_data_of_one_leaves_the_model_as_it_was_gathered_last(two):
+    assert [found["gathered"] for found in two[0]] == [True, True]
+
+
+def test_an_error_in_a_callback_of_one_leaves_the_model_as_trained_so_far(two, backend):
+    first, second = two[0]
+    assert [first["raised"], second["raised"]] == ["PeerLostError", "ZeroDivisionError"]
+    # The other one may be in the next step already.
+    assert first["steps"] in (FAILED_AT + 1, FAILED_AT + 2)
+    assert first["learned"] == second["learned"]
+    model = net()
+    batches = (flat_batches(12, 4) * 2)[: first["steps"]]
+    Trainer(1, 0, backend=backend).fit(model, batches, **OPTIONS)
+    for value, wanted in zip(first["learned"], values(model), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5)
