@@ -14,6 +14,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from d2ldev.device import Device
 from d2ldev.framework import Models, Part, Tensor
@@ -100,6 +101,11 @@ class TorchModels(Models):
         cls: type = type(obj)
         names = vars(obj).keys() - _OWN_ATTRIBUTES
         return {*names, *obj._non_persistent_buffers_set, *_slots_of(cls)}
+
+    def remade(self, obj: Any) -> Collection[str]:
+        # The hooks of weight_norm and of pruning leave a tensor with memory of its own.
+        hooks = getattr(original(obj), "_forward_pre_hooks", {})
+        return [hook.name for hook in hooks.values() if isinstance(hook, SpectralNorm)]
 
     def attached(self, x: Tensor) -> Iterable[Part]:
         if x.is_leaf and x.grad is not None:

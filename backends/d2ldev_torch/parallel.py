@@ -20,7 +20,7 @@ from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusa
 from d2ldev.operations.placing import named_tensors
 from d2ldev_torch import optimizers
 from d2ldev_torch.devices import TorchDevices
-from d2ldev_torch.training import parametrized
+from d2ldev_torch.training import gradients, parametrized
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -60,11 +60,17 @@ class TorchParallel(Parallel):
         # of ``weight_norm`` makes anew before each forward pass.
         attempted = f"replicate {type(model).__name__}"
         found = [x for _, x in named_tensors(self._framework, model, attempted)]
-        return deep_copy(model, {id(x): x.detach().clone() for x in found if not x.is_leaf})
+        memo = {id(x): x.detach().clone() for x in found if not x.is_leaf}
+        if hooked := [x for x in found if gradients.has_hooks(x)]:
+            return deep_copy((model, gradients.Hooks(hooked)), memo)[0]
+        return deep_copy(model, memo)
 
     def reduce(self, obj: Any) -> Any:
-        is_optimizer = isinstance(obj, torch.optim.Optimizer)
-        return optimizers.reduce(obj) if is_optimizer else parametrized.reduce(obj)
+        if isinstance(obj, torch.optim.Optimizer):
+            return optimizers.reduce(obj)
+        if isinstance(obj, torch.nn.Parameter):
+            return gradients.reduce(obj)
+        return parametrized.reduce(obj)
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
@@ -156,6 +162,7 @@ class TorchParallel(Parallel):
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         _check_engine(model, settings, group)
+        gradients.check_hooks(model, size=group.size, is_sharded=settings.shard is not None)
         # Some builds of torch have no torch.distributed.
         if settings.shard is not None:
             from d2ldev_torch.training.sharded import TorchShardLearner

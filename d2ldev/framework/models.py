@@ -129,6 +129,13 @@ class Models:
         """
         return ()
 
+    def remade(self, obj: Any) -> Collection[str]:
+        """Return the names of the parts that one of ``types`` makes anew before each call.
+
+        They may be views of others until then.
+        """
+        return ()
+
     def attached(self, x: Tensor) -> Iterable[Part]:
         """Return what belongs to a tensor and has to be on its device: its gradient. Not saved."""
         return ()

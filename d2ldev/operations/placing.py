@@ -224,6 +224,11 @@ class Inventory:
             name for name, x in self.fixed if self._kinds[type(x)] is TENSOR and id(x) not in known
         ]
 
+    def remade(self) -> set[str]:
+        """Return the names of what objects make anew before each call; see ``Models.remade``."""
+        names = self.framework.models.remade
+        return {joined(self._seen[id(obj)], name) for obj in self.objects for name in names(obj)}
+
     def whole_with(self, name: str) -> Any:
         """Return the object of ``whole_types`` that something of this name is in, if one is."""
         for obj in self.objects:
@@ -443,7 +448,8 @@ def _coming_apart(
                 "would come apart",
                 "make the view in forward(), or use one parameter under both names",
             )
-    return [(other, name) for _, name, _, other in found]
+    remade = checked.remade()
+    return [(other, name) for _, name, _, other in found if remade.isdisjoint((name, other))]
 
 
 _told: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()

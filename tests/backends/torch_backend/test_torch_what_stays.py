@@ -56,6 +56,15 @@ def test_distributions_of_a_model_move(virtual):
     assert virtual.device_of(net.mixture.sample()) is gpu(1)
 
 
+def test_no_view_is_named_that_the_next_call_makes_anew(virtual):
+    net = nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", D2LDevWarning)
+        virtual.place(net, gpu(1))
+    assert {*virtual.placement(net).values()} == {gpu(1)}
+    assert virtual.device_of(net(virtual.ones((1, 2), device=gpu(1)))) is gpu(1)
+
+
 def test_a_generator_is_named_and_listed(virtual):
     net = nn.Linear(1, 1)
     net.noise = torch.Generator()

@@ -52,6 +52,29 @@ def scaled(layer):
     return layer
 
 
+def half(gradient):
+    return 0.5 * gradient
+
+
+class Halved(nn.Linear):
+    """A layer with hooks on its gradients, one of which is its own method."""
+
+    def __init__(self, features, outputs):
+        super().__init__(features, outputs)
+        self.factor = 0.5
+        self.weight.register_hook(self.times)
+        self.bias.register_hook(half)
+
+    def times(self, gradient):
+        return self.factor * gradient
+
+
+def halved(layer):
+    made = Halved(layer.in_features, layer.out_features)
+    made.load_state_dict(layer.state_dict())
+    return made
+
+
 COMPUTED = {
     "weight_norm of hooks": nn.utils.weight_norm,
     "weight_norm of hooks, used": lambda layer: used(nn.utils.weight_norm(layer)),
@@ -63,14 +86,11 @@ COMPUTED = {
     "own": scaled,
     "two": lambda layer: scaled(parametrizations.weight_norm(layer)),
     "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 3),
+    "hooks on gradients": halved,
     "left in an attribute": lambda layer: used(Attention(4, 4)),
 }
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning"),
-    # Before its first forward pass a weight is that which its hook computes it from.
-    pytest.mark.filterwarnings("ignore:place .* leaves behind"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 
 
 def network(kind):
@@ -146,7 +166,8 @@ def test_two_gpus_learn_what_one_learns(virtual):
     def fit(number):
         torch.manual_seed(0)
         names = ("weight_norm of hooks, used", "weight_norm", "spectral_norm of hooks")
-        layers = [COMPUTED[name](nn.Linear(4, 4)) for name in (*names, "spectral_norm", "own")]
+        names = (*names, "spectral_norm", "own", "hooks on gradients")
+        layers = [COMPUTED[name](nn.Linear(4, 4)) for name in names]
         net = nn.Sequential(*layers, nn.Linear(4, 3))
         data = batches(features=4)
         history = Trainer(2, number, backend=virtual).fit(net, data, loss="cross_entropy", lr=0.1)
@@ -155,6 +176,27 @@ def test_two_gpus_learn_what_one_learns(virtual):
     (losses_of_two, two), (losses_of_one, one) = fit(2), fit(1)
     assert losses_of_two == pytest.approx(losses_of_one, rel=1e-5)
     torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
+
+
+def test_the_method_of_a_copy_is_its_hook(virtual):
+    net = network("hooks on gradients")
+    (other,) = virtual.replicate(net, ["gpu:0"])
+    other[0].factor = 0.0
+    other(virtual.to(X, "gpu:0")).sum().backward()
+    assert not other[0].weight.grad.any()
+    assert other[0].bias.grad.any()
+
+
+def after_sum(x):
+    x.grad = None
+
+
+def test_a_hook_that_two_gpus_call_too_early_is_refused(virtual):
+    net = network("own")
+    net[2].weight.register_post_accumulate_grad_hook(after_sum)
+    trainer = Trainer(1, 2, backend=virtual)
+    with pytest.raises(UnsupportedValueError, match=r"2\.weight has a hook of register_post"):
+        trainer.fit(net, batches(features=4))
 
 
 def test_what_cannot_be_copied_is_named(virtual):

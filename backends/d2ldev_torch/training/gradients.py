@@ -1,0 +1,76 @@
+"""Hooks on the gradients of parameters, which torch leaves out of copies and of pickles.
+
+https://github.com/pytorch/pytorch/blob/main/torch/nn/parameter.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from d2ldev.errors import UnsupportedValueError
+
+Hook = Callable[[torch.Tensor], Any]
+
+
+def hooks_of(x: torch.Tensor) -> tuple[list[Hook], list[Hook]]:
+    """Return what a tensor calls with its gradient, and with itself when that is added up."""
+    after = getattr(x, "_post_accumulate_grad_hooks", None)
+    return [*(x._backward_hooks or {}).values()], [*(after or {}).values()]
+
+
+def has_hooks(x: torch.Tensor) -> bool:
+    """Tell whether a tensor is a leaf that has hooks."""
+    return x.is_leaf and any(hooks_of(x))
+
+
+def add_hooks(x: torch.Tensor, hooks: tuple[list[Hook], list[Hook]]) -> None:
+    """Add what ``hooks_of`` has returned for another tensor."""
+    before, after = hooks
+    tensor: Any = x
+    for hook in before:
+        tensor.register_hook(hook)
+    for hook in after:
+        tensor.register_post_accumulate_grad_hook(hook)
+
+
+def reduce(parameter: Any) -> Any:
+    """Return how ``pickle`` makes a parameter with its hooks again; see ``Parallel.reduce``."""
+    if not has_hooks(parameter):
+        return NotImplemented
+    # The hooks are the state: one that is a method of the model has the parameter in it.
+    return *parameter.__reduce_ex__(2), hooks_of(parameter), None, None, add_hooks
+
+
+class Hooks:
+    """The hooks of parameters, for ``copy.deepcopy`` of them together with their model."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self._of = [(x, hooks_of(x)) for x in parameters]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for x, hooks in state["_of"]:
+            add_hooks(x, hooks)
+
+
+def check_hooks(model: Any, *, size: int, is_sharded: bool) -> None:
+    """Refuse hooks that would see something else where several processes train a model.
+
+    Raises:
+        UnsupportedValueError: for one that is called before the gradients of all are added up, and
+            for each if a parameter is in parts.
+    """
+    named: Iterable[tuple[str, torch.Tensor]] = (
+        model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+    )
+    for name, x in named:
+        _, after = hooks_of(x)
+        if after or (is_sharded and has_hooks(x)):
+            method = "register_post_accumulate_grad_hook" if after else "register_hook"
+            raise UnsupportedValueError(
+                f"train a model in {size} processes",
+                f"{name} has a hook of {method}, which would see the gradient of a part",
+                "change gradients in a step of the optimizer; or Trainer(max_epochs, num_gpus=1)",
+            )
