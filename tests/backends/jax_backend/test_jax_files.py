@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from saved_files import bits
 
 import d2ldev
-from d2ldev import CheckpointError
+from d2ldev import CheckpointError, D2LDevWarning
 from d2ldev.files.format.dtypes import storage_of
 from d2ldev.files.layouts import layouts_of_model
 
@@ -45,14 +45,30 @@ def test_every_small_dtype_that_is_saved_is_loaded(backend, path, name):
     assert bits(backend, backend.load(path)) == bits(backend, x)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("int64", 2**31), ("int64", -(2**31) - 1), ("uint64", 2**63), ("float64", 1)],
+)
 def test_a_dtype_that_jax_has_only_when_asked_is_refused_and_not_made_narrow(
-    backend, path, configure
+    backend, path, configure, dtype, value
 ):
     configure("jax_enable_x64", True)
-    backend.save(jnp.arange(3, dtype="int64"), path)
+    backend.save(jnp.full(3, value, dtype), path)
     configure("jax_enable_x64", False)
-    with pytest.raises(CheckpointError, match="int64"):
+    with pytest.raises(CheckpointError, match=dtype):
         backend.load(path)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", -(2**31)), ("uint64", 2**32 - 1)])
+def test_integers_of_such_a_dtype_are_read_with_a_warning_if_they_fit(
+    backend, path, configure, dtype, value
+):
+    configure("jax_enable_x64", True)
+    backend.save(jnp.full(3, value, dtype), path)
+    configure("jax_enable_x64", False)
+    with pytest.warns(D2LDevWarning, match=dtype):
+        loaded = backend.load(path)
+    assert backend.to_numpy(loaded).tolist() == [value] * 3
 
 
 def test_an_array_of_the_cpu_is_written_from_its_own_memory(backend):
