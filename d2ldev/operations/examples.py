@@ -10,8 +10,9 @@ for every framework. A batch has n examples.
 - A list, a tuple or another sequence has fields, too, if a tensor among its items has n examples,
   and everything in it fits. Else its items are *examples*: with n of them it is split like a
   tensor, with another number it is refused. An empty one stays as it is.
-- A list of n tensors of one shape ``(n, ...)`` may have fields or examples, and is refused. So is
-  a tuple of them, where another sequence of the batch has examples; else a tuple has fields.
+- A list of n tensors ``(n, ...)`` of one dtype and number of axes may have fields or examples, and
+  is refused; so is a list of n dicts with the same fields of such tensors. So is a tuple of them,
+  where another sequence of the batch has examples; else a tuple has fields.
 - Where all tensors are in sequences, n is what makes everything fit. If it is not the only such
   number, lists are refused, and tuples have fields.
 - ``Broadcast(value)`` is the same for all parts.
@@ -196,14 +197,22 @@ class Whole:
         """Refuse sequences that may have fields or examples, in a sequence of fields."""
         if not self._has_fields(x):
             return
-        items = list(x)
-        shapes = {self._shape(each) if self._has_rows(each) else None for each in items}
-        is_either = self.length == len(items) > 1 and len(shapes) == 1 and None not in shapes
-        if is_either and is_strict:
+        if is_strict and self.length == len(x) > 1 and len({*map(self._form, x)}) == 1:
             raise self._choice_refusal(x)
         for child in self._fields(x, set(), is_top=True):
             if self._is_sequence(child):
                 self._check(child, is_strict=self.has_sequences or not isinstance(child, tuple))
+
+    def _form(self, x: Any) -> tuple[object, ...]:
+        """Return what the examples of a batch have in common: not the sizes of their axes."""
+        kind = self._kinds[type(x)]
+        if kind is TENSOR:
+            return self._framework.tensors.dtype_of(x), len(self._shape(x))
+        if isinstance(kind, Kind):
+            return (type(x),)
+        if kind.holds == "items":  # two captions need not have one length
+            return type(x), *sorted({*map(self._form, kind.children(x))}, key=repr)
+        return type(x), *kind.labels(x), *map(self._form, kind.children(x))
 
     # -- parts ------------------------------------------------------------------------------------
 

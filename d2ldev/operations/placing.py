@@ -14,6 +14,7 @@ Held by the requirements ``place.*`` of the conformance suite.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,7 @@ from d2ldev.framework import DeviceLike, Framework, Models, NoTensor, Part, Put
 from d2ldev.framework.models import optimizer_refusal
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.objects import Keeper
-from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
+from d2ldev.nesting.walk import depth_refusal, every, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend
 
@@ -192,6 +193,8 @@ class Inventory:
         has_values = self.framework.tensors.has_values
         is_refilled = self.framework.models.is_refilled
         for name, value in unlisted:
+            if self._is_plain(value):
+                continue
             for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
                 if kind is TENSOR and not has_values(leaf):
                     self.without_values[id(leaf)] = leaf
@@ -339,11 +342,23 @@ class Inventory:
 
     def _add_nesting(self, name: str, value: Any) -> bool:
         """Tell whether there is anything in a container that may have to be put back."""
+        if self._is_plain(value):
+            return False
         found = False
         for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
             self._add(path, leaf, kind)
             found = found or kind is TENSOR
         return found
+
+    def _is_plain(self, value: Any) -> bool:
+        """Tell whether all leaves of a nesting are plain values, such as those of a configuration.
+
+        Most are, and a walk that names each leaf takes ten times as long.
+        """
+        with suppress(Exception):  # the walk that names the leaves says what is wrong
+            # No tensor has the answer None.
+            return every((value,), self._kinds, id, None, [_MOST_OBJECTS])
+        return False
 
 
 def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:

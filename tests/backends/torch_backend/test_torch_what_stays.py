@@ -1,12 +1,14 @@
 """What ``place`` cannot move, or cannot keep as it is: it is refused or named."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from d2ldev import D2LDevWarning, UnsupportedValueError, cpu, gpu
+from d2ldev.operations import placing
 
 
 class WithPrior(nn.Module):
@@ -163,3 +165,29 @@ def test_a_search_among_too_many_objects_is_named_and_ends_nothing(virtual):
         virtual.place(net, gpu(0))
     assert virtual.device_of(net.many[0].x) is gpu(0)
     assert net.many[-1].x.is_cpu
+
+
+@pytest.mark.parametrize("method", ["place", "placement"])
+def test_plain_values_of_a_configuration_are_not_named(virtual, monkeypatch, method):
+    """To name each of a hundred words takes ten times as long as to look at its type."""
+
+    def leaves(x, *arguments):
+        for found in original(x, *arguments):
+            named.append(found[0])
+            yield found
+
+    named, original = [], placing.leaves
+    monkeypatch.setattr(placing, "leaves", leaves)
+    net = nn.Linear(2, 1)
+    net.settings = SimpleNamespace(words=["a"] * 100, labels={i: ("a", [i]) for i in range(100)})
+    net.settings.beside = ["a", torch.ones(3)]
+    getattr(virtual, method)(net, *[gpu(1)][: method == "place"])
+    assert "settings.beside.1" in named
+    assert not [name for name in named if name.startswith(("settings.words", "settings.labels"))]
+
+
+def test_a_list_that_contains_itself_hides_no_tensor(virtual):
+    net = nn.Linear(2, 1)
+    net.words = ["a"]
+    net.words += [net.words, torch.ones(3)]
+    assert list(virtual.placement(net)) == ["weight", "bias", "words.2"]

@@ -126,7 +126,15 @@ def test_sequences_alone_say_how_many_examples_there_are(backend):
 @two_gpus
 def test_two_tensors_are_no_two_examples(backend):
     x, y = np.zeros((2, 2), "float32"), np.zeros(2, "float32")
-    for batch in ([x, y], (x, y), {"pair": (x, x), "y": y}, {"pair": [x, y], "x": x}):
+    numbers = x.astype("int32")
+    for batch in (
+        [x, y],
+        (x, y),
+        {"pair": (x, x), "y": y},
+        {"pair": [x, y], "x": x},
+        {"pair": [x, numbers], "y": y},
+        {"pair": [{"a": x}, {"b": x}], "y": y},
+    ):
         first, second = backend.split(batch, PAIR)
         for part in (first, second):
             leaves = list(backend.named_tensors(part).values())
@@ -149,10 +157,14 @@ def test_a_sequence_of_another_length_is_refused(backend, sequence):
 
 
 @requirement("split.refuses-what-may-be-either", section=SECTION)
-@pytest.mark.parametrize("case", ["images", "beside names", "all"])
+@pytest.mark.parametrize("case", ["images", "beside names", "all", "of any size", "boxes"])
 def test_a_list_of_so_many_tensors_of_that_length_is_refused(backend, case):
     images = [np.ones((3, 5, 5), "float32") for _ in range(3)]
+    # Three boxes in each of three images: there may be as many classes.
+    boxes = [{"box": np.ones((3, 4), "float32"), "class": np.ones(3, "int32")} for _ in range(3)]
     batch = {
+        "of any size": {"images": [*images[:2], np.ones((3, 7, 6), "float32")], "y": np.ones(3)},
+        "boxes": {"x": np.ones((3, 1, 8, 8), "float32"), "images": boxes},
         "images": {"images": images, "y": np.ones(3, "float32")},
         "beside names": {"images": tuple(images), "names": ["a", "b", "c"]},
         "all": {"images": images * 2, "masks": images * 2},
