@@ -14,7 +14,7 @@ import io
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import NoneType
 from typing import Any
@@ -31,10 +31,6 @@ from d2ldev.nesting.objects import Keepers
 from d2ldev.nesting.walk import joined, labelled, leaves, mapped
 from d2ldev_torch.devices import NATIVE_CPU
 
-# What torch itself gives an optimizer, and its learning rate schedulers, beside the state.
-_OWN_ATTRIBUTES = frozenset(
-    (*vars(torch.optim.SGD([torch.zeros(1, device="cpu")], 1.0)), "step", "_opt_called")
-)
 _TAG = "d2ldev"
 _SAME = {_TAG: "same"}
 _MISSING = object()
@@ -42,6 +38,14 @@ _MISSING = object()
 _VALUES = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
 # They say at each call something else, and no file can hold what.
 _STATEFUL = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+
+
+@cache
+def _own_attributes() -> frozenset[str]:
+    """Return what torch itself and its schedulers give an optimizer, beside the state."""
+    # The first optimizer imports torch's compiler: one is made only for a program that has its own.
+    plain = torch.optim.SGD([torch.zeros(1, device="cpu")], 1.0)
+    return frozenset((*vars(plain), "step", "_opt_called"))
 
 
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
@@ -153,7 +157,7 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 def _attributes(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
     """Return what an optimizer keeps beside its state."""
     attributes = vars(optimizer)
-    return [(name, attributes[name]) for name in attributes if name not in _OWN_ATTRIBUTES]
+    return [(name, attributes[name]) for name in attributes if name not in _own_attributes()]
 
 
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
@@ -438,7 +442,7 @@ class _Reader:
         ]
         attributes, device = {}, self._parameters[0].device
         for name, x in state.get("attributes", {}).items():
-            if not (isinstance(name, str) and name.isidentifier()) or name in _OWN_ATTRIBUTES:
+            if not (isinstance(name, str) and name.isidentifier()) or name in _own_attributes():
                 raise ValueError(f"{describe(name)} is no attribute of an optimizer's own")
             now = vars(optimizer).get(name, _MISSING)
             attributes[name] = self._read(x, now, name, device)

@@ -10,7 +10,7 @@ import pickle
 import shutil
 import sys
 import warnings
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -343,24 +343,33 @@ def resumed(path):
     return unbroken, fit(f"{path}.broken", resume=True)
 
 
-def left():
-    """Return whether an error leaves the optimizer with the model, and that as it was."""
-    net = mlp()
-    optimizer = torch.optim.Adam(net.parameters())
+class Ending:
+    """End a run after its sixth step, by an error or as a trainer does."""
 
-    def on_step_end(step, loss):
+    trainer: Any = None
+
+    def __init__(self, is_error):
+        self.is_error = is_error
+
+    def on_step_end(self, step, loss):
         if step == 5:
-            raise ZeroDivisionError
+            if self.is_error:
+                raise ZeroDivisionError
+            self.trainer.should_stop = True
 
-    values = {}
-    callback = SimpleNamespace(
-        on_epoch_end=lambda epoch, history: values.update(_values(net)), on_step_end=on_step_end
-    )
-    with contextlib.suppress(ZeroDivisionError, PeerLostError):
-        _shared(net, optimizer=optimizer, callback=callback)
+
+def left():
+    """Return whether an error leaves the optimizer with the model, and that as it was trained."""
+    nets = []
+    for is_error in (False, True):  # the error last: no process goes on with the others after it
+        net = mlp()
+        optimizer = torch.optim.Adam(net.parameters())
+        with contextlib.suppress(ZeroDivisionError, PeerLostError):
+            _shared(net, optimizer=optimizer, callback=Ending(is_error))
+        nets.append(_values(net))
     own = {id(x) for x in optimizer.param_groups[0]["params"]} == {id(x) for x in net.parameters()}
     state = {id(x) for x in optimizer.state} == {id(x) for x in net.parameters()}
-    return own, state, [np.array_equal(x, values[name]) for name, x in _values(net).items()]
+    return own, state, [np.array_equal(x, nets[0][name]) for name, x in nets[1].items()]
 
 
 def main(path):
@@ -369,7 +378,7 @@ def main(path):
     found = {name: make() for name, make in RUNS.items()}
     found["batch_norm"] = _fit(normalized(), NORMALIZED, 2)
     found["masks"], found["resumed"] = masks(), resumed(path)
-    found["left"] = left()  # the last one: no process goes on with the others after an error
+    found["left"] = left()
     with open(f"{path}{RANK}", "wb") as file:
         pickle.dump(found, file)
 

@@ -124,7 +124,7 @@ def test_a_run_with_dropout_goes_on_within_an_epoch_with_the_same_numbers(togeth
             np.testing.assert_array_equal(resumed[key], x)
 
 
-def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(together):
+def test_an_error_leaves_the_model_that_was_shared_as_trained_so_far(together):
     assert [found["left"] for found in together] == [(True, True, [True] * 4)] * len(together)
 
 
