@@ -8,16 +8,31 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.cpu import Event, Stream, current_stream, stream
+from torch.cpu import Event, stream
 
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.devices import count as device_count
 
-# Everything is computed when its call returns, as on the CPU: its streams, which do nothing, serve.
-__all__ = ["Event", "Stream", "current_stream", "stream"]
+# Everything is computed when its call returns, as on the CPU: its events, which do nothing, serve.
+__all__ = ["Event", "stream"]
 
 _current: ContextVar[int] = ContextVar("d2ldev_current_vgpu", default=0)
+
+
+class Stream(torch.cpu.Stream):
+    """A stream that does nothing; ``torch.distributed.checkpoint`` asks for ``synchronize``."""
+
+    def synchronize(self) -> None:
+        """Return at once: everything was computed when its call returned."""
+
+
+_stream = Stream()
+
+
+def current_stream(_device: Any = None) -> Stream:
+    """Return the one stream that there is."""
+    return _stream
 
 
 def is_available() -> bool:

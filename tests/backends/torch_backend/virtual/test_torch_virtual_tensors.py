@@ -379,14 +379,6 @@ def test_no_sparse_tensor_is_made_on_a_virtual_gpu(vgpu, layout, is_checked):
         make(*there, (1, 1), check_invariants=is_checked)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("layout", SPARSE)
-def test_a_sparse_tensor_of_a_file_is_dense_on_a_virtual_gpu(virtual, layout, tmp_path):
-    virtual.save(SPARSE[layout](), tmp_path / "x.safetensors")
-    x = virtual.load(tmp_path / "x.safetensors", device="gpu:0")
-    assert torch.equal(x.cpu(), torch.eye(4))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_are_held(vgpu):
     parts = [torch.ones(2, 3), torch.zeros(1, 3)]
