@@ -5,7 +5,6 @@ Frameworks cut 0.25 to 0 for an integer dtype, take integers modulo ``2**n``, an
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, shown
@@ -13,7 +12,6 @@ from d2ldev.framework import Framework, Tensor
 from d2ldev.framework.tensors import Tensors
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _GREATEST: dict[str, float] = {
@@ -134,25 +132,35 @@ def _kind(name: str) -> int:
     return _FLOAT if name.startswith(("float", "bfloat")) else _INTEGER
 
 
-@lru_cache(maxsize=512)
+# Dicts: torch's compiler warns of the caches of functools.
+_names: dict[tuple[Any, Any], str] = {}
+_reaches: dict[str, tuple[float, float]] = {}
+
+
 def _name_of(tensors: Tensors, native_dtype: Any) -> str:
-    return next(name for name in tensors.dtype_names if tensors.dtype(name) is native_dtype)
+    key = (type(tensors), native_dtype)
+    if (name := _names.get(key)) is None:
+        name = next(name for name in tensors.dtype_names if tensors.dtype(name) is native_dtype)
+        _names[key] = name
+    return name
 
 
-@lru_cache(maxsize=512)
 def _reach(tensors: Tensors, native_dtype: Any) -> tuple[float, float]:
     """Return up to where a dtype surely has each integer from 0, and each float."""
     name = _name_of(tensors, native_dtype)
-    if name == "bool" or _kind(name) == _INTEGER:
-        return (2 if name == "bool" else _limits(name).max), 0.0
-    return (_GREATEST.get(name, 0.0),) * 2
+    if (reach := _reaches.get(name)) is None:
+        if name == "bool" or _kind(name) == _INTEGER:
+            reach = (2 if name == "bool" else _limits(name)[1]), 0.0
+        else:
+            reach = (_GREATEST.get(name, 0.0),) * 2
+        _reaches[name] = reach
+    return reach
 
 
-@lru_cache(maxsize=32)
-def _limits(name: str) -> np.iinfo[Any]:
-    import numpy as np
-
-    return np.iinfo(name)
+def _limits(name: str) -> tuple[int, int]:
+    """Return the least and the greatest number of a dtype of integers, such as ``'uint8'``."""
+    bits = int(name.removeprefix("u").removeprefix("int"))
+    return (0, 2**bits - 1) if name.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _holds(name: str, number: Any) -> bool:
@@ -163,8 +171,8 @@ def _holds(name: str, number: Any) -> bool:
     if kind == _BOOL:
         return number in (0, 1)
     if kind == _INTEGER:
-        limits = _limits(name)
-        return bool(limits.min <= number <= limits.max) and number == int(number)
+        least, greatest = _limits(name)
+        return bool(least <= number <= greatest) and number == int(number)
     return not _GREATEST.get(name, float("inf")) < abs(number) < float("inf")
 
 
