@@ -10,9 +10,12 @@ import array_api_strict as xp
 from d2ldev.device import Device
 
 
-def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by a call of the framework's own."""
-    return {"ones": lambda: xp.ones((2, 2))}
+def own_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return a builder of a tensor by a call of the framework's own.
+
+    It names the device of the block, because array-api-strict has no default that can be set.
+    """
+    return {"ones": lambda: xp.ones((2, 2), device=backend.zeros(0).device)}
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -54,7 +54,7 @@ class ReferenceTraining(Training):
         labels = xp.astype(y, xp.int64)
         counts = labels != NO_LABEL
         if weights is not None:
-            counts = counts & _with_axes(weights != 0, y.ndim)
+            counts = counts & _with_axes(xp.astype(weights, xp.bool), y.ndim)
         labels = xp.where(counts, labels, xp.zeros_like(labels))
         return xp.stack([xp.min(labels), xp.max(labels)])
 

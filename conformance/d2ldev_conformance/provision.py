@@ -146,7 +146,8 @@ def modules(backend: Backend) -> Mapping[str, Callable[[Device, float], Any]]:
 def own_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
     """Return builders of tensors of shape ``(2, 2)`` and the default float dtype, by name.
 
-    They are made by calls of the framework's own, which name no device.
+    They are made by calls of the framework's own, inside of a block ``backend.on(device)``. The
+    calls name no device, if the framework has a default one that can be set.
     """
     return _provided(backend, "own_tensors")
 
