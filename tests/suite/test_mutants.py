@@ -11,12 +11,15 @@ from pathlib import Path
 import mutants
 import pytest
 from mutants import MUTANTS, Crashing, Hanging, Queued
+from mutants.models import WithObjects
 from processes import searched
 
 HERE = Path(__file__).parent
 for module in pkgutil.walk_packages(mutants.__path__, "mutants."):
     importlib.import_module(module.name)
-BY_DAY = sorted({mutant.caught_by for mutant in MUTANTS if not mutant.is_nightly})
+OF_OBJECTS = sorted({mutant.caught_by for mutant in MUTANTS if issubclass(mutant, WithObjects)})
+"""The requirements of models that take attributes, as those of ``Queued`` do not."""
+BY_DAY = sorted({mutant.caught_by for mutant in MUTANTS if not mutant.is_nightly} - {*OF_OBJECTS})
 AT_NIGHT = sorted({mutant.caught_by for mutant in MUTANTS if mutant.is_nightly})
 OF_MACHINES = "processes.train-on-two-machines"
 TIME_LIMIT = 120
@@ -32,7 +35,7 @@ def installed(tmp_path_factory):
     info = folder / "d2ldev_mutants-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d2ldev-mutants\nVersion: 1.0\n")
-    classes = [*MUTANTS, Queued, Crashing, Hanging]
+    classes = [*MUTANTS, WithObjects, Queued, Crashing, Hanging]
     points = [f"{cls.name} = {cls.__module__}:{cls.__name__}" for cls in classes]
     (info / "entry_points.txt").write_text("\n".join(["[d2ldev.backends]", *points]))
     return folder
@@ -116,6 +119,10 @@ def test_a_mutant_is_caught_by_the_requirement_named_for_it(cls, outcomes, skip_
 def test_a_sound_backend_passes_what_catches_the_mutants(outcomes, part):
     requirements = BY_DAY[part::PARTS]
     assert outcomes(Queued, requirements) == dict.fromkeys(requirements, "passed")
+
+
+def test_a_sound_backend_passes_what_is_required_of_models_with_attributes(outcomes):
+    assert outcomes(WithObjects, OF_OBJECTS) == dict.fromkeys(OF_OBJECTS, "passed")
 
 
 @pytest.mark.nightly
