@@ -78,10 +78,19 @@ def problem_of(value: object, choices: Sequence[str], other: str = "") -> str:
         return ""
     found = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
     problem = f"it is one of {found}" if other or len(choices) > 1 else f"it is {found}"
-    if isinstance(value, str):
-        import difflib  # not before it is needed
+    near = nearest(value, choices)
+    return problem + (f"; did you mean {near!r}?" if near else "")
 
-        text = str.__str__(value)[:50].lower().replace("-", "_")
-        near = difflib.get_close_matches(text, choices, n=1)
-        problem += f"; did you mean {near[0]!r}?" if near else ""
-    return problem
+
+def nearest(value: object, choices: Sequence[str]) -> str:
+    """Return the choice that a value is nearly; empty if it is none.
+
+    >>> nearest('Adam', ('sgd', 'adam'))
+    'adam'
+    """
+    if not isinstance(value, str):
+        return ""
+    import difflib  # not before it is needed
+
+    text = str.__str__(value)[:50].lower().replace("-", "_")
+    return next(iter(difflib.get_close_matches(text, choices, n=1)), "")

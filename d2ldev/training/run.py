@@ -32,7 +32,7 @@ from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
 from d2ldev.framework import Learner
 from d2ldev.operations.arguments import as_path, length_of, whole_number
-from d2ldev.options import KEEPS, Keep, problem_of
+from d2ldev.options import KEEPS, Keep, nearest, problem_of
 from d2ldev.training.callbacks import checked_states
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, checked_random_states, random_states
@@ -64,7 +64,8 @@ class Saving(NamedTuple):
         attempted, every = "save the state of a run", self.checkpoint_every
         if problem := problem_of(self.keep, KEEPS):
             attempted = f"{attempted} with keep={describe(self.keep)}"
-            raise UnsupportedValueError(attempted, problem, "keep='best'")
+            fix = f"keep={nearest(self.keep, KEEPS) or 'best'!r}"
+            raise UnsupportedValueError(attempted, problem, fix)
         if self.checkpoint is None and (every is not None or self.keep == "best"):
             fix = "fit(..., checkpoint='run.safetensors')"
             raise UnsupportedValueError(attempted, "no checkpoint is named", fix)

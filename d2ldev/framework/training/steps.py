@@ -23,6 +23,7 @@ from d2ldev.options import (
     Precision,
     Shard,
     Statistics,
+    nearest,
     problem_of,
 )
 
@@ -312,7 +313,8 @@ def _is_rate(value: object) -> bool:
 def _check_choice(name: str, value: object, choices: Sequence[str], other: str) -> None:
     """Check a setting that is one of several names; ``other`` is what the caller allows besides."""
     if problem := problem_of(value, choices, other):
-        raise _refusal(name, value, problem, f"{name}={choices[-1]!r}")
+        meant = nearest(value, choices) or choices[-1]
+        raise _refusal(name, value, problem, f"{name}={meant!r}")
 
 
 def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedValueError:

@@ -50,6 +50,14 @@ def test_a_misspelt_option_names_the_nearest_one(reference, name):
         call(reference)
 
 
+@pytest.mark.parametrize("name", ["loss", "optimizer", "keep", "precision", "batch_norm"])
+def test_the_line_that_fixes_it_has_the_nearest_one(reference, name):
+    call, meant = MISSPELT[name]
+    with pytest.raises(UnsupportedValueError) as caught:
+        call(reference)
+    assert caught.value.fix == f"{name}={meant!r}"
+
+
 @pytest.mark.parametrize("value", [3, None, "", "nothing of the kind", ["adam"], "x" * 10**6])
 def test_anything_else_is_told_what_there_is(value):
     said = problem_of(value, ("sgd", "adam"), "an object")
