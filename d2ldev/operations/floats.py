@@ -13,10 +13,15 @@ from d2ldev.operations import creation, placing
 
 
 def dtype_of_model(framework: Framework, model: Any) -> str | None:
-    """Return the dtype of a model's floats; None if it has none yet, or several."""
-    dtype_of = framework.tensors.dtype_of
-    found = {dtype_of(x) for _, x in placing.named_tensors(framework, model)}
-    floats = {name for name in found if _is_float(name)}
+    """Return the dtype of a model's floats; None if it has none yet, or several.
+
+    Where the framework tells parameters from other tensors, such as buffers, those count.
+    """
+    dtype_of, is_refilled = framework.tensors.dtype_of, framework.models.is_refilled
+    found = [x for _, x in placing.named_tensors(framework, model)]
+    floats = {name for name in map(dtype_of, found) if _is_float(name)}
+    if len(floats) > 1:
+        floats = {name for name in map(dtype_of, filter(is_refilled, found)) if _is_float(name)}
     return floats.pop() if len(floats) == 1 else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
@@ -324,10 +324,28 @@ class TorchLearner(Learner):
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Add the gradients on a batch to those that are there; return its loss and prediction."""
-        loss, prediction = self._losses(inputs, y, is_step=True)
+        loss, prediction = self._losses_of_step(inputs, y)
         self._backward(loss)
         # Without the graph for the backward pass.
         return loss.detach(), self._mapped(torch.Tensor.detach, prediction)
+
+    def _losses_of_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        try:
+            return self._losses(inputs, y, is_step=True)
+        except ValueError as error:
+            if isinstance(error, D2LDevError) or not self._lacks_variance(inputs):
+                raise
+            raise UnsupportedValueError(
+                "train on a batch of one example",
+                f"the model has batch normalizations, and torch says: {said(error)}",
+                "drop_last=True in the loader, where the last batch has one example",
+            ) from error
+
+    def _lacks_variance(self, inputs: tuple[Any, ...]) -> bool:
+        """Tell whether a batch has one example, and the model normalizes batches."""
+        flat = flatten(inputs, self._framework.kinds, "train")
+        lengths = {len(x) for x in flat.tensors.values() if x.dim()}
+        return lengths == {1} and self._framework.parallel.least_examples(self._model) > 1
 
     def _backward(self, loss: Tensor) -> None:
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()

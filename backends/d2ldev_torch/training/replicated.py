@@ -85,7 +85,7 @@ class TorchGroupLearner(TorchLearner):
 
     def _computed(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with self._numbers.drawn(self._place_of(inputs)):
-            loss, prediction = self._losses(inputs, y, is_step=True)
+            loss, prediction = self._losses_of_step(inputs, y)
         return loss, self._mapped(torch.Tensor.detach, prediction)
 
 

@@ -135,7 +135,7 @@ class TorchShardLearner(TorchLearner):
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
         with self._numbers.drawn(self._place_of(inputs)):
-            loss, prediction = self._losses(inputs, y, is_step=True)
+            loss, prediction = self._losses_of_step(inputs, y)
         # FSDP takes the mean of the processes' gradients, and the sum is wanted.
         self._backward(loss * (self.portion.share * self._size))
         return loss.detach(), self._mapped(torch.Tensor.detach, prediction)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from d2ldev import Broadcast, Trainer
+from d2ldev import Broadcast, D2LDevWarning, Trainer
 from d2ldev.errors import UnsupportedValueError
 
 OPTIMIZERS = {
@@ -435,3 +435,41 @@ def test_what_is_marked_is_its_value_to_the_model_the_loss_and_the_metrics(virtu
     assert history["shift"] == history["val_shift"] == [(1 * 1 + 3 * 3) / 4]
     found = trainer.predict(trainer.model, data)
     assert [tuple(x.shape) for x in found] == [(1, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_batch_of_one_example_to_normalize_is_refused(virtual, number):
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    sizes = (4, 1)
+    data = [(np.ones((n, 2), "float32"), np.ones((n, 3), "float32")) for n in sizes]
+    with pytest.raises(UnsupportedValueError, match=r"(?s)one example: .*drop_last=True"):
+        Trainer(1, number, backend=virtual).fit(net, data)
+
+
+def test_a_batch_of_one_image_is_normalized(virtual):
+    net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
+    data = [(np.ones((1, 1, 2, 2), "float32"), np.zeros((1, 4), "float32"))]
+    assert Trainer(1, 1, backend=virtual).fit(net, data)["loss"] == [0.0]
+
+
+def test_the_error_of_a_model_stays_its_own(virtual):
+    class Broken(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            raise ValueError("mine")
+
+    for layer, n in ((nn.BatchNorm1d(2), 2), (nn.Linear(2, 1), 1)):
+        data = [(np.ones((n, 2), "float32"), np.ones((n, 1), "float32"))]
+        with pytest.raises(ValueError, match=r"^mine$"):
+            Trainer(1, 0, backend=virtual).fit(Broken(layer), data)
+
+
+def test_floats_are_cast_to_the_dtype_of_the_parameters(virtual):
+    net = nn.Linear(2, 1)
+    net.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+    data = [(np.ones((4, 2)), np.ones((4, 1)))]
+    with pytest.warns(D2LDevWarning, match="float64 is cast to float32"):
+        Trainer(1, 0, backend=virtual).fit(net, data)
