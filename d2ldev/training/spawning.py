@@ -201,12 +201,15 @@ class _Pickler(pickle.Pickler):
         self._reduce = backend.framework.parallel.reduce
 
     def reducer_override(self, obj: Any) -> Any:
-        is_of_main = isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__"
-        if is_of_main and _is_without_file():
-            raise pickle.PicklingError(
-                f"{obj.__qualname__} is of this session, which no other process can import: a "
-                "notebook, the standard input, or python -c"
-            )
+        if isinstance(obj, (type, FunctionType)) and _is_without_file():
+            # The book's ``add_to_class`` gives a class of d2ldev's methods of the program's.
+            added = vars(obj).values() if isinstance(obj, type) else ()
+            for each in (obj, *added):
+                if isinstance(each, (type, FunctionType)) and each.__module__ == "__main__":
+                    raise pickle.PicklingError(
+                        f"{each.__qualname__} is of this session, which no other process can "
+                        "import: a notebook, the standard input, or python -c"
+                    )
         return self._reduce(obj)
 
 
