@@ -1,17 +1,18 @@
-"""The book's functions of devices, on any backend: they return the framework's own devices.
+"""What the book's chapters take from ``d2l``, on any backend, with the framework's own devices.
 
 >>> from d2ldev.native import reference as d2l
 >>> d2l.try_gpu(1)
 array_api_strict.Device('device2')
 
-With ``from d2ldev.native import torch as d2l`` the chapter's cells of devices and tensors run as
-they are printed: ``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well. The
-framework's own count of GPUs has no virtual ones, and the book's ``Trainer`` is in the book's
-package. Any known backend is had by its name; importing this module imports none of them.
+With ``from d2ldev.native import torch as d2l`` the cells of the chapter "GPUs" run as they are
+printed: ``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well, and
+``@d2l.add_to_class(d2l.Trainer)``. The framework's own count of GPUs has no virtual ones. The
+book's models and data are in the book's package. Any known backend is had by its name; importing
+this module imports none of them.
 
 Held by ``tests/core/package/test_native.py`` and each backend's ``test_<framework>_chapter.py``.
 
-Source: D2L, section 6.7.1, "Computing Devices".
+Source: D2L, sections 3.2, "Object-Oriented Design for Implementation", and 6.7, "GPUs".
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from d2ldev.backend_class import Backend, backend_for
 from d2ldev.device import CPU, gpu
+from d2ldev.framework.made_once import made_once
 from d2ldev.registry.discovery import ALIASES, choices, known_backends
 from d2ldev.registry.selection import get_framework
 
+Class = TypeVar("Class", bound=type)
 Defined = TypeVar("Defined", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
+    from d2ldev.training.trainer import Trainer
+
     jax: NativeDevices
     mxnet: NativeDevices
     reference: NativeDevices
@@ -35,11 +40,14 @@ if TYPE_CHECKING:
 
 
 class NativeDevices:
-    """The devices of one backend, by the book's functions.
+    """The devices of one backend, by the book's functions, and the book's classes for it.
 
     A native device is ``torch.device('cuda:1')`` in PyTorch, a ``jax.Device`` in JAX, ``mx.gpu(1)``
     in MXNet, and in TensorFlow the name ``'/GPU:1'``, which is a context as ``tf.device`` is. Under
     virtual GPUs it is the framework's own object that stands for one.
+
+    ``Trainer`` and ``Module`` are classes of this object alone: what ``add_to_class`` changes of
+    them is d2ldev's own for nobody else.
 
     Args:
         backend: whose devices they are.
@@ -64,6 +72,59 @@ class NativeDevices:
             return defined
 
         return add
+
+    # -- the classes of section 3.2 -------------------------------------------------------
+
+    @made_once
+    def Trainer(self) -> type[Trainer]:  # noqa: N802  # the book's name of a class
+        """``d2ldev.Trainer``, which trains on this backend."""
+        from d2ldev.training.trainer import Trainer  # most programs do not train
+
+        made: type[Trainer] = type("Trainer", (Trainer,), {"backend": self._backend})
+        return self._named(made)
+
+    @made_once
+    def Module(self) -> type:  # noqa: N802
+        """The book's ``Module``: the framework's own class of models with the book's methods.
+
+        Raises:
+            UnsupportedValueError: if the framework has none.
+        """
+        from d2ldev.training.book import ModuleMethods
+
+        return self._named(self._backend.framework.training.module_class(ModuleMethods))
+
+    @made_once
+    def DataModule(self) -> type:  # noqa: N802
+        """The book's ``DataModule``, to be derived from."""
+        from d2ldev.training.book import DataModule
+
+        return self._named(type("DataModule", (DataModule,), {}))
+
+    @made_once
+    def HyperParameters(self) -> type:  # noqa: N802
+        """The book's ``HyperParameters``, with ``save_hyperparameters``."""
+        from d2ldev.training.book import HyperParameters
+
+        return self._named(type("HyperParameters", (HyperParameters,), {}))
+
+    def _named(self, made: Class) -> Class:
+        """Return a class by whose name ``pickle`` finds it again, in another process as well."""
+        made.__module__, made.__qualname__ = __name__, f"{self._backend.name}.{made.__name__}"
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        there = ", ".join(each for each in dir(type(self)) if not each.startswith("_"))
+        raise AttributeError(
+            f"d2ldev.native has no {name!r}. It has {there}; all else is in the book's own package "
+            "(pip install d2l), see docs/d2l.md"
+        )
+
+    # -- the functions of section 6.7 -----------------------------------------------------
+
+    def to(self, x: Any, device: Any) -> Any:
+        """Return a tensor, or a nesting of tensors, on a device; see ``Backend.to``."""
+        return self._backend.to(x, device)
 
     def cpu(self) -> Any:
         """Return the CPU."""
@@ -109,5 +170,10 @@ def __getattr__(name: str) -> NativeDevices:
     import difflib  # only where a backend is chosen
 
     if difflib.get_close_matches(name, [*known_backends(), *ALIASES], 1, 0.75):
-        return NativeDevices(backend_for(get_framework(name)))
+        backend = backend_for(get_framework(name))
+        # The same object each time, so that its classes are the same.
+        return _handed_out.setdefault(backend, NativeDevices(backend))
     raise AttributeError(f"module 'd2ldev.native' has no backend {name!r}; {choices()}")
+
+
+_handed_out: dict[Backend, NativeDevices] = {}

@@ -7,11 +7,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 from d2ldev.errors import UnsupportedValueError, describe, said
 
 METHODS = ("training_step", "validation_step")
+
+
+def arguments_of(frame: FrameType, ignore: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of the method that a frame runs, as ``save_hyperparameters`` has them.
+
+    The book's ``super().__init__(); self.save_hyperparameters()`` passes none.
+    """
+    left_out = {*ignore, "self"}
+    return {
+        name: value
+        for name, value in frame.f_locals.items()
+        if name not in left_out and not name.startswith("_")
+    }
 
 
 def is_data_module(data: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from d2ldev.active import active_backend, get_backend
+from d2ldev.active import get_backend
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
@@ -65,7 +65,13 @@ from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import interruptible
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import Metric, check_names, named_metrics
-from d2ldev.training.module import is_data_module, loader_of, own_settings, uncover_loss
+from d2ldev.training.module import (
+    arguments_of,
+    is_data_module,
+    loader_of,
+    own_settings,
+    uncover_loss,
+)
 from d2ldev.training.progress import Progress, shown
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.spawning import Outcome, result, trained_in_processes
@@ -93,7 +99,8 @@ class Trainer(Hooks):
         num_gpus: 0 is the CPU, 1 is ``gpu(0)``; ``'auto'``, or -1, is all that there are, else the
             CPU; in a process of a launch 0 or 1, and ``'auto'`` is the process's own GPU.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
-        backend: the framework's, or its name; None is the active one.
+        backend: the framework's, or its name; None is the active one, and that of ``d2l`` for
+            ``d2l.Trainer`` of ``from d2ldev.native import torch as d2l``.
         callback: called after each epoch with its number, from 0, and the history so far; or an
             object with ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both; or a
             list of such. What has ``state_dict`` and ``load_state_dict`` is in the checkpoint.
@@ -165,7 +172,7 @@ class Trainer(Hooks):
         shard: Shard | None = None,
         batch_norm: Statistics | None = None,
     ) -> None:
-        self.backend = active_backend() if backend is None else get_backend(backend)
+        self.backend = get_backend(type(self).backend if backend is None else backend)
         self.max_epochs = whole_number(
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
@@ -209,10 +216,8 @@ class Trainer(Hooks):
             ignore: the names of those that are left out, as all with a leading underscore are.
                 ``shard`` becomes ``sharded``, because it is a method.
         """
-        # The book's ``super().__init__(); self.save_hyperparameters()`` passes no arguments.
-        for name, value in sys._getframe(1).f_locals.items():
-            if name not in {*ignore, "self"} and not name.startswith("_"):
-                setattr(self, "sharded" if name == "shard" else name, value)
+        for name, value in arguments_of(sys._getframe(1), ignore).items():
+            setattr(self, "sharded" if name == "shard" else name, value)
 
     def _settings_of_steps(self) -> dict[str, Any]:
         """Return what the trainer, and not ``fit``, says of each step."""

@@ -5,6 +5,9 @@ import tomllib
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
+from book import EXCEPTIONS
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -32,6 +35,13 @@ def test_ci_has_each_python_of_tox():
     # The last one is the ``python`` of the job, which is to have ``tox``.
     assert set(versions) == set(re.findall(r"base_python = python(\S+)", tox))
     assert "--skip-missing-interpreters false" in workflow
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/d2l.md"])
+def test_readers_are_told_what_of_the_chapter_does_not_run_as_it_is_printed(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    told = re.search(r"need a line of yours:\n\n((?:- .*\n)+)", text)[1].splitlines()
+    assert [each.removeprefix("- ").rstrip(";.") for each in told] == list(EXCEPTIONS.values())
 
 
 def test_contributors_are_told_the_layers_that_are_held():

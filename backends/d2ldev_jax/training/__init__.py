@@ -41,6 +41,11 @@ class JaxTraining(Training):
     def step_operands(self, model: Any) -> tuple[str, ...]:
         return ("params", "batch", "state") if is_linen(model) else ("batch",)
 
+    def module_class(self, methods: type) -> type:
+        from d2ldev_jax.training.book import books_module
+
+        return books_module(methods)
+
     def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
         if is_linen(model):
             from d2ldev_jax.training.book import begin

@@ -8,9 +8,11 @@ Source: D2L, sections 3.2.4 and 3.4, for JAX.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 import jax
+from flax import linen
 from flax.training.train_state import TrainState
 
 from d2ldev.errors import UnsupportedValueError, describe
@@ -29,6 +31,37 @@ class BooksState(TrainState):
 
     batch_stats: Any
     dropout_rng: Tensor
+
+
+def books_module(methods: Any) -> type:
+    """Return D2L's ``Module``, a linen module, with what it has otherwise than in other frameworks.
+
+    Args:
+        methods: those that it has as in other frameworks.
+    """
+
+    class Module(linen.Module, methods):
+        plot_train_per_epoch: int = field(default=2, init=False)
+        plot_valid_per_epoch: int = field(default=1, init=False)
+        board: Any = field(default_factory=methods.board_class, init=False)
+
+        def __call__(self, X: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
+            return self.forward(X, *args, **kwargs)
+
+        def training_step(self, params: Any, batch: Any, state: Any) -> Any:
+            value, gradients = jax.value_and_grad(self.loss)(params, batch[:-1], batch[-1], state)
+            self.plot("loss", value, train=True)
+            return value, gradients
+
+        def validation_step(self, params: Any, batch: Any, state: Any) -> Any:
+            value = self.loss(params, batch[:-1], batch[-1], state)
+            self.plot("loss", value, train=False)
+            return value
+
+        def apply_init(self, dummy_input: Any, key: Any) -> Any:
+            return self.init(key, *dummy_input)
+
+    return Module
 
 
 def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, ...]) -> None:

@@ -50,6 +50,9 @@ class MXNetTraining(Training):
     def learner(self, model: Any, settings: Settings) -> Learner:
         return MXNetLearner(self._framework, model, settings)
 
+    def module_class(self, methods: type) -> type:
+        return type("Module", (methods, mx.gluon.nn.Block), {})
+
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         with NumPySemantics():
             found = mx.np.argmax(prediction, axis=-1)

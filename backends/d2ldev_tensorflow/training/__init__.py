@@ -49,6 +49,18 @@ class TensorFlowTraining(Training):
     def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
         return compiled.metrics_of(model)
 
+    def module_class(self, methods: type) -> type:
+        class Module(methods, tf.keras.Model):
+            """D2L's ``Module`` as a Keras model, whose ``call`` is ``forward``."""
+
+            training: bool | None = None
+
+            def call(self, X: Any, *args: Any, training: bool | None = None) -> Any:  # noqa: N803
+                self.training = training
+                return self.forward(X, *args)
+
+        return Module
+
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         # A traced tensor has no device yet: the caller of its function decides.
         with tf.device(place_of(prediction)):

@@ -34,6 +34,9 @@ class TorchTraining(Training):
     def learner(self, model: Any, settings: Settings) -> Learner:
         return TorchLearner(self._framework, model, settings)
 
+    def module_class(self, methods: type) -> type:
+        return type("Module", (methods, torch.nn.Module), {})
+
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         labels = y.long()
         is_right, counts = prediction.argmax(-1) == labels, labels != NO_LABEL

@@ -131,6 +131,24 @@ class Training:
         """
         return ("batch",)
 
+    def module_class(self, methods: type) -> type:
+        """Return D2L's ``Module`` for the framework's models: a class that has the methods.
+
+        Called once for ``d2ldev.native``, which names the class.
+
+        Args:
+            methods: a class whose ``__init__`` calls the framework's. What the book's ``Module``
+                of the framework has otherwise, the returned class overrides.
+
+        Raises:
+            UnsupportedValueError: if the framework has no class of models.
+        """
+        raise UnsupportedValueError(
+            "derive a model from d2l.Module",
+            "the framework has no class of models",
+            "from d2ldev.native import torch as d2l",
+        )
+
     def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
         """Give ``model.trainer`` what the user's ``fit_epoch`` finds there beside the optimizer.
 

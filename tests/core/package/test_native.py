@@ -1,4 +1,6 @@
-"""The book's five functions, on any backend."""
+"""What the book's chapters take from ``d2l``, on any backend."""
+
+import pickle
 
 import pytest
 from processes import FRAMEWORKS, make_backend, run_python
@@ -59,6 +61,96 @@ def test_a_function_is_added_to_a_class_as_in_the_book():
 
     assert doubled(None, 1) == 2
     assert Model().doubled(3) == 6
+
+
+def test_a_batch_is_moved_to_a_device_as_the_framework_has_it(reference):
+    X, y = (d2l.to(x, d2l.gpu(1)) for x in (reference.ones((2, 3)), reference.zeros(2)))  # noqa: N806
+    assert {reference.device_of(x) for x in (X, y)} == {d2ldev.gpu(1)}
+
+
+def test_the_trainer_trains_on_the_backend_that_it_was_taken_from(reference):
+    with d2ldev.use_backend(d2ldev.Backend(type(reference.framework)(virtual_gpus=1))):
+        trainer = d2l.Trainer(2, num_gpus=1)
+    assert trainer.backend is reference
+    assert isinstance(trainer, d2ldev.Trainer)
+
+
+def test_what_is_added_to_the_trainer_is_added_to_nobody_else_s(reference):
+    mine, others = (NativeDevices(reference) for _ in range(2))
+
+    @mine.add_to_class(mine.Trainer)
+    def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: N807
+        self.save_hyperparameters()
+        self.gpus = [mine.gpu(i) for i in range(min(num_gpus, mine.num_gpus()))]
+
+    @mine.add_to_class(mine.Trainer)
+    def prepare_batch(self, batch):
+        return [mine.to(a, self.gpus[0]) for a in batch]
+
+    trainer = mine.Trainer(max_epochs=1, num_gpus=7)
+    assert [trainer.gpus, trainer.num_gpus] == [mine.try_all_gpus(), 7]
+    assert reference.device_of(trainer.prepare_batch([reference.ones(2)])[0]) is d2ldev.gpu(0)
+    assert mine.Trainer is mine.Trainer is not others.Trainer
+    for each in (d2ldev.Trainer, others.Trainer):
+        assert each.__init__ is not __init__
+        assert each.prepare_batch is not prepare_batch
+
+
+def test_another_process_finds_the_trainer_and_the_data_by_their_names():
+    from d2ldev.native import reference as again
+
+    assert again is d2l
+    for each in (d2l.Trainer, d2l.DataModule, d2l.HyperParameters):
+        assert pickle.loads(pickle.dumps(each)) is each
+
+
+def test_arguments_become_attributes_as_in_the_book():
+    class Data(d2l.DataModule):
+        def __init__(self, batch_size, _scale=1, ignored=2):
+            super().__init__(root="data")
+            self.save_hyperparameters(ignore=["ignored"])
+
+        def get_dataloader(self, train):
+            return [train, self.batch_size]
+
+    data = Data(8)
+    assert [data.root, data.num_workers, data.hparams] == ["data", 4, {"batch_size": 8}]
+    assert not hasattr(data, "ignored")
+    assert [data.train_dataloader(), data.val_dataloader()] == [[True, 8], [False, 8]]
+
+
+def test_data_without_a_loader_is_told_which_one():
+    class Data(d2l.DataModule):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"get_dataloader\(self, train\): ... in Data"):
+        Data().train_dataloader()
+
+
+def test_a_framework_without_models_has_no_module():
+    with pytest.raises(d2ldev.UnsupportedValueError, match="no class of models"):
+        d2l.Module  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["MLP", "FashionMNIST", "SyntheticRegressionData"])
+def test_what_is_the_book_s_alone_is_said_to_be_in_its_package(name):
+    with pytest.raises(AttributeError) as caught:
+        getattr(d2l, name)
+    assert str(caught.value) == (
+        f"d2ldev.native has no {name!r}. It has DataModule, HyperParameters, Module, Trainer, "
+        "add_to_class, cpu, gpu, num_gpus, to, try_all_gpus, try_gpu; all else is in the book's "
+        "own package (pip install d2l), see docs/d2l.md"
+    )
+
+
+def test_a_board_keeps_the_means_of_the_points_that_it_is_given():
+    from d2ldev.training.book import ProgressBoard
+
+    board = ProgressBoard()
+    for i in range(5):
+        board.draw(i, 10.0 * i, "train_loss", every_n=2)
+    board.draw(1, 3.0, "val_loss")
+    assert board.points == {"train_loss": [(0.5, 5.0), (2.5, 25.0)], "val_loss": [(1.0, 3.0)]}
 
 
 def test_the_functions_name_their_backend():

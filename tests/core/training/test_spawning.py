@@ -275,6 +275,17 @@ try:
     train(Own())
 except d2ldev.UnsupportedValueError as error:
     print(error)
+
+from d2ldev.native import reference as d2l
+
+@d2l.add_to_class(d2l.Trainer)
+def prepare_batch(self, batch):
+    return backend.to(batch, self.device)
+
+try:
+    d2l.Trainer(2, 2).fit(backend.mlp([3, 1], seed=0), data)
+except d2ldev.UnsupportedValueError as error:
+    print(error)
 """
 
 
@@ -291,13 +302,15 @@ def test_a_program_without_a_file_trains_and_is_told_what_only_it_has(reference,
         cwd=tmp_path,
         timeout=60,
     )
-    loss, refusal, fix = done.stdout.splitlines()
+    loss, refusal, fix, refusal_of_added, _ = done.stdout.splitlines()
     data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3
     trainer = Trainer(2, 1, backend=Backend(type(reference.framework)(virtual_gpus=1)))
     expected = trainer.fit(trainer.backend.mlp([3, 1], seed=0), data)["loss"]
     assert json.loads(loss) == pytest.approx(expected)
     assert "Own is of this session, which no other process can import" in refusal
     assert "d2ldev launch --processes 2 train.py" in fix
+    # The other processes have d2ldev's own Trainer, without what the session has added to it.
+    assert "prepare_batch is of this session" in refusal_of_added
     assert done.stderr == ""
     assert list((tmp_path / "temporary").iterdir()) == []
 

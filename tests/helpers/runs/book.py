@@ -1,7 +1,6 @@
 """The chapter "GPUs" of the book as it is printed, run in a process of its own for each framework.
 
-What stands around the chapter's cells is here: the parts of the book's own package that earlier
-chapters have written, and ``show``, in place of a notebook that shows the last line of a cell.
+What stands around the chapter's cells is here: ``show_as``, data, and what a ``Trainer`` has to do.
 """
 
 import inspect
@@ -25,8 +24,35 @@ def prepare_batch(self, batch):
 """
 """The same in all tabs but TensorFlow's."""
 
-# Sections 3.2.1, but for ``HyperParameters``, and 3.2.4, without the board that draws.
-_EARLIER_CHAPTERS = """
+BOOKS_RUN = """
+class Data(d2l.DataModule):
+    def __init__(self, batch_size=8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.X = as_tensor([[i % 5 - 2.0, i % 3 - 1.0] for i in range(32)])
+        self.y = as_tensor([[2.0 * (i % 5 - 2) - 3.4 * (i % 3 - 1) + 4.2] for i in range(32)])
+
+    def get_dataloader(self, train):
+        n = self.batch_size
+        return [(self.X[i : i + n], self.y[i : i + n]) for i in range(0, 32, n)]
+
+model = LinearRegression(lr=0.1)
+trainer = d2l.Trainer(num_gpus=1, max_epochs=10)
+history = trainer.fit(model, Data())
+show_as('fit', history['loss'][-1] < 0.05 * history['loss'][0], len(model.board.points['val_loss']))
+"""
+"""A ``LinearRegression`` of section 3.5 is trained with the Trainer of section 6.7.3."""
+
+EXCEPTIONS = {
+    "all": "the cells that define `cpu`, `gpu`, `num_gpus`, `try_gpu` and `try_all_gpus`: take "
+    "them from `d2l`, because the framework itself counts no virtual GPUs",
+    "tensorflow": "`net(X)` in TensorFlow: write `with try_gpu():` around it, because a virtual "
+    "GPU is not TensorFlow's default device",
+}
+"""What of the chapter does not run as it is printed; README and docs/d2l.md say the same."""
+
+# ``show_as`` is in place of a notebook, which shows the last line of a cell.
+_NOTEBOOK = """
 from types import SimpleNamespace
 
 results = {}
@@ -39,22 +65,6 @@ def show_as(name, *values):
         [called(each) for each in value] if isinstance(value, list) else called(value)
         for value in values
     ]
-
-def add_to_class(Class):
-    def wrapper(obj):
-        setattr(Class, obj.__name__, obj)
-    return wrapper
-
-class Trainer(HyperParameters):
-    def prepare_model(self, model):
-        model.trainer = self
-        model.board.xlim = [0, self.max_epochs]
-        self.model = model
-
-def package(native, **more):
-    names = ('cpu', 'gpu', 'num_gpus', 'try_gpu', 'try_all_gpus')
-    functions = {name: getattr(native, name) for name in names}
-    return SimpleNamespace(Trainer=Trainer, add_to_class=add_to_class, **functions, **more)
 """
 
 
@@ -80,8 +90,8 @@ def run_chapter(program, virtual_gpus):
         virtual_gpus: how many; 0 is the CPU alone.
     """
     environment = {"D2LDEV_VIRTUAL_GPUS": str(virtual_gpus), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    code = f"import inspect\n{inspect.getsource(HyperParameters)}{_EARLIER_CHAPTERS}{program}"
-    (results,) = run_python(f"{code}\nshow(results)", hide=(), environment=environment)
+    code = f"{_NOTEBOOK}{program}\nshow(results)"
+    (results,) = run_python(code, hide=(), environment=environment)
     return results
 
 

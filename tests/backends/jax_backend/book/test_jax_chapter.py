@@ -1,6 +1,6 @@
 """The JAX tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
-from book import BOOKS_BATCHES, BOOKS_TRAINER, run_chapter, run_tour
+from book import BOOKS_BATCHES, BOOKS_RUN, BOOKS_TRAINER, run_chapter, run_tour
 
 CHAPTER = """
 def called(value):  # what JAX prints depends on its version
@@ -48,11 +48,28 @@ params = jax.device_put(params, try_gpu())
 show_as('net(x)', net.apply(params, x).device, list(net.apply(params, x).shape))
 show_as('net', *jax.tree.leaves(jax.tree_util.tree_map(lambda x: x.device, params)))
 
-d2l = package(d2l, to=jax.device_put)
-
 """
 CHAPTER += BOOKS_TRAINER + BOOKS_BATCHES
 CHAPTER += """
+import optax
+
+class LinearRegression(d2l.Module):
+    lr: float
+
+    def setup(self):
+        self.net = nn.Dense(1)
+
+    def loss(self, params, X, y, state):
+        return jnp.mean((state.apply_fn({'params': params}, *X) - y) ** 2)
+
+    def configure_optimizers(self):
+        return optax.sgd(self.lr)
+
+as_tensor = jnp.array
+"""
+CHAPTER += BOOKS_RUN
+CHAPTER += """
+show_as('trained', *(leaf.device for leaf in jax.tree.leaves(trainer.state.params)))
 trainer = d2l.Trainer(max_epochs=1, num_gpus=1)
 X, y = trainer.prepare_batch([jnp.ones((2, 10)), jnp.ones((2, 1))])
 
@@ -76,6 +93,8 @@ def test_on_the_cpu_the_chapter_runs_as_printed():
         "Z2": [CPU],
         "net(x)": [CPU, [1]],
         "net": [CPU, CPU],
+        "fit": [True, 10],
+        "trained": [CPU] * 2,
         "trainer": [CPU] * 5,
     }
 
@@ -92,6 +111,8 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
         "Z2": [SECOND],
         "net(x)": [FIRST, [1]],
         "net": [FIRST, FIRST],
+        "fit": [True, 10],
+        "trained": [FIRST] * 2,
         "trainer": [FIRST] * 5,
     }
 

@@ -1,11 +1,11 @@
 """The MXNet tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
-from book import BOOKS_BATCHES, BOOKS_TRAINER, run_chapter, run_tour
+from book import BOOKS_BATCHES, BOOKS_RUN, BOOKS_TRAINER, run_chapter, run_tour
 
 CHAPTER = """
 # 6.7.1 Computing Devices
 from d2ldev.native import mxnet as d2l
-from mxnet import autograd, np, npx
+from mxnet import autograd, gluon, np, npx
 from mxnet.gluon import nn
 npx.set_np()
 
@@ -37,11 +37,6 @@ net.initialize(ctx=try_gpu())
 show_as('net(X)', net(X).ctx, list(net(X).shape))
 show_as('net', net[0].weight.data().ctx)
 
-class Module(nn.Block):
-    pass
-
-d2l = package(d2l, Module=Module, to=lambda x, *args: x.as_in_context(*args))
-
 @d2l.add_to_class(d2l.Module)
 def set_scratch_params_device(self, device):
     for attr in dir(self):
@@ -68,10 +63,28 @@ def prepare_model(self, model):
         model.set_scratch_params_device(self.gpus[0])
     self.model = model
 
+class LinearRegression(d2l.Module):
+    def __init__(self, lr):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Dense(1)
+        self.net.initialize()
+
+    def loss(self, y_hat, y):
+        return ((y_hat - y) ** 2).mean()
+
+    def configure_optimizers(self):
+        return gluon.Trainer(self.collect_params(), 'sgd', {'learning_rate': self.lr})
+
+as_tensor = np.array
+"""
+CHAPTER += BOOKS_RUN
+CHAPTER += """
+show_as('trained', model.net.weight.data().ctx)
+
 class Model(d2l.Module):
     def __init__(self):
         super().__init__()
-        self.board = SimpleNamespace()
         self.net = nn.Dense(1, in_units=3)
         self.net.initialize()
         self.w = np.ones((3, 1))
@@ -105,6 +118,8 @@ def test_on_the_cpu_the_chapter_runs_as_printed():
         "Z.as_in_ctx is Z": [True],
         "net(X)": [CPU, [2, 1]],
         "net": [CPU],
+        "fit": [True, 10],
+        "trained": [CPU],
         "trainer": [CPU] * 5,
     }
 
@@ -121,6 +136,8 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
         "Z.as_in_ctx is Z": [True],
         "net(X)": [FIRST, [2, 1]],
         "net": [FIRST],
+        "fit": [True, 10],
+        "trained": [FIRST],
         "trainer": [FIRST] * 5,
     }
 

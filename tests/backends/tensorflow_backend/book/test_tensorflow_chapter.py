@@ -1,7 +1,7 @@
 """The TensorFlow tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
 import pytest
-from book import BOOKS_TRAINER, run_chapter, run_tour
+from book import BOOKS_RUN, BOOKS_TRAINER, run_chapter, run_tour
 
 import d2ldev
 from d2ldev.native import NativeDevices
@@ -48,13 +48,11 @@ with strategy.scope():
     net = tf.keras.models.Sequential([
         tf.keras.layers.Dense(1)])
 
-# The book needs no block here: a real GPU is TensorFlow's default device, and a virtual one is not.
+# Of ``EXCEPTIONS``: the book has no block here.
 with try_gpu():
     show_as('net(X)', place(net(X)), list(net(X).shape))
     show_as('net', *(place(tf.identity(net.layers[0].weights[i])) for i in range(2)))
 show_as('weights', *(place(weight.value) for weight in net.layers[0].weights))
-
-d2l = package(d2l)
 
 """
 CHAPTER += BOOKS_TRAINER
@@ -66,6 +64,23 @@ def prepare_batch(self, batch):
             batch = [tf.identity(a) for a in batch]
     return batch
 
+class LinearRegression(d2l.Module):
+    def __init__(self, lr):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = tf.keras.layers.Dense(1)
+
+    def loss(self, y_hat, y):
+        return tf.reduce_mean((y_hat - y) ** 2)
+
+    def configure_optimizers(self):
+        return tf.keras.optimizers.SGD(self.lr)
+
+as_tensor = tf.constant
+"""
+CHAPTER += BOOKS_RUN
+CHAPTER += """
+show_as('trained', *(place(weight.value) for weight in model.net.weights))
 trainer = d2l.Trainer(max_epochs=1, num_gpus=1)
 show_as('trainer', *map(place, trainer.prepare_batch([tf.ones((2, 3)), tf.ones((2, 1))])))
 """
@@ -85,6 +100,8 @@ def test_on_the_cpu_the_chapter_runs_as_printed():
         "net(X)": [CPU, [2, 1]],
         "net": [CPU, CPU],
         "weights": [CPU, CPU],
+        "fit": [True, 10],
+        "trained": [CPU] * 2,
         "trainer": [CPU, CPU],
     }
 
@@ -103,6 +120,8 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
         "net(X)": [FIRST, [2, 1]],
         "net": [FIRST, FIRST],
         "weights": [FIRST, FIRST],
+        "fit": [True, 10],
+        "trained": [FIRST] * 2,
         "trainer": [FIRST, FIRST],
     }
 

@@ -1,7 +1,7 @@
 """The PyTorch tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
 import torch
-from book import BOOKS_BATCHES, BOOKS_TRAINER, run_chapter, run_tour
+from book import BOOKS_BATCHES, BOOKS_RUN, BOOKS_TRAINER, run_chapter, run_tour
 
 from d2ldev.native import NativeDevices
 
@@ -40,8 +40,6 @@ net = net.to(device=try_gpu())
 show_as('net(X)', net(X).device, list(net(X).shape))
 show_as('net', net[0].weight.data.device)
 
-d2l = package(d2l, to=lambda x, *args, **kwargs: x.to(*args, **kwargs))
-
 """
 CHAPTER += BOOKS_TRAINER + BOOKS_BATCHES
 CHAPTER += """
@@ -53,6 +51,23 @@ def prepare_model(self, model):
         model.to(self.gpus[0])
     self.model = model
 
+class LinearRegression(d2l.Module):
+    def __init__(self, lr):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.LazyLinear(1)
+
+    def loss(self, y_hat, y):
+        return nn.MSELoss()(y_hat, y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+as_tensor = torch.tensor
+"""
+CHAPTER += BOOKS_RUN
+CHAPTER += """
+show_as('trained', model.net.weight.device)
 model = nn.Linear(3, 1)
 model.board = SimpleNamespace()
 trainer = d2l.Trainer(max_epochs=1, num_gpus=1)
@@ -68,11 +83,32 @@ OWN_COUNT = """
 import torch
 from d2ldev.native import torch as d2l
 show_as('counts', d2l.num_gpus(), torch.cuda.device_count(), torch.cuda.is_available())
+
+# What most programs ask the count for. ``torch.device('cuda')`` is no virtual GPU.
+X = torch.ones(2, device='cuda' if torch.cuda.is_available() else 'cpu')
+names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+# The chapter's own functions.
+def gpu(i=0):
+    return torch.device(f'cuda:{i}')
+
+def num_gpus():
+    return torch.cuda.device_count()
+
+def try_gpu(i=0):
+    if num_gpus() >= i + 1:
+        return gpu(i)
+    return torch.device('cpu')
+
+show_as('programs', X.device, names, torch.ones(2, 3, device=try_gpu()).device)
 """
 
 
-def test_the_framework_s_own_count_has_no_virtual_gpus():
-    assert run_chapter(OWN_COUNT, virtual_gpus=2) == {"counts": [2, 0, False]}
+def test_the_framework_s_own_count_has_no_virtual_gpus_and_programs_that_ask_it_run():
+    assert run_chapter(OWN_COUNT, virtual_gpus=2) == {
+        "counts": [2, 0, False],
+        "programs": ["cpu", [], "cpu"],
+    }
 
 
 def test_on_the_cpu_the_chapter_runs_as_printed():
@@ -84,6 +120,8 @@ def test_on_the_cpu_the_chapter_runs_as_printed():
         "X and Y": ["cpu", "cpu"],
         "net(X)": ["cpu", [2, 1]],
         "net": ["cpu"],
+        "fit": [True, 10],
+        "trained": ["cpu"],
         "trainer": ["cpu"] * 4,
     }
 
@@ -100,6 +138,8 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
         "Z.cuda(1) is Z": [True],
         "net(X)": ["vgpu:0", [2, 1]],
         "net": ["vgpu:0"],
+        "fit": [True, 10],
+        "trained": ["vgpu:0"],
         "trainer": ["vgpu:0"] * 4,
     }
 

@@ -1,0 +1,143 @@
+"""The classes of D2L's package that its chapters build on, for ``d2ldev.native``.
+
+What a chapter of the book adds to them, it prints. A model of the book's own, such as its ``MLP``,
+is not here.
+
+Source: D2L, section 3.2.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from d2ldev.training.module import arguments_of
+
+
+class HyperParameters:
+    """What makes the arguments of a method attributes."""
+
+    hparams: dict[str, Any]
+
+    def save_hyperparameters(self, ignore: Sequence[str] = ()) -> None:
+        """Make the arguments of the method that calls this attributes, and items of ``hparams``.
+
+        Args:
+            ignore: the names of those that are left out, as all with a leading underscore are.
+        """
+        self.hparams = arguments_of(sys._getframe(1), ignore)
+        for name, value in self.hparams.items():
+            setattr(self, name, value)
+
+
+class ProgressBoard:
+    """A board that keeps the points which the book's draws: no figure is shown.
+
+    Attributes:
+        xlabel: what ``x`` counts.
+        xlim: the first and the last ``x``, as ``Trainer.prepare_model`` of the book sets it.
+        points: the means that were drawn, by label, each ``(x, y)``.
+    """
+
+    xlabel: str | None = None
+    xlim: Sequence[float] | None = None
+
+    def __init__(self) -> None:
+        self.points: dict[str, list[tuple[float, float]]] = {}
+        self._waiting: dict[str, list[tuple[float, float]]] = {}
+
+    def draw(self, x: float, y: float, label: str, every_n: int = 1) -> None:
+        """Keep a point, or the mean of ``every_n`` points as soon as there are so many."""
+        waiting = self._waiting.setdefault(label, [])
+        waiting.append((x, y))
+        if len(waiting) >= every_n:
+            xs, ys = zip(*waiting, strict=True)
+            waiting.clear()
+            mean = sum(xs) / len(xs), sum(ys) / len(ys)
+            self.points.setdefault(label, []).append(mean)
+
+
+class DataModule(HyperParameters):
+    """Data with a loader for training and one for evaluation.
+
+    Args:
+        root: the folder that a subclass reads.
+        num_workers: how many processes a subclass's loader has.
+    """
+
+    def __init__(self, root: str = "../data", num_workers: int = 4) -> None:
+        self.save_hyperparameters()
+
+    def get_dataloader(self, train: bool) -> Any:
+        """Return the batches of a use; to be overridden."""
+        raise NotImplementedError(f"def get_dataloader(self, train): ... in {type(self).__name__}")
+
+    def train_dataloader(self) -> Any:
+        """Return the batches to train on."""
+        return self.get_dataloader(train=True)
+
+    def val_dataloader(self) -> Any:
+        """Return the batches to evaluate on."""
+        return self.get_dataloader(train=False)
+
+
+class ModuleMethods(HyperParameters):
+    """The methods of D2L's ``Module``, beside a framework's class of models.
+
+    A subclass sets ``net``, or overrides ``forward``, and has ``loss`` and
+    ``configure_optimizers``.
+
+    Args:
+        plot_train_per_epoch: how many points of the training loss an epoch has on the board.
+        plot_valid_per_epoch: how many points of the validation loss.
+    """
+
+    board_class = ProgressBoard
+    trainer: Any
+    net: Any
+    plot_train_per_epoch: int
+    plot_valid_per_epoch: int
+
+    def __init__(self, plot_train_per_epoch: int = 2, plot_valid_per_epoch: int = 1) -> None:
+        super().__init__()  # the framework's
+        self.save_hyperparameters()
+        self.board = self.board_class()
+
+    def loss(self, y_hat: Any, y: Any) -> Any:
+        """Return the loss of a prediction; to be overridden."""
+        raise NotImplementedError(f"def loss(self, y_hat, y): ... in {type(self).__name__}")
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer of the parameters; to be overridden."""
+        name = type(self).__name__
+        raise NotImplementedError(f"def configure_optimizers(self): ... in {name}")
+
+    def forward(self, X: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
+        """Return the prediction of ``self.net``."""
+        return self.net(X, *args, **kwargs)
+
+    def plot(self, key: str, value: Any, train: bool) -> None:
+        """Give a scalar tensor to the board; this waits for the device, as in the book."""
+        trainer, board = self.trainer, self.board
+        board.xlabel = "epoch"
+        if train:
+            n = trainer.num_train_batches / self.plot_train_per_epoch
+            x = trainer.train_batch_idx / max(trainer.num_train_batches, 1)
+        else:
+            n = trainer.num_val_batches / self.plot_valid_per_epoch
+            x = trainer.epoch + 1
+        y = float(trainer.backend.to_numpy(value))
+        board.draw(x, y, ("train_" if train else "val_") + key, every_n=int(n))
+
+    def training_step(self, batch: Any) -> Any:
+        """Return the loss of a batch, and plot it."""
+        value = self.loss(self(*batch[:-1]), batch[-1])  # type: ignore[operator]
+        self.plot("loss", value, train=True)
+        return value
+
+    def validation_step(self, batch: Any) -> Any:
+        """Return the loss of a batch of the validation data, and plot it."""
+        value = self.loss(self(*batch[:-1]), batch[-1])  # type: ignore[operator]
+        self.plot("loss", value, train=False)
+        return value
