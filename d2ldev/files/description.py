@@ -257,14 +257,15 @@ class Description:
         inventory.check_tensors(is_saved=True)
         self.unsaved += [joined(path, name) for name in inventory.unsaved()]
         tensors = NamedTensors(inventory)
-        self._mark(row, tensors)
+        self._mark(row, tensors, path)
         return self._row(row, x, list(tensors), list(tensors.values()), path)
 
-    def _mark(self, row: dict[str, Any], tensors: NamedTensors) -> None:
+    def _mark(self, row: dict[str, Any], tensors: NamedTensors, path: str) -> None:
         """Note which tensors are not needed, and take those out that no file can hold."""
         for name in [name for name in tensors if name in tensors.unlisted]:
             if not self._is_storable(tensors[name]):
                 del tensors[name]
+                self.unsaved.append(joined(path, name))
         if unlisted := [name for name in tensors if name in tensors.unlisted]:
             row["unlisted"] = unlisted
 

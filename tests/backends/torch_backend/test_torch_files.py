@@ -588,3 +588,17 @@ def test_a_sparse_tensor_is_refused_and_a_dense_copy_is_not(torch_backend, path,
         torch_backend.save({"x": x}, path)
     torch_backend.save({"x": x.to_dense()}, path)
     assert torch.equal(torch_backend.load(path)["x"], torch.eye(2))
+
+
+def test_a_sparse_tensor_in_an_attribute_of_a_model_is_named(torch_backend, path):
+    def model():
+        net = torch.nn.Linear(2, 2)
+        net.adjacency = torch.eye(2).to_sparse()
+        return net
+
+    net = model()
+    with pytest.warns(d2ldev.D2LDevWarning, match="has no adjacency. fix: save it beside the file"):
+        torch_backend.save(net, path)
+    assert sorted(torch_backend.load(path)) == ["bias", "weight"]
+    other = torch_backend.load_into(model(), path)
+    assert torch.equal(other.weight, net.weight)
