@@ -55,7 +55,7 @@ class TensorFlowParallel(Parallel):
         if not is_of_keras(model, "Layer"):
             if isinstance(model, tf.Module):
                 # Of what is only traced there is no copy.
-                left = Inventory(self._framework, model, "replicate a model").without_values
+                left = dict(Inventory(self._framework, model, "replicate a model").without_values)
                 return deep_copy(model, left)
             raise twin_refusal(model)
         places = [x.value.device for x in model.variables[:1]]

@@ -34,6 +34,7 @@ from d2ldev_torch.devices import NATIVE_CPU
 _TAG = "d2ldev"
 _SAME = {_TAG: "same"}
 _MISSING = object()
+_NO_SETTINGS: Mapping[str, Any] = {}
 # A file gives each of them back as it was.
 _VALUES = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
 # They say at each call something else, and no file can hold what.
@@ -61,21 +62,29 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
     """Yield what an optimizer keeps; see ``Models.parts``."""
+    numbers: dict[int, int] = {}
+    groups: dict[int, Mapping[str, Any]] = {}
+    number = 0
     for i, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            if key == "params" or not _is_host_scalar(value):
+            if type(value) not in _VALUES and (key == "params" or not _is_host_scalar(value)):
                 yield f"param_groups.{i}.{key}", value, group.__setitem__, key
-    numbers = _numbers(optimizer)
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for x in group["params"]:
+            numbers.setdefault(id(x), number)
+            groups[id(x)] = group
+            number += 1
     for owner, state in optimizer.state.items():
         name = f"state.{numbers.get(id(owner), owner)}"
-        if not isinstance(state, MutableMapping):
+        if type(state) is not dict and not isinstance(state, MutableMapping):
             yield name, state, optimizer.state.__setitem__, owner
             continue
-        group = groups.get(id(owner), {})
+        settings, put = groups.get(id(owner), _NO_SETTINGS), state.__setitem__
         for key, value in state.items():
-            if not (is_kept_on_host(key, group) and _is_host_scalar(value)):
-                yield joined(name, key), value, state.__setitem__, key
+            if type(value) in _VALUES or (
+                is_kept_on_host(key, settings) and _is_host_scalar(value)
+            ):
+                continue
+            yield f"{name}.{key}" if type(key) is str else joined(name, key), value, put, key
     if is_of_torch(optimizer):
         return
     for name, value in _attributes(optimizer):

@@ -159,14 +159,10 @@ class Framework:
         self.contexts = Contexts()
         # No property: every ``to`` reads it, and Python takes twice as long to read one.
         self.kinds = Kinds(self)
+        # Nor this: what a property has made is in a dict, beside which Python reads slowly.
+        self.keepers = Keepers(self)
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
-
-    @made_once
-    def keepers(self) -> Keepers:
-        """How the objects that a model keeps are looked through."""
-        own = type(self).__module__.partition(".")[0]
-        return Keepers((own, *self.models.packages), self.models.searched)
 
     @made_once
     def files(self) -> Files:

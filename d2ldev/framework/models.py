@@ -116,7 +116,7 @@ class Models:
     def scratch(self, obj: Any) -> Sequence[Part]:
         """Return what one of ``types`` keeps besides, for its own work. It moves, and is not saved.
 
-        An example are the sums of the metrics of a compiled model.
+        They are tensors that are refilled, such as the sums of the metrics of a compiled model.
         """
         return ()
 

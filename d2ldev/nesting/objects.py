@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from types import (
     AsyncGeneratorType,
@@ -49,16 +50,16 @@ class Keepers(dict[type, "Keeper | None"]):
     """How objects of each class are looked through; None for those that are not entered.
 
     Args:
-        packages: the packages of the framework, whose objects are not entered.
-        searched: modules of these packages whose objects are plain ones.
+        framework: a ``d2ldev.framework.Framework``, whose ``models`` are asked when a class is
+            looked up for the first time.
     """
 
     # A program that makes a class for every model must not fill the memory with them.
     _LIMIT = 4096
 
-    def __init__(self, packages: Iterable[str], searched: Iterable[str]) -> None:
+    def __init__(self, framework: Any) -> None:
         super().__init__()
-        self._packages, self._searched = frozenset({"d2ldev", *packages}), tuple(searched)
+        self._framework = framework
 
     def __missing__(self, cls: type) -> Keeper | None:
         if len(self) >= self._LIMIT:
@@ -69,42 +70,22 @@ class Keepers(dict[type, "Keeper | None"]):
     def _keeper_of(self, cls: type) -> Keeper | None:
         if (known := _KEEPERS.get(cls)) is not None:
             return known
+        own, models = type(self._framework).__module__.partition(".")[0], self._framework.models
+        packages = frozenset({"d2ldev", own, *models.packages})
         if cls is FunctionType:
-            return Keeper(self._of_function, is_fixed=True)
+            return Keeper(partial(_of_function, packages), is_fixed=True)
         if issubclass(cls, _NEVER_ENTERED):
             return None
         if cls.__module__ in _OF_THE_INTERPRETER and not _has_attributes(cls):
             return _REFERENTS
         if issubclass(cls, partial):
             return Keeper(_of_partial)
-        if not all(map(self._is_entered, cls.__mro__)):
+        if not all(_is_entered(base, packages, models.searched) for base in cls.__mro__):
             return None
         slots = tuple(_slots_of(cls))
         if slots or _has_attributes(cls):
             return Keeper(partial(_of_object, slots, _has_attributes(cls)))
         return None
-
-    def _of_function(self, x: Any) -> Iterator[Kept]:
-        # The framework's own have settings, and no tensors.
-        package = str(x.__globals__.get("__name__")).partition(".")[0]
-        if package in self._packages:
-            return
-        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
-            try:
-                yield f"closure.{name}", cell.cell_contents, None, None
-            except ValueError:  # it is empty
-                continue
-        for name in ("__defaults__", "__kwdefaults__"):
-            yield name, object.__getattribute__(x, name), None, None
-
-    def _is_entered(self, base: type) -> bool:
-        module = base.__module__
-        if base is object or base is SimpleNamespace or module in _OF_MIXINS:
-            return True
-        package = module.partition(".")[0]
-        if package in self._packages:
-            return module.startswith(self._searched)
-        return package not in sys.stdlib_module_names
 
 
 _NEVER_ENTERED = (type, ModuleType, CodeType, FrameType, TracebackType, BaseException)
@@ -114,6 +95,31 @@ _OF_MIXINS = frozenset({"abc", "typing", "collections.abc", "_collections_abc", 
 _OF_THE_INTERPRETER = frozenset({"builtins", "itertools", "functools", "operator", "_operator"})
 # A model, or a program around it, that is kept by what it has made.
 _OF_OTHERS = frozenset({"trainer", "_trainer"})
+
+
+def _is_entered(base: type, packages: frozenset[str], searched: tuple[str, ...]) -> bool:
+    module = base.__module__
+    if base is object or base is SimpleNamespace or module in _OF_MIXINS:
+        return True
+    package = module.partition(".")[0]
+    if package in packages:
+        return module.startswith(searched)
+    return package not in sys.stdlib_module_names
+
+
+def _of_function(packages: frozenset[str], x: Any) -> Sequence[Kept]:
+    # The framework's own have settings, and no tensors.
+    if str(x.__globals__.get("__name__")).partition(".")[0] in packages:
+        return ()
+    found: list[Kept] = []
+    for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
+        with suppress(ValueError):  # it is empty
+            found.append((f"closure.{name}", cell.cell_contents, None, None))
+    settings = (
+        (name, object.__getattribute__(x, name)) for name in ("__defaults__", "__kwdefaults__")
+    )
+    found += [(name, value, None, None) for name, value in settings if value is not None]
+    return found
 
 
 def _has_attributes(cls: type) -> bool:
@@ -165,8 +171,11 @@ def _of_method(x: Any) -> Iterator[Kept]:
     yield "__func__", x.__func__, None, None
 
 
-def _of_builtin(x: Any) -> Iterator[Kept]:
-    yield "__self__", x.__self__, None, None
+def _of_builtin(x: Any) -> Sequence[Kept]:
+    owner = x.__self__
+    if owner is None or isinstance(owner, (type, ModuleType)):
+        return ()
+    return (("__self__", owner, None, None),)
 
 
 def _of_generator(x: Any) -> Iterator[Kept]:

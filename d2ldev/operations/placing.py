@@ -13,8 +13,10 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,8 +62,12 @@ class Inventory:
     """The name of the first object that was not looked through: too deep, or one too many."""
     has_notes = False
     """Whether there is anything in these four."""
+    unlisted: AbstractSet[str] = frozenset()
+    """The names of tensors that are not needed; see ``Models.unlisted``."""
+    without_values: Mapping[int, Any] = MappingProxyType({})
+    """Those of them that have no values, by their ids, which are no entries."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
-    _fixing: Sequence[tuple[str, Any, Keeper]] = ()
+    _fixing: Sequence[tuple[str, Iterable[Part]]] = ()
     _depth = 0
 
     def __init__(
@@ -75,11 +81,8 @@ class Inventory:
     ) -> None:
         self.framework = framework
         self._is_checked = is_checked
-        self._kinds, self._parts_of = framework.kinds, framework.models.parts
+        self._kinds = framework.kinds
         self.attempted = attempted
-        self._scratch = None
-        if not is_saved and type(framework.models).scratch is not Models.scratch:
-            self._scratch = framework.models.scratch
         self._top = obj
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
@@ -91,10 +94,6 @@ class Inventory:
         """The models, optimizers and the like, each once."""
         self.again: dict[str, str] = {}
         """The other names of these objects, and for each the first."""
-        self.unlisted: set[str] = set()
-        """The names of tensors that are not needed; see ``Models.unlisted``."""
-        self.without_values: dict[int, Any] = {}
-        """Those of them that have no values, by their ids, which are no entries."""
         try:
             if self._kinds[type(obj)] is OBJECT:  # the common call, without a detour
                 self._add_object("", obj)
@@ -102,7 +101,7 @@ class Inventory:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
-        if self.unlisted or self.without_values:
+        if is_checked and (self.unlisted or self.without_values):
             self._take_out()
         if not is_saved:
             self._add_attached()
@@ -150,9 +149,7 @@ class Inventory:
         try:
             if keeper is None:
                 self.objects.append(value)
-                parts = self._parts_of(value)
-                if self._scratch is not None:
-                    parts = [*parts, *self._scratch(value)]
+                parts = self.framework.models.parts(value)
             else:
                 parts = self._own(keeper.kept(value))
             if type(parts) is not list:
@@ -162,12 +159,8 @@ class Inventory:
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
         if self._is_checked:
-            if keeper is None:
-                unlisted = self.framework.models.unlisted(value)
-            else:  # no framework lists what an object of the user's keeps
-                unlisted = [part[0] for part in parts]
-            found = [(prefix + part[0], part[1]) for part in parts if part[0] in unlisted]
-            self._note_unlisted(found)
+            unlisted = self.framework.models.unlisted(value) if keeper is None else None
+            self._note_unlisted(prefix, parts, unlisted)
         for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
@@ -188,24 +181,27 @@ class Inventory:
             elif self._add_nesting(full_name, inner) and put is not None:
                 may_be_put_back((full_name, inner, put, key))
 
-    def _note_unlisted(self, unlisted: Iterable[tuple[str, Any]]) -> None:
-        """Note the tensors in parts that an object does not need."""
+    def _note_unlisted(
+        self, prefix: str, parts: Iterable[Part], unlisted: Collection[str] | None
+    ) -> None:
+        """Note the tensors in parts that an object does not need; None means all of them."""
         has_values = self.framework.tensors.has_values
         is_refilled = self.framework.models.is_refilled
-        for name, value in unlisted:
-            if self._is_plain(value):
+        for part in parts:
+            is_listed = unlisted is not None and part[0] not in unlisted
+            if is_listed or self._is_plain(part[1]):
                 continue
-            for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
+            for path, leaf, kind in leaves(part[1], self._kinds, prefix + part[0], self.attempted):
                 if kind is TENSOR and not has_values(leaf):
-                    self.without_values[id(leaf)] = leaf
+                    vars(self).setdefault("without_values", {})[id(leaf)] = leaf
                 elif kind is TENSOR and not is_refilled(leaf):
-                    self.unlisted.add(path)
+                    vars(self).setdefault("unlisted", set()).add(path)
 
     def _take_out(self) -> None:
         """Take out what has no values, and from ``unlisted`` what has another name as well."""
         self.entries = [entry for entry in self.entries if id(entry[1]) not in self.without_values]
         listed = {id(x) for name, x in self.entries if name not in self.unlisted}
-        self.unlisted -= {name for name, x in self.entries if id(x) in listed}
+        self.unlisted = self.unlisted - {name for name, x in self.entries if id(x) in listed}
 
     def check_tensors(self, *, is_saved: bool = False) -> None:
         """Refuse an object that lacks tensors.
@@ -261,7 +257,8 @@ class Inventory:
             return
         if keeper.is_fixed:
             self._seen[id(value)] = name
-            vars(self).setdefault("_fixing", []).append((name, value, keeper))
+            if kept := keeper.kept(value):
+                vars(self).setdefault("_fixing", []).append((name, kept))
         elif self._depth >= _MOST_LEVELS or len(self._seen) - len(self.objects) >= _MOST_OBJECTS:
             if not self.unsearched:  # the first says it
                 self._note("unsearched", name)
@@ -284,7 +281,7 @@ class Inventory:
         roots, entered = {id(x) for _, x, kind in top if kind is OBJECT}, {id(value)}
         waiting = [value]
         while waiting:
-            for part in self._parts_of(waiting.pop()):
+            for part in self.framework.models.parts(waiting.pop()):
                 for _, inner, kind in leaves(part[1], self._kinds):
                     if kind is OBJECT and id(inner) not in entered:
                         entered.add(id(inner))
@@ -293,8 +290,8 @@ class Inventory:
 
     def _add_fixed(self) -> None:
         """Add the tensors in what cannot be changed, such as the variables of a closure."""
-        for name, value, keeper in self._fixing:
-            for part_name, inner, _, _ in keeper.kept(value):
+        for name, kept in self._fixing:
+            for part_name, inner, _, _ in kept:
                 if self._kinds[type(inner)] is not PLAIN:
                     self._fix(joined(name, part_name), inner, 1)
 
@@ -308,7 +305,7 @@ class Inventory:
             parts: Iterable[Part] = ()
             if kind is OBJECT:
                 if not self._is_parent(x):
-                    parts = self._parts_of(x)
+                    parts = self.framework.models.parts(x)
             elif (keeper := self.framework.keepers[type(x)]) is not None:
                 parts = keeper.kept(x)
             self._seen[id(x)] = path
@@ -320,12 +317,15 @@ class Inventory:
                 self._fix(joined(path, part_name), inner, level + 1)
 
     def _add_attached(self) -> None:
-        """Add what is attached to the tensors that were found, each of them once."""
-        attached = self.framework.models.attached
-        once: dict[int, tuple[str, Any]] = {}
-        for entry in self.entries:
-            once.setdefault(id(entry[1]), entry)
-        for name, x in once.values():
+        """Add what is attached to the tensors that were found, each once, and scratch memory."""
+        models = self.framework.models
+        if type(models).scratch is not Models.scratch:
+            for obj in self.objects:
+                for part_name, inner, _, _ in models.scratch(obj):
+                    self.entries.append((joined(self._seen[id(obj)], part_name), inner))
+        attached = models.attached
+        once = {id(entry[1]): entry for entry in reversed(self.entries)}  # with its first name
+        for name, x in reversed(once.values()):
             for part_name, inner, put, key in attached(x):
                 full_name = joined(name, part_name)
                 self.entries.append((full_name, inner))
@@ -423,12 +423,15 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
 def _elsewhere(inventory: Inventory, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
     device_of = inventory.framework.tensors.committed_device_of
-    stays = moving.staying_on_host(inventory.framework, device)
-    return [
+    found = [
         tensor
         for tensor in {id(tensor): tensor for _, tensor in inventory.entries}.values()
-        if device_of(tensor) is not device and not stays(tensor)
+        if device_of(tensor) is not device
     ]
+    if not found:
+        return found
+    stays = moving.staying_on_host(inventory.framework, device)
+    return [tensor for tensor in found if not stays(tensor)]
 
 
 def settled(framework: Framework, obj: Any, device: Device) -> Any:
@@ -551,8 +554,10 @@ def placement(framework: Framework, obj: Any) -> dict[str, Device]:
 
 
 def _settle(inventory: Inventory, device: Device) -> None:
-    for obj in inventory.objects:
-        inventory.framework.models.settle(obj, device)
+    models = inventory.framework.models
+    if type(models).settle is not Models.settle:
+        for obj in inventory.objects:
+            models.settle(obj, device)
 
 
 class NamedTensors(dict[str, Any]):

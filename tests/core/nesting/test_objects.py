@@ -38,9 +38,15 @@ class Partial(functools.partial):
     """A partial with attributes."""
 
 
+def _keepers(packages, searched=()):
+    """Return the keepers of a framework with these packages, and modules that are searched."""
+    models = types.SimpleNamespace(packages=packages, searched=searched)
+    return Keepers(type("Framework", (), {"__module__": "framework", "models": models})())
+
+
 @pytest.fixture
 def keepers():
-    return Keepers(["framework"], [])
+    return _keepers(())
 
 
 @pytest.fixture
@@ -148,15 +154,15 @@ def test_the_trainer_of_a_model_is_left_out(kept):
 
 
 def test_classes_of_a_framework_are_entered_where_it_says_so():
-    keepers = Keepers([__name__], [])
+    keepers = _keepers((__name__,))
     assert keepers[Own] is None
-    keepers = Keepers([__name__], [__name__])
+    keepers = _keepers((__name__,), (__name__,))
     assert keepers[Own] is not None
 
 
 def test_functions_of_a_framework_are_not_entered():
     x = 3
-    (keeper,) = {Keepers([__name__.partition(".")[0]], [])[types.FunctionType]}
+    (keeper,) = {_keepers((__name__.partition(".")[0],))[types.FunctionType]}
     assert not list(keeper.kept(lambda: x))
 
 
