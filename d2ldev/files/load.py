@@ -169,12 +169,12 @@ class Checkpoint:
         made = [self._tensor(each) for each in wanted]
         other = [each.stored for each in wanted if self._is_held_otherwise(each.stored)]
         if other:
-            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+            more = f"; {len(other) - 1} more were read likewise" if len(other) > 1 else ""
             name = self._framework.name
             warn(
-                f"{self.attempted}: the tensor {quoted(other[0].name)}{more} is of "
+                f"{self.attempted}: the tensor {quoted(other[0].name)} is of "
                 f"{other[0].numbers}, which {name} has not now, and was read as "
-                f"{self._held(other[0])}, into which all of its values fit"
+                f"{self._held(other[0])}, into which all of its values fit{more}"
             )
         return made
 

@@ -86,7 +86,7 @@ class Loop:
             for number, batch in self.interruption.until_pressed(numbered):
                 # Gradients that wait for a step of the optimizer would be lost.
                 if not learner.pending and team.stops(trainer.should_stop):
-                    is_stopped = True
+                    trainer.should_stop = is_stopped = True
                     break
                 inputs, y, count = operands(entry.arrived(batch))
                 labels = entry.next()

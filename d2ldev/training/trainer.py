@@ -485,6 +485,7 @@ class Trainer(Hooks):
             if not loop.team.has_failed:
                 run.save(self.device)
             if is_last:
+                self.should_stop = True
                 return
 
     def _fit_by_the_book(

@@ -90,6 +90,16 @@ def test_all_processes_stop_after_the_same_step(wanting, act):
     np.testing.assert_allclose(np.ravel(found[0][1][0]), np.ravel(alone[1][0]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [AtStep, AfterEpoch])
+def test_all_processes_know_that_one_has_stopped_them(kind):
+    def body(rank):
+        callback = kind(rank, 1, 1, stop)
+        train(callback, 4)
+        return callback.trainer.should_stop
+
+    assert ended(body) == [True] * SIZE
+
+
 @pytest.mark.parametrize("wanting", [0, 2, "all"])
 def test_all_processes_stop_after_the_same_epoch(wanting):
     found = ended(lambda rank: train(AfterEpoch(rank, wanting, 1, stop), 4))
