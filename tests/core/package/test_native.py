@@ -127,6 +127,18 @@ def test_data_without_a_loader_is_told_which_one():
         Data().train_dataloader()
 
 
+def test_a_module_without_a_loss_or_an_optimizer_is_told_which_one():
+    from d2ldev.training.book import ModuleMethods
+
+    class Net(ModuleMethods):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"loss\(self, y_hat, y\): ... in Net"):
+        Net().loss(1, 2)
+    with pytest.raises(NotImplementedError, match=r"configure_optimizers\(self\): ... in Net"):
+        Net().configure_optimizers()
+
+
 def test_a_framework_without_models_has_no_module():
     with pytest.raises(d2ldev.UnsupportedValueError, match="no class of models"):
         d2l.Module  # noqa: B018

@@ -12,6 +12,7 @@ from flax import linen as nn
 import jax
 from jax import numpy as jnp
 
+# Of ``EXCEPTIONS``: in the place of the chapter's definitions.
 cpu, gpu, num_gpus = d2l.cpu, d2l.gpu, d2l.num_gpus
 try_gpu, try_all_gpus = d2l.try_gpu, d2l.try_all_gpus
 

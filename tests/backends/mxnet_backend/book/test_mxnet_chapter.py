@@ -9,6 +9,7 @@ from mxnet import autograd, gluon, np, npx
 from mxnet.gluon import nn
 npx.set_np()
 
+# Of ``EXCEPTIONS``: in the place of the chapter's definitions.
 cpu, gpu, num_gpus = d2l.cpu, d2l.gpu, d2l.num_gpus
 try_gpu, try_all_gpus = d2l.try_gpu, d2l.try_all_gpus
 

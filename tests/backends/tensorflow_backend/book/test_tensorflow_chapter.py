@@ -11,6 +11,7 @@ CHAPTER = """
 from d2ldev.native import tensorflow as d2l
 import tensorflow as tf
 
+# Of ``EXCEPTIONS``: in the place of the chapter's definitions.
 cpu, gpu, num_gpus = d2l.cpu, d2l.gpu, d2l.num_gpus
 try_gpu, try_all_gpus = d2l.try_gpu, d2l.try_all_gpus
 
