@@ -117,15 +117,21 @@ class Kinds(dict[type, "Kind | Container"]):
         return PLAIN if is_plain_class(cls) else UNKNOWN
 
     def has_tensors(self, x: Any) -> bool:
-        """Tell whether a value is a tensor, or a container with one."""
+        """Tell whether a value is a tensor, moves by itself, or is a container with such a one."""
         kind = self[type(x)]
-        return kind is TENSOR if isinstance(kind, Kind) else self._has_tensors(x, kind, {})
+        if isinstance(kind, Kind):
+            return kind is TENSOR or (kind is UNKNOWN and self._moves(x))
+        return self._has_tensors(x, kind, {})
+
+    def _moves(self, x: Any) -> bool:
+        method = self._framework.tensors.move_method
+        return method is not None and callable(getattr(type(x), method, None))
 
     def _has_tensors(self, x: Any, kind: Container, seen: dict[int, Any]) -> bool:
         seen[id(x)] = x  # kept, so that its id stays its own
         for child in kind.children(x):
             inner = self[type(child)]
-            if inner is TENSOR:
+            if inner is TENSOR or (inner is UNKNOWN and self._moves(child)):
                 return True
             is_new = not isinstance(inner, Kind) and id(child) not in seen
             if is_new and self._has_tensors(child, inner, seen):  # type: ignore[arg-type]

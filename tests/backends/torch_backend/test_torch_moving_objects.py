@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from d2ldev import Trainer, UnsupportedValueError, gpu
+from d2ldev import Trainer, UnsupportedValueError, cpu, gpu
 
 
 class Graph:
@@ -145,3 +145,17 @@ def test_the_trainer_takes_objects(virtual, x):
     trainer = Trainer(max_epochs=2, num_gpus=1, backend=virtual)
     history = trainer.fit(Together(), data, optimizer="sgd", lr=0.1, loss="mse")
     assert history["loss"][1] < history["loss"][0]
+
+
+@pytest.mark.parametrize("keep", [lambda x: x, lambda x: [x], lambda x: {"inner": (x,)}])
+def test_an_object_beside_the_items_of_a_batch_moves(virtual, keep):
+    batch = UserDict(x=torch.ones(2))
+    graph = Graph(torch.ones(2))
+    batch.kept, batch.names = keep(graph), ["a"]
+    moved = virtual.to(batch, gpu(1))
+    assert moved.names is batch.names
+    inner = moved.kept
+    while not isinstance(inner, Graph):
+        inner = inner["inner"] if isinstance(inner, dict) else inner[0]
+    assert virtual.device_of(inner.x) is gpu(1)
+    assert virtual.device_of(graph.x) is cpu()
