@@ -34,12 +34,17 @@ class Cast:
 
     Attributes:
         others: the names of the dtypes that were cast.
+        has_met_data: whether it has met data of which a tensor is made only later, so that the
+            dtype of that is not known yet.
     """
 
     def __init__(self, framework: Framework, name: str) -> None:
         self._framework, self._name = framework, name
         self._kinds, self._dtype_of = framework.kinds, framework.tensors.dtype_of
         self.others: dict[str, None] = {}
+        self.has_met_data = False
+        # NumPy's dtypes that stay. To look one up costs less than to ask for its name.
+        self._staying: set[np.dtype[Any]] = set()
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch, itself where all floats are of the dtype."""
@@ -51,14 +56,21 @@ class Cast:
                 return batch
         flat = flatten(batch, self._kinds, "train on a batch")
         leaves = {**flat.tensors, **flat.others}
+        if not self.has_met_data:
+            self.has_met_data = not all(map(_is_of_numbers, flat.others.values()))
         return flat.unflatten({key: self._cast(x) for key, x in leaves.items() if self._differs(x)})
 
     def _is_other(self, x: Any) -> bool:
         """Tell whether a child of a batch may need a cast, also deep within it."""
+        if type(x) is np.ndarray:
+            if x.dtype in self._staying:
+                return False
+            if not _is_of_numbers(x) or self._differs(x):
+                return True
+            self._staying.add(x.dtype)
+            return False
         kind = self._kinds[type(x)]
-        return kind is not PLAIN and (
-            self._differs(x) if kind is TENSOR or type(x) is np.ndarray else True
-        )
+        return self._differs(x) if kind is TENSOR else kind is not PLAIN
 
     def _differs(self, x: Any) -> bool:
         if self._kinds[type(x)] is TENSOR:
@@ -81,6 +93,10 @@ class Cast:
 
 
 _OF_NUMPY = ("float16", "float32", "float64")
+
+
+def _is_of_numbers(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
 
 
 def _is_float(name: str) -> bool:

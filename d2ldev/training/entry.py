@@ -37,7 +37,7 @@ class Entry:
         self._seen: deque[Labels | None] = deque()
         self._cast: Cast | None = None
         self._dtype: str | None = None
-        self._is_said = False
+        self._is_said = self._is_pipeline = False
 
     def of(self, data: Iterable[Any]) -> Iterable[Any]:
         """Return the data of an epoch, each batch of which is prepared when it is drawn."""
@@ -47,11 +47,20 @@ class Entry:
             if self._dtype is not None:
                 self._cast = Cast(self._framework, self._dtype)
         is_pipeline = isinstance(data, self._framework.training.pipeline_types)
-        return data if is_pipeline and not self._splits else self._looked_at(data)
+        self._is_pipeline = is_pipeline and not self._splits
+        return data if self._is_pipeline else self._looked_at(data)
 
     def arrived(self, batch: Any) -> Any:
-        """Return a batch that is on the device, where ``of`` did not see it as it is."""
+        """Return a batch that is on the device, and was changed since ``of`` has seen it."""
         return batch if self._cast is None else self._with_floats(batch, self._cast)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether ``of`` has seen all floats of the batches, as ``to`` leaves them.
+
+        It has not where the framework's own pipeline draws them, or makes tensors of other data.
+        """
+        return self._cast is None or not (self._is_pipeline or self._cast.has_met_data)
 
     def _looked_at(self, data: Iterable[Any]) -> Iterator[Any]:
         with closed_after(spared(data)) as source:

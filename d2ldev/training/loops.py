@@ -88,7 +88,9 @@ class Loop:
                 if not learner.pending and team.stops(trainer.should_stop):
                     trainer.should_stop = is_stopped = True
                     break
-                inputs, y, count = operands(entry.arrived(batch))
+                if not (is_as_drawn and entry.is_complete):
+                    batch = entry.arrived(batch)
+                inputs, y, count = operands(batch)
                 labels = entry.next()
                 counted = team.counted(learner, number, y, count, labels)
                 learner.labels = labels if is_as_drawn else None
@@ -123,7 +125,9 @@ class Loop:
         parts = self.team.parts(entry.of(data), is_trained=False)
         with closing(self.prepared(parts)) as batches:
             for number, batch in enumerate(self.interruption.until_pressed(batches)):
-                inputs, y, count = operands(entry.arrived(batch))
+                if not (is_as_drawn and entry.is_complete):
+                    batch = entry.arrived(batch)
+                inputs, y, count = operands(batch)
                 labels = entry.next()
                 counted = self.team.counted(learner, number, y, count, labels)
                 learner.labels = labels if is_as_drawn else None
