@@ -29,9 +29,6 @@ DType = Any
 Shape = int | Sequence[int]
 
 
-_DEFAULTS = {"committed_device_of": "device_of", "move": "copy", "move_all": "copy_all"}
-
-
 class Tensors(ABC):
     """Methods a framework implements about its tensors.
 
@@ -91,12 +88,12 @@ class Tensors(ABC):
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
-        # A call less for each tensor of each batch: what by default is another method is that one.
-        for name, other in _DEFAULTS.items():
-            inherited = getattr(super(cls, cls), name)
-            is_default = inherited in (getattr(Tensors, name), getattr(super(cls, cls), other))
-            if other in vars(cls) and name not in vars(cls) and is_default:
-                setattr(cls, name, vars(cls)[other])
+        # A call less for each tensor of each batch: by default the two methods are one.
+        name, other = "committed_device_of", "device_of"
+        inherited = getattr(super(cls, cls), name)
+        is_default = inherited in (getattr(Tensors, name), getattr(super(cls, cls), other))
+        if other in vars(cls) and name not in vars(cls) and is_default:
+            setattr(cls, name, vars(cls)[other])
 
     @abstractmethod
     def dtype_of(self, x: Tensor) -> str:
