@@ -24,7 +24,7 @@ AT_NIGHT = sorted({mutant.caught_by for mutant in MUTANTS if mutant.is_nightly})
 OF_MACHINES = "processes.train-on-two-machines"
 TIME_LIMIT = 120
 """Seconds for one mutant."""
-PARTS = 8
+PARTS = 12
 """So many tests share what the sound backend has to pass: all of it takes longer than a mutant."""
 
 

@@ -160,6 +160,8 @@ class Queued(Mutant):
             return device not in self.queued
 
     class Tensors(ReferenceTensors):
+        move_method = "to"
+
         def random(self, distribution, shape, seed, dtype, native):
             self.framework.devices.queued.add(self.framework.devices.from_native(native))
             return super().random(distribution, shape, seed, dtype, native)

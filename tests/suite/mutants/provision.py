@@ -17,7 +17,7 @@ from d2ldev_reference.parallel import ReferenceParallelLearner
 from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import UnsupportedValueError
-from d2ldev.operations.steps import own_loss, takes_target
+from d2ldev.operations.steps import check_loss, own_loss, takes_target
 
 samples = provision.samples
 own_tensors = provision.own_tensors
@@ -178,7 +178,9 @@ class AnyLoss(ReferenceLearner):
         if isinstance(self.settings.loss, str):
             return super()._loss(prediction, y)
         given = (prediction, y) if takes_target(self.settings.loss) else (prediction,)
-        return self.settings.loss(*given), prediction * 0.0
+        loss = self.settings.loss(*given)
+        check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
+        return loss, prediction * 0.0
 
 
 class NetworkParallelLearner(AnyLoss, ReferenceParallelLearner):
