@@ -620,14 +620,17 @@ def test_without_depth_tf_data_is_not_asked(backend, dataset):
 
 
 def test_an_error_of_what_the_backend_refuses_names_it(backend):
-    words = tf.data.Dataset.from_tensor_slices(["text"])
-    with pytest.raises(ValueError, match="strings"):
-        next(backend.prefetch(words, "gpu:0"))
+    windows = tf.data.Dataset.range(4).window(2)
+    with pytest.raises(UnsupportedValueError, match="_VariantDataset"):
+        next(backend.prefetch(windows, "gpu:0"))
 
 
-def test_words_are_prefetched_on_the_cpu(backend):
+@pytest.mark.parametrize("device", ["cpu", "gpu:0"])
+def test_words_are_prefetched_on_the_cpu(backend, device):
     words = tf.data.Dataset.from_tensor_slices(["a", "b"])
-    assert [word.numpy() for word in backend.prefetch(words, "cpu")] == [b"a", b"b"]
+    prefetched = list(backend.prefetch(words, device))
+    assert [word.numpy() for word in prefetched] == [b"a", b"b"]
+    assert {backend.device_of(word) for word in prefetched} == {backend.cpu()}
 
 
 # -- Resuming ----------------------------------------------------------------------------------
