@@ -41,6 +41,9 @@ _TRACED = ("train_function", "test_function", "predict_function")
 _MAKERS = tuple(f"make_{name}" for name in _TRACED)
 # What ``compile`` makes for ``fit``, and no list of a model's has: metrics, and mean losses.
 _COMPILED = ("_loss_tracker", "_compile_metrics", "_compile_loss")
+# Keras' lists of an optimizer's variables, which Python walks slowly.
+_LISTED = frozenset({"_variables", "_trainable_variables"})
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 
@@ -232,8 +235,9 @@ def _compiled_variables(model: Any) -> list[Any]:
     holders = [getattr(model, name, None) for name in _COMPILED]
     # Metrics that the user has made, before the first batch of ``fit``.
     for name in ("_user_metrics", "_user_weighted_metrics"):
-        given = tf.nest.flatten(getattr(getattr(model, "_compile_metrics", None), name, None))
-        holders += [each for each in given if hasattr(each, "update_state")]
+        given = getattr(getattr(model, "_compile_metrics", None), name, None)
+        if given is not None:
+            holders += [each for each in tf.nest.flatten(given) if hasattr(each, "update_state")]
     found = [variable for each in holders if each is not None for variable in each.variables]
     return list({id(variable): variable for variable in found}.values())
 
@@ -256,9 +260,10 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     numbers = {path: number for number, path in enumerate(paths)}
     for name, value, put, key in _variables(variables):
         yield _numbered(name, numbers), value, put, key
-    for name, inner in inner_optimizers(optimizer):
-        yield name, inner, None, None
-    yield from unlisted_attributes(optimizer)
+    inner = list(inner_optimizers(optimizer))
+    for name, each in inner:
+        yield name, each, None, None
+    yield from _unlisted_attributes(optimizer, variables, [each for _, each in inner])
 
 
 def unlisted_attributes(optimizer: Any) -> Iterator[Part]:
@@ -266,17 +271,40 @@ def unlisted_attributes(optimizer: Any) -> Iterator[Part]:
 
     It lists its own variables, and those in attributes, their lists and their dicts.
     """
+    inner = [x for _, x in inner_optimizers(optimizer)]
+    return _unlisted_attributes(optimizer, own_variables(optimizer), inner)
+
+
+def _unlisted_attributes(
+    optimizer: Any, variables: list[Any], inner: Sequence[Any]
+) -> Iterator[Part]:
     trained = getattr(optimizer, "_trainable_variables", ())
-    inner = (x for _, x in inner_optimizers(optimizer))
-    known = {id(x) for x in (*own_variables(optimizer), *trained, *inner)}
+    known = {id(x) for x in (*variables, *trained, *inner)}
     with_memory = (tf.Variable, tf.Tensor, KerasObject)
     put = vars(optimizer).__setitem__  # past ``__setattr__``, which would track it
     for name, value in list(vars(optimizer).items()):
-        if name.startswith(_OF_TRACKING):
+        is_plain = type(value) in _PLAIN or name in _LISTED or id(value) in known
+        if is_plain or name.startswith(_OF_TRACKING):
             continue
-        found = (x for _, x in _inside(name, value) if isinstance(x, with_memory))
-        if any(id(x) not in known and not _stays_on_the_host(x) for x in found):
+        found = [x for x in _leaves(value, []) if id(x) not in known]
+        if any(isinstance(x, with_memory) and not _stays_on_the_host(x) for x in found):
             yield name, value, put, name
+
+
+def _leaves(value: Any, found: list[Any]) -> list[Any]:
+    """Return what is in an attribute and in its lists and dicts, but for plain values."""
+    if type(value) in _PLAIN:
+        return found
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            _leaves(inner, found)
+    # Keras' variables first: whether something is a mapping takes long.
+    elif not isinstance(value, sys.modules["keras"].Variable) and isinstance(value, Mapping):
+        for inner in value.values():
+            _leaves(inner, found)
+    else:
+        found.append(value)
+    return found
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -316,8 +344,14 @@ def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
     # Those of a class of the user's.
     keras: Any = sys.modules["keras"]
     for attribute, value in sorted(vars(optimizer).items()):
+        if type(value) in _PLAIN or attribute in _LISTED:
+            continue
         is_known = attribute in ("inner_optimizer", "_inner_optimizers")
-        if not (is_known or attribute.startswith(_OF_TRACKING)):
+        if is_known or attribute.startswith(_OF_TRACKING):
+            continue
+        if not isinstance(value, keras.Variable) and any(
+            isinstance(x, keras.Optimizer) for x in _leaves(value, [])
+        ):
             for name, inner in _inside(attribute, value):
                 if isinstance(inner, keras.Optimizer):
                     yield name, inner
@@ -368,7 +402,9 @@ def _attributes(
     """Yield the tensors, variables and modules in an object's attributes, and in their lists."""
     skipped = (*_WITHOUT_TENSORS, *listed)
     for name, value in list(vars(obj).items()):
-        if name in own or name.startswith(_OF_TRACKING) or isinstance(value, skipped):
+        if type(value) in _PLAIN or name in own or name.startswith(_OF_TRACKING):
+            continue
+        if isinstance(value, skipped):
             continue
         if not _stays_on_the_host(value):
             yield name, value, put, name

@@ -56,8 +56,11 @@ def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether a program has told an optimizer to change its state before it is read."""
-    hooks = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks")
-    return any(vars(optimizer).get(name) for name in hooks)
+    attributes = vars(optimizer)
+    return bool(
+        attributes.get("_optimizer_state_dict_post_hooks")
+        or attributes.get("_optimizer_load_state_dict_pre_hooks")
+    )
 
 
 def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
@@ -88,6 +91,8 @@ def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
     if is_of_torch(optimizer):
         return
     for name, value in _attributes(optimizer):
+        if type(value) in _VALUES:
+            continue
         if isinstance(value, MutableMapping) and any(isinstance(x, torch.Tensor) for x in value):
             for key, inner in value.items():
                 label = numbers.get(id(key), "") if isinstance(key, torch.Tensor) else key

@@ -110,7 +110,7 @@ class Inventory:
 
     def _add_leaves(self, obj: Any) -> None:
         for name, value, kind in leaves(obj, self._kinds, "", self.attempted):
-            if kind in (UNKNOWN, REFUSED):
+            if kind is UNKNOWN or kind is REFUSED:
                 raise self._refusal(name, value)
             self._add(name, value, kind)
 
