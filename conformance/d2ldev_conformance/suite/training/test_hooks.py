@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, UnsupportedValueError
+from d2ldev.native import NativeDevices
 from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.provision import modules
 from d2ldev_conformance.requirement import requirement
@@ -60,6 +61,37 @@ def test_hooks_that_are_patched_onto_the_class_are_called(backend, batches, num_
 
     Trainer(EPOCHS, num_gpus, backend=backend).fit(backend.mlp([2, 1]), batches[:2])
     assert seen == ["batch", "step", "batch", "step", "epoch"] * EPOCHS
+
+
+@requirement("hooks.of-the-books-handle", section=SECTION)
+def test_the_trainer_of_the_books_handle_is_changed_for_nobody_else(
+    backend, batches, num_gpus, monkeypatch
+):
+    """Train with the book's lines in the class ``d2l.Trainer``; ``d2ldev.Trainer`` has none."""
+    d2l, seen = NativeDevices(backend), []
+    for name in ("__init__", "prepare_batch"):
+        monkeypatch.setattr(Trainer, name, getattr(Trainer, name))  # undone, whatever happens
+    kept = dict(vars(Trainer))
+
+    @d2l.add_to_class(d2l.Trainer)
+    def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: ARG001, N807
+        self.save_hyperparameters()
+        self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
+
+    @d2l.add_to_class(d2l.Trainer)
+    def prepare_batch(self, batch):
+        place = self.gpus[0] if self.gpus else d2l.cpu()
+        moved = [d2l.to(a, place) for a in batch]
+        seen.extend(backend.device_of(a) for a in moved)
+        return moved
+
+    assert dict(vars(Trainer)) == kept
+    trainer = d2l.Trainer(max_epochs=EPOCHS, num_gpus=num_gpus)
+    history = trainer.fit(backend.mlp([2, 1], seed=0), batches, lr=0.05)
+    assert trainer.backend is backend
+    assert set(seen) == {trainer.device}
+    expected = Trainer(EPOCHS, num_gpus, backend=backend)
+    assert history == expected.fit(backend.mlp([2, 1], seed=0), batches, lr=0.05)
 
 
 @requirement("hooks.the-books-trainer", section=SECTION)

@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
+from d2ldev.native import NativeDevices
 from d2ldev.training import callbacks, hooks, loops, run, team, trainer
 from d2ldev.training.interruption import Interruption
 from d2ldev.training.log import DeviceLog
@@ -31,6 +32,12 @@ class ComparesHooksTooLate(Mutant, caught_by="hooks.patched-onto-the-class"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
         hooks._HOOKS = Patched()
+
+
+class HandsOutTheTrainerOfAll(Mutant, caught_by="hooks.of-the-books-handle"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        NativeDevices.Trainer = Trainer
 
 
 class SetsItsModelOnlyItself(Mutant, caught_by="hooks.the-books-trainer"):
