@@ -491,12 +491,15 @@ def test_a_number_that_is_logged_costs_few_calls(torch_backend):
 
 
 def test_a_move_and_a_copy_of_one_tensor_cost_few_calls_beside_torch_s_own(meta):
-    """Of Python: the backend, where and what the tensor is, the rule for errors, torch's room."""
+    """Of Python: the backend, where and what the tensor is, the rule for errors, torch's room.
+
+    A move asks besides for the copy that it is by default.
+    """
     x, device = torch.ones(4), gpu(0)
     moved = meta.to(x, device)
     assert meta.device_of(moved) is device
     of_the_counting = calls_in(lambda: None)
-    assert calls_in(lambda: meta.to(x, device)) - of_the_counting <= 6
+    assert calls_in(lambda: meta.to(x, device)) - of_the_counting <= 7
     assert calls_in(lambda: meta.copy(moved)) - of_the_counting <= 6
 
 
