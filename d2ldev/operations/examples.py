@@ -27,9 +27,9 @@ from typing import Any
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Tensor
 from d2ldev.framework.training import bounds
-from d2ldev.nesting.containers import BROADCAST, Container
-from d2ldev.nesting.kinds import TENSOR, Kind
-from d2ldev.nesting.walk import container_refusal, flatten
+from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
+from d2ldev.nesting.kinds import TENSOR, Kind, Kinds
+from d2ldev.nesting.walk import container_refusal, flatten, with_tensors
 from d2ldev.operations import creation, moving
 
 _FIX = "d2ldev.Broadcast(value) for what is the same for all parts"
@@ -54,12 +54,15 @@ class Whole:
 
     def __init__(self, framework: Framework, batch: Any, attempted: str) -> None:
         self._framework, self._attempted, self._kinds = framework, attempted, framework.kinds
+        # Its tensors, where nothing but tensors with the same first axis is in it.
+        self._rows_alone: list[Tensor] | None = None
+        if self._is_of_rows(batch):
+            return
         self._batch = moving.on_the_host(framework, batch)
         # It also refuses what cannot be walked, such as a cycle.
         self._flat = flatten(self._batch, framework.kinds, attempted)
-        self._shapes = {
-            key: creation.shape_of(x, attempted) for key, x in self._flat.tensors.items()
-        }
+        self._tensors = list(self._flat.tensors.values())
+        self._shapes = {id(x): creation.shape_of(x, attempted) for x in self._tensors}
         # For a sequence or a number of examples that was asked for: see ``_tensors_in``.
         self._known: dict[tuple[int, int], tuple[Any, int | None]] = {}
         fields = list(self._fields(self._batch, set(), is_top=True))
@@ -78,7 +81,7 @@ class Whole:
     @property
     def last(self) -> Tensor | None:
         """The last of its tensors; None if it has none."""
-        return next(reversed(self._flat.tensors.values()), None)
+        return self._tensors[-1] if self._tensors else None
 
     def part(
         self, number: int, size: int, *, is_filled: bool, model: Any = None
@@ -100,10 +103,26 @@ class Whole:
             least = self._framework.parallel.least_examples(model)
         start, stop = bounds(self.length, number, size, least)
         if start == stop and is_filled:
-            return self._cut(self._batch, 0, min(least, self.length), {}, is_top=True), 0
-        return self._cut(self._batch, start, stop, {}, is_top=True), stop - start
+            return self._examples(0, min(least, self.length)), 0
+        return self._examples(start, stop), stop - start
 
     # -- how many examples there are --------------------------------------------------------------
+
+    def _is_of_rows(self, batch: Any) -> bool:
+        """Tell whether a batch is a common one, which needs no search; note what is in it."""
+        tensors = _fields_alone(batch, self._kinds)
+        if tensors is None:
+            return False
+        each = {id(x): x for x in tensors}
+        shapes = {key: creation.shape_of(x, self._attempted) for key, x in each.items()}
+        lengths = {shape[:1] for shape in shapes.values()}
+        if len(lengths) != 1 or () in lengths:
+            return False
+        self._batch, self._shapes = batch, shapes
+        self._tensors, self._rows_alone = list(each.values()), tensors
+        ((self.length,),) = lengths
+        self.has_sequences = False
+        return True
 
     def _shape(self, x: Tensor) -> tuple[int, ...]:
         # A container may make its children anew each time they are asked for.
@@ -216,6 +235,13 @@ class Whole:
 
     # -- parts ------------------------------------------------------------------------------------
 
+    def _examples(self, start: int, stop: int) -> Any:
+        """Return the examples of the batch from ``start`` up to ``stop``."""
+        if self._rows_alone is None:
+            return self._cut(self._batch, start, stop, {}, is_top=True)
+        rows = {id(x): self._rows(x, start, stop) for x in self._tensors}
+        return with_tensors(self._batch, self._kinds, (rows[id(x)] for x in self._rows_alone))
+
     def _cut(
         self, x: Any, start: int, stop: int, made: dict[int, tuple[Any, Any]], *, is_top: bool
     ) -> Any:
@@ -314,6 +340,37 @@ class Whole:
             "examples of the batch in each",
             "one tensor of the examples, such as a stack of images; or a dict of the fields",
         )
+
+
+def _fields_alone(batch: Any, kinds: Kinds) -> list[Tensor] | None:
+    """Return the tensors of a batch whose fields are tensors, and tuples and dicts of tensors.
+
+    With a tensor beside them, a tuple of tensors with as many examples has fields.
+
+    Returns:
+        The tensors in order, one that is in two places twice. None for any other batch.
+    """
+    kind = kinds[type(batch)]
+    if kind is not DICT and kind is not TUPLE and kind is not LIST:
+        return None
+    found: list[Tensor] = []
+    entered: set[int] = set()
+    has_tensor = False
+    for x in batch.values() if kind is DICT else batch:
+        kind = kinds[type(x)]
+        if kind is TENSOR:
+            has_tensor = True
+            found.append(x)
+            continue
+        # What is in two places is made again once, by the search for the general rule.
+        if (kind is not DICT and kind is not TUPLE) or not x or id(x) in entered:
+            return None
+        entered.add(id(x))
+        inner = list(x.values() if kind is DICT else x)
+        if any(kinds[type(y)] is not TENSOR for y in inner):
+            return None
+        found += inner
+    return found if has_tensor else None
 
 
 def number_of_examples(framework: Framework, batch: Any) -> int | None:
