@@ -368,7 +368,8 @@ def test_a_model_that_makes_variables_in_a_step_is_refused(backend):
 @pytest.mark.parametrize("num_gpus", [0, 1, 2])
 @pytest.mark.parametrize("text", [["a", "b"], np.array(["a", "b"])], ids=["list", "array"])
 def test_text_in_a_compiled_step_is_refused_by_name(backend, text, num_gpus):
-    batch = {"x": np.ones((2, 3), "float32"), "y": {"wanted": np.ones((2, 1)), "words": text}}
+    wanted = np.ones((2, 1), "float32")
+    batch = {"x": np.ones((2, 3), "float32"), "y": {"wanted": wanted, "words": text}}
     trainer = Trainer(1, num_gpus=num_gpus, backend=backend)
 
     def loss(prediction, y):
