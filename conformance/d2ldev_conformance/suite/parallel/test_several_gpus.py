@@ -102,6 +102,7 @@ def test_no_gpu_normalizes_a_part_of_one_example(backend, normalized_network):
     inputs = np.random.default_rng(0).normal(3, 2, (3, 4)).astype("float32")
     data, losses = [(inputs, np.array([0, 1, 0], "int32"))], []
     for number in (1, 2):
+        backend.seed(0)
         net = normalized_networks(backend)[normalized_network](backend.cpu())
         trainer = Trainer(2, number, backend=backend)
         losses.append(trainer.fit(net, data, loss="cross_entropy", lr=0.1)["loss"])
