@@ -320,14 +320,14 @@ def _state_like(trainer: Any, index: int, name: str, saved: Any) -> Any:
         with NumPyShapes():
             return _filled(made, saved)
     except (LookupError, ValueError) as error:
-        raise ValueError(f"the state of parameter {name}: {error}") from error
+        raise ValueError(f"the state of parameter {name} does not fit: {error}") from error
 
 
 def _filled(made: Any, saved: Any) -> Any:
     """Return a state that an optimizer has made with the values of another one of that form."""
     if isinstance(made, mx.nd.NDArray):
         if _form(made) != _form(saved):
-            raise ValueError(f"is {_form(made)}, and {_form(saved)} in the state")
+            raise ValueError(f"it is {_form(made)}, and {_form(saved)} in the state")
         saved.as_nd_ndarray().copyto(made.as_nd_ndarray())
         return made
     if isinstance(made, dict) and isinstance(saved, dict) and made.keys() == saved.keys():
@@ -336,7 +336,7 @@ def _filled(made: Any, saved: Any) -> Any:
         return type(made)(_filled(*pair) for pair in zip(made, saved, strict=True))
     if made is saved is None or (_kind_of_number(made) and _kind_of_number(saved)):
         return saved
-    raise ValueError(f"is {_form(made)}, and {_form(saved)} in the state")
+    raise ValueError(f"it is {_form(made)}, and {_form(saved)} in the state")
 
 
 def _arrays(state: Any) -> Iterator[Any]:

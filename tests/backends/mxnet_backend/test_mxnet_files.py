@@ -126,7 +126,8 @@ def test_the_arrays_of_a_state_have_the_shapes_of_its_parameters(backend, made, 
     state = files.state(trainer)
     here, there = (str(state["shapes"].index(shape)) for shape in ([4, 3], [1, 4]))
     state["states"][here] = state["states"][there]
-    with pytest.raises(ValueError, match=rf"the state of parameter {here} is .*\(1, 4\)"):
+    message = rf"the state of parameter {here} does not fit: it is .*\(1, 4\)"
+    with pytest.raises(ValueError, match=message):
         files.checked_state(trainer, state)
 
 
