@@ -4,8 +4,10 @@ No test of the core imports a framework. Where one has to be there, it is a fold
 package; where none may be there, ``hide`` keeps the installed ones out of sight.
 """
 
+import io
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -32,6 +34,18 @@ class HidingFinder(PathFinder):
 
 sys.meta_path = [HidingFinder if finder is PathFinder else finder for finder in sys.meta_path]
 """
+
+
+def send(backend, obj):
+    """Return what another process gets of an object that a backend sends to it."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, obj):
+            return backend.framework.parallel.reduce(obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(obj)
+    return pickle.loads(file.getvalue())
 
 
 def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None):

@@ -1,7 +1,5 @@
 """Optimizers that keep more than ``state``: they move, are saved and go on, or are refused."""
 
-import io
-import pickle
 import random
 from collections import defaultdict, deque
 from types import SimpleNamespace
@@ -11,6 +9,7 @@ import pytest
 import torch
 from d2ldev_torch.optimizers import is_simple
 from d2ldev_torch.provision import Around, Listed
+from processes import send
 from torch.optim import SGD, Adam, Optimizer
 
 from d2ldev import CheckpointError, Trainer, UnsupportedValueError
@@ -276,23 +275,11 @@ def test_what_two_share_is_shared_afterwards(virtual, tmp_path):
     assert other.param_groups is other.base_optimizer.param_groups
 
 
-def sent(backend, obj):
-    """Return what another process gets."""
-
-    class Pickler(pickle.Pickler):
-        def reducer_override(self, obj):
-            return backend.framework.parallel.reduce(obj)
-
-    file = io.BytesIO()
-    Pickler(file).dump(obj)
-    return pickle.loads(file.getvalue())
-
-
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "hooks"])
 def test_what_is_sent_to_a_process_goes_on_there(virtual, name):
     net, optimizer = made(MAKERS[name])
     trained(virtual, net, optimizer)
-    other = sent(virtual, (net, optimizer))
+    other = send(virtual, (net, optimizer))
     assert_equal(trained(virtual, *other), trained(virtual, net, optimizer))
 
 

@@ -1,11 +1,10 @@
 """Modules whose weights are computed from others: copied for each GPU, and sent to processes."""
 
-import io
-import pickle
 import threading
 
 import pytest
 import torch
+from processes import send
 from processes_program import batches
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -129,28 +128,16 @@ def test_a_copy_is_wholly_on_its_gpu(virtual, kind):
         assert {str(place) for place in virtual.placement(one).values()} == {f"gpu:{i}"}
 
 
-def sent(backend, obj):
-    """Return what another process gets."""
-
-    class Pickler(pickle.Pickler):
-        def reducer_override(self, obj):
-            return backend.framework.parallel.reduce(obj)
-
-    file = io.BytesIO()
-    Pickler(file).dump(obj)
-    return pickle.loads(file.getvalue())
-
-
 @pytest.mark.parametrize("kind", COMPUTED)
 def test_a_model_that_is_sent_learns_what_the_model_learns(virtual, kind):
     net = network(kind)
-    other = sent(virtual, net)
+    other = send(virtual, net)
     assert losses(other, X) == losses(net, X)
     assert not {id(x) for x in net.parameters()} & {id(x) for x in other.parameters()}
 
 
 def test_a_model_that_is_sent_still_reads_the_files_of_hooks(virtual):
-    other = sent(virtual, parametrizations.weight_norm(nn.Linear(4, 4)))
+    other = send(virtual, parametrizations.weight_norm(nn.Linear(4, 4)))
     with_hooks = nn.utils.weight_norm(nn.Linear(4, 4))
     other.load_state_dict(with_hooks.state_dict())
     assert torch.equal(other(X), with_hooks(X))
@@ -159,7 +146,7 @@ def test_a_model_that_is_sent_still_reads_the_files_of_hooks(virtual):
 def test_a_class_still_says_what_of_it_is_sent(virtual):
     net = parametrizations.spectral_norm(Counted(4, 4))
     net.lock = threading.Lock()
-    assert not hasattr(sent(virtual, net), "lock")
+    assert not hasattr(send(virtual, net), "lock")
 
 
 def test_two_gpus_learn_what_one_learns(virtual):
