@@ -241,7 +241,7 @@ def _placed(value: Any, context: Any, index_of: Mapping[str, int], *, is_of_nump
         return [again(x) for x in value]
     if isinstance(value, mx.nd.NDArray):
         with NumPyShapes():
-            x = value.as_in_context(context)
+            x = value.as_nd_ndarray().as_in_context(context)
         return x.as_np_ndarray() if is_of_numpy else x.as_nd_ndarray()
     return value
 
