@@ -10,6 +10,7 @@ from d2ldev.framework import Framework
 from d2ldev.nesting.kinds import PLAIN, TENSOR
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations import creation, placing
+from d2ldev.operations.values import is_float
 
 
 def dtype_of_model(framework: Framework, model: Any) -> str | None:
@@ -19,9 +20,9 @@ def dtype_of_model(framework: Framework, model: Any) -> str | None:
     """
     dtype_of, is_refilled = framework.tensors.dtype_of, framework.models.is_refilled
     found = [x for _, x in placing.named_tensors(framework, model)]
-    floats = {name for name in map(dtype_of, found) if _is_float(name)}
+    floats = {name for name in map(dtype_of, found) if is_float(name)}
     if len(floats) > 1:
-        floats = {name for name in map(dtype_of, filter(is_refilled, found)) if _is_float(name)}
+        floats = {name for name in map(dtype_of, filter(is_refilled, found)) if is_float(name)}
     return floats.pop() if len(floats) == 1 else None
 
 
@@ -79,7 +80,7 @@ class Cast:
             name = x.dtype.name
         else:
             return False
-        return name != self._name and _is_float(name)
+        return name != self._name and is_float(name)
 
     def _cast(self, x: Any) -> Any:
         tensors = self._framework.tensors
@@ -97,7 +98,3 @@ _OF_NUMPY = ("float16", "float32", "float64")
 
 def _is_of_numbers(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind in "biufc"
-
-
-def _is_float(name: str) -> bool:
-    return name.startswith(("float", "bfloat"))

@@ -129,7 +129,12 @@ def _kind(name: str) -> int:
         return _BOOL
     if name.startswith("complex"):
         return _COMPLEX
-    return _FLOAT if name.startswith(("float", "bfloat")) else _INTEGER
+    return _FLOAT if is_float(name) else _INTEGER
+
+
+def is_float(name: str) -> bool:
+    """Return whether a dtype of this name, such as ``'bfloat16'``, is of real floats."""
+    return name.startswith(("float", "bfloat"))
 
 
 # Dicts: torch's compiler warns of the caches of functools.
