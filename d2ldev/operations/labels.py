@@ -35,7 +35,7 @@ def may_leave_out(learner: Learner) -> bool:
     return has_labels(learner.settings) and not is_known
 
 
-def seen(
+def look_at(
     framework: Framework, y: Any, *, is_drawn: bool = False, waits: bool = False
 ) -> Labels | None:
     """Return what the host can see of labels.
@@ -66,7 +66,7 @@ def seen(
         weights = _on_the_host(framework, weights, is_drawn, waits)
         if weights is None or weights.shape != found.shape[: weights.ndim] or not weights.ndim:
             return None
-    return _seen_closely(found, weights)
+    return _look_closely(found, weights)
 
 
 # By dtype of integers: the unsigned one of its size, and the greatest number of both. After a step
@@ -94,7 +94,7 @@ def _on_the_host(framework: Framework, x: Any, is_drawn: bool, waits: bool) -> A
     return tensors.to_numpy(x) if found is None and is_drawn else found
 
 
-def _seen_closely(found: np.ndarray[Any, Any], weights: Any) -> Labels:
+def _look_closely(found: np.ndarray[Any, Any], weights: Any) -> Labels:
     counts, sums = found != NO_LABEL, None
     if weights is not None:
         known = weights.reshape(*weights.shape, *[1] * (found.ndim - weights.ndim))
@@ -153,7 +153,7 @@ class _Watch:
         labels, is_traced = learner.labels, False
         if labels is None:
             try:
-                learner.labels = labels = seen(self._framework, y)
+                learner.labels = labels = look_at(self._framework, y)
             except UnsupportedValueError:  # it has no device, because it is only traced
                 is_traced = True
         try:

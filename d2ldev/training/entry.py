@@ -10,7 +10,7 @@ from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.framework import Learner, Sharded
 from d2ldev.framework.training import Labels
 from d2ldev.operations.floats import Cast, dtype_of_model
-from d2ldev.operations.labels import has_labels, seen
+from d2ldev.operations.labels import has_labels, look_at
 from d2ldev.operations.prefetching import closed_after
 from d2ldev.training.data import inputs_and_target
 from d2ldev.training.hooks import Hooks
@@ -98,10 +98,10 @@ class Entry:
         if isinstance(batch, Sharded):
             batch = batch.operands
         if type(batch) is tuple and len(batch) == 2:  # the common batch
-            return seen(self._framework, batch[1], is_drawn=True, waits=self._splits)
+            return look_at(self._framework, batch[1], is_drawn=True, waits=self._splits)
         learner = self._learner
         try:
             _, y = inputs_and_target(batch, learner.input_names, learner.takes_mapping)
         except UnsupportedValueError:  # raised again where the batch is computed with
             return None
-        return seen(self._framework, y, is_drawn=True, waits=self._splits)
+        return look_at(self._framework, y, is_drawn=True, waits=self._splits)
