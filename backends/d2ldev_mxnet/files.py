@@ -48,6 +48,7 @@ class MXNetFiles(Files):
         self,
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
+        dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
     ) -> list[str]:

@@ -85,6 +85,7 @@ class TensorFlowFiles(Files):
         self,
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
+        dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
     ) -> tuple[str, ...]:

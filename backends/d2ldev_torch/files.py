@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ _REQUIRED = frozenset({"class", "shapes", "state", "param_groups"})
 _OPTIONAL = frozenset({"attributes", "own"})
 _CONVOLUTIONS: Any = torch.nn.modules.conv._ConvNd
 _NORMS: Any = torch.nn.modules.batchnorm._NormBase
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class TorchFiles(Files):
@@ -80,11 +82,21 @@ class TorchFiles(Files):
         self,
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
+        dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
     ) -> tuple[str, ...]:
         if isinstance(model, torch.nn.Module):
             for path, module in model.named_modules(remove_duplicate=False):
+                for name in _empty_buffers(module):
+                    key = joined(plain_name(path), name)
+                    if dtypes.get(key) in self.tensors.dtype_names:
+                        undo(module._buffers.__setitem__, name, None)
+                        module._buffers[name] = torch.empty(
+                            shapes[key],
+                            dtype=self.tensors.dtype(dtypes[key]),
+                            device=_device_in((module, model)),
+                        )
                 kept = {**module._parameters, **module._buffers}
                 waiting = {name: x for name, x in kept.items() if is_lazy(x)}
                 names = {name: joined(plain_name(path), name) for name in waiting}
@@ -153,6 +165,25 @@ class TorchFiles(Files):
         """Return what an optimizer keeps, with its tensors on a device."""
         attempted = "load the state of an optimizer"
         return mapped(lambda tensor: tensor.to(device), x, self._kinds, attempted)
+
+
+def _empty_buffers(module: torch.nn.Module) -> list[str]:
+    """Return the names of the buffers that a module registers as None, and sets in a call.
+
+    Layers of torch say by None that they have no such buffer: those of normalization without
+    running statistics.
+    """
+    if type(module).__module__.startswith("torch."):
+        return []
+    kept, not_saved = module._buffers, module._non_persistent_buffers_set
+    own = _STATISTICS if isinstance(module, _NORMS) else ()
+    return [name for name in kept if kept[name] is None and name not in (*not_saved, *own)]
+
+
+def _device_in(modules: Iterable[torch.nn.Module]) -> torch.device | None:
+    """Return the device of the first tensor that one of the modules has; None if none has any."""
+    tensors = (x for module in modules for x in chain(module.parameters(), module.buffers()))
+    return next((x.device for x in tensors), None)
 
 
 def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:

@@ -347,9 +347,10 @@ class Fitting:
         is_model = isinstance(self._framework.kinds[type(x)], Kind)
         if is_model:
             shapes = {name: each.shape for name, each in stored.items()}
+            dtypes = {name: each.dtype for name, each in stored.items()}
             complete = self._framework.files.complete
             try:
-                lacking = complete(x, shapes, found.inputs, self._undo.callback)
+                lacking = complete(x, shapes, dtypes, found.inputs, self._undo.callback)
             except D2LDevError:
                 raise
             except Exception as error:  # whatever the file's shapes and arguments make it raise

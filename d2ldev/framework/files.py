@@ -156,6 +156,7 @@ class Files:
         self,
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
+        dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
     ) -> Sequence[str]:
@@ -165,7 +166,7 @@ class Files:
 
         Args:
             model: one of ``Models.types``.
-            shapes: of the tensors in the file, by names as ``named_tensors`` gives them.
+            shapes, dtypes: of the tensors in the file, by names as ``named_tensors`` gives them.
             inputs: what a file has in the place of what ``inputs`` returned, which may be anything;
                 None if it has nothing.
             undo: called before each change with a function that takes it back, and the function's

@@ -187,6 +187,59 @@ def test_a_parameter_or_a_buffer_that_torch_saves_may_not_be_missing(torch_backe
         torch_backend.load_into(net, path)
 
 
+class Recalling(torch.nn.Module):
+    """A module whose last input is in a buffer, None at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+        self.register_buffer("last", None)
+
+
+def recalling(dtype):
+    net = Recalling()
+    net.last = torch.arange(3).to(dtype)
+    return torch.nn.Sequential(net, torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_buffer_that_is_none_is_read_to_the_device_of_its_module(virtual, path, dtype):
+    net = recalling(dtype)
+    virtual.save(net, path)
+    for source in (path, net.state_dict()):
+        other = torch.nn.Sequential(Recalling(), torch.nn.Linear(1, 1))
+        virtual.load_into(virtual.place(other, "gpu:1"), source)
+        assert virtual.device_of(other[0].last) == virtual.gpu(1)
+        assert (other[0].last.dtype, other[0].last.tolist()) == (dtype, [0, 1, 2])
+
+
+def test_a_buffer_that_is_none_stays_none_when_the_file_was_refused(torch_backend, path):
+    save_file({"0.last": torch.ones(3)}, path)
+    net = torch.nn.Sequential(Recalling())
+    with pytest.raises(CheckpointError, match=r"it lacks 0\.linear"):
+        torch_backend.load_into(net, path)
+    assert net[0].last is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "missing", "name"),
+    [
+        (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False), "bias"),
+        (
+            torch.nn.BatchNorm1d(2),
+            torch.nn.BatchNorm1d(2, track_running_stats=False),
+            "running_mean",
+        ),
+    ],
+)
+def test_what_a_layer_was_made_without_is_not_read_into_it(
+    torch_backend, path, wanted, missing, name
+):
+    torch_backend.save(wanted, path)
+    with pytest.raises(CheckpointError, match=f"unexpected.* {name}"):
+        torch_backend.load_into(missing, path)
+
+
 def lazy():
     return torch.nn.Sequential(
         torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.LazyLinear(1)

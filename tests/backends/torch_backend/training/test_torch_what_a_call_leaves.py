@@ -52,6 +52,42 @@ def test_what_two_gpus_learned_comes_back_if_the_optimizer_takes_no_state(virtua
     assert not torch.equal(net.net[0].weight.detach().cpu(), before)
 
 
+class Smoothed(torch.nn.Module):
+    """A module whose buffer is None until its first call, and has an effect on each."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", None)
+
+    def forward(self, x):
+        y = self.net(x)
+        mean = y.detach().mean(0)
+        self.mean = mean if self.mean is None else (self.mean + mean) / 2
+        return y - self.mean
+
+
+def smoothed(backend):
+    return Smoothed(backend.mlp([2, 4, 1]))
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_a_run_goes_on_with_a_buffer_that_is_none_at_first(virtual, tmp_path, num_gpus):
+    path = tmp_path / "run.safetensors"
+
+    def fitted(epochs, **options):
+        net = smoothed(virtual)
+        trainer = Trainer(epochs, num_gpus=num_gpus, backend=virtual)
+        history = trainer.fit(net, DATA, lr=0.1, **options)
+        return history["loss"], net.mean.cpu()
+
+    losses, mean = fitted(3)
+    fitted(1, checkpoint=path)
+    resumed, resumed_mean = fitted(3, checkpoint=path, resume=True)
+    assert resumed == losses
+    assert torch.equal(resumed_mean, mean)
+
+
 def test_copies_have_what_the_last_call_has_left(virtual):
     net = attentive(virtual)
     net(torch.ones(3, 2))
