@@ -5,13 +5,10 @@
 >>> backend.to(X, backend.device_of(X)) is X
 True
 
-Importing this package imports no framework and touches no GPU.
+Importing this package imports no framework, touches no GPU and changes nothing in the interpreter.
 """
 
 from __future__ import annotations
-
-import os
-import sys
 
 from d2ldev.errors import (
     BackendFallbackWarning,
@@ -31,7 +28,6 @@ from d2ldev.errors import (
     UnsupportedValueError,
 )
 from d2ldev.locks import Lock as _Lock
-from d2ldev.registry import importing as _importing
 from d2ldev.registry.discovery import available_backends
 
 # Not from ``typing``: its import takes as long as all the rest of ``import d2ldev``.
@@ -60,15 +56,6 @@ if TYPE_CHECKING:
     torch: Backend
 
 __version__ = "0.1.0"
-
-# A program that runs in a checkout finds this package there, before an installed wheel's. The
-# packages that belong to it have to be the checkout's, too.
-_root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-if os.path.isdir(os.path.join(_root, "backends", "d2ldev_reference")):
-    _folders = (os.path.join(_root, name) for name in ("backends", "conformance"))
-    sys.path[:0] = [folder for folder in _folders if folder not in sys.path]
-
-_importing.install()
 
 # Imported together at the first use of one of them: a library that imports this package and does
 # not use it waits for less.

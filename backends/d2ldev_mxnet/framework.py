@@ -1,13 +1,16 @@
 """MXNet, and its NumPy shapes for the length of a block.
 
-Importing it needs some help, which it gets wherever it is imported: see ``importing``.
+All of this package takes MXNet from here, because importing it needs ``import_mxnet``.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-import mxnet as mx
+from d2ldev_mxnet.importing import import_mxnet
+
+import_mxnet()
+import mxnet as mx  # noqa: E402  # the line before lets it in
 
 __all__ = ["NumPySemantics", "NumPyShapes", "mx"]
 

@@ -1,11 +1,11 @@
-"""What has to be done around the import of MXNet.
+"""Import MXNet, which NumPy 1.24 and newer do not let in.
 
 NumPy 1.24 took ``numpy.bool`` away, and MXNet 1.9.1, the last release, reads it: while it is
 imported, and later wherever it indexes with a bool or fills with one. The name is put back for
 the import only; afterwards those of MXNet's modules that read it have a copy of NumPy's
 namespace with the name in it, and ``numpy`` itself is as it was:
 https://github.com/apache/mxnet/issues/21165. A user who imported MXNet with a shim of their own
-keeps it. So ``import mxnet`` works anywhere after ``import d2ldev``.
+keeps it. After ``import_mxnet`` everyone's ``import mxnet`` finds the module that is there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from types import ModuleType
@@ -73,20 +73,21 @@ def _prepare_cuda() -> None:
                 ctypes.CDLL(f"{folder}/{package}/lib/{library}")
 
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """Make it possible to import MXNet, for the length of the block.
+def import_mxnet() -> ModuleType:
+    """Import MXNet if nobody has, and return it.
 
     Raises:
         BackendNotInstalledError: if MXNet could not be loaded: without the driver that it was built
             for, and after TensorFlow.
     """
+    if "mxnet" in sys.modules:
+        return sys.modules["mxnet"]
     if "tensorflow" in sys.modules:
         # Not only refused: loading the library would end the process with a segmentation fault.
         raise BackendNotInstalledError(
             "use the mxnet backend",
             "TensorFlow was imported before it, and MXNet's library then crashes while it loads",
-            "import mxnet, or d2ldev.get_backend('mxnet'), before anything imports tensorflow",
+            "write 'from d2ldev import mxnet' before anything imports tensorflow",
         )
     _prepare_cuda()
     # What an import without the name, which failed, has left: with it the next one fails, too.
@@ -100,13 +101,14 @@ def importing() -> Iterator[None]:
         with warnings.catch_warnings():
             # It looks for functions that NumPy gave to ``numpy_financial``, and does without.
             warnings.simplefilter("ignore", DeprecationWarning)
-            yield
+            module = import_module("mxnet")
     finally:
         if is_missing:
             del vars(np)["bool"]
     if is_missing:
         namespace = ModuleType("numpy")
         vars(namespace).update(vars(np), bool=bool)
-        for module, name in _READERS.items():
-            if module in sys.modules:
-                setattr(sys.modules[module], name, namespace)
+        for reader, name in _READERS.items():
+            if reader in sys.modules:
+                setattr(sys.modules[reader], name, namespace)
+    return module

@@ -1,5 +1,6 @@
 """The four frameworks and the reference, in one process, each with two virtual GPUs."""
 
+import d2ldev_mxnet.framework  # noqa: F401  # the tests write ``import mxnet``, before TensorFlow
 import pytest
 
 import d2ldev

@@ -70,5 +70,6 @@ backend = d2ldev.get_backend("tensorflow")
 print(backend.to_numpy(backend.ones(1)).tolist())
 """
     done = run(program)
-    assert "before anything imports tensorflow" in done.stdout, done.stderr
+    fix = "write 'from d2ldev import mxnet' before anything imports tensorflow"
+    assert fix in done.stdout, done.stderr
     assert done.stdout.endswith("[1.0]\n")

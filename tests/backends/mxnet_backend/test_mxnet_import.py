@@ -83,9 +83,9 @@ def test_every_module_that_reads_the_name_has_it(used):
 
 def test_the_modules_that_read_numpy_bool_are_all_known():
     code = """
-import pathlib, re, d2ldev, mxnet
+import pathlib, re
 from d2ldev_mxnet import importing
-folder = pathlib.Path(mxnet.__file__).parent
+folder = pathlib.Path(importing.import_mxnet().__file__).parent
 reads = re.compile(r'^(?![ ]*(>>>|#|\\'\\'\\')).*\\b_?np\\.bool\\b', re.M)
 found = set()
 for path in folder.rglob('*.py'):
@@ -121,16 +121,16 @@ print(json.dumps(numpy.bool is bool))
 
 
 ORDERS = {
-    "the package": "import d2ldev; import mxnet",
-    "the handle": "from d2ldev import backend; import mxnet; from mxnet import np",
-    "a part of mxnet": "from d2ldev import backend; from mxnet import gluon; import mxnet",
     "the backend": "from d2ldev import mxnet as d2l; import mxnet",
+    "its name": "import d2ldev; d2ldev.get_backend('mxnet'); from mxnet import gluon; import mxnet",
+    "the active backend": "from d2ldev import backend; backend.num_gpus(); import mxnet",
     "the book's functions": "from d2ldev.native import mxnet as d2l; import mxnet",
+    "a block": "import d2ldev\nwith d2ldev.use_backend('mxnet'): import mxnet",
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_mxnet_is_imported_by_the_user_after_d2ldev(order):
+def test_mxnet_is_imported_by_the_user_after_the_backend(order):
     code = f"""
 import numpy
 {ORDERS[order]}
@@ -139,24 +139,38 @@ x = mxnet.np.full((2,), True)
 d2l = d2ldev.get_backend('mxnet')
 print(json.dumps([str(x.dtype), d2l.device_of(x).kind, 'bool' in vars(numpy)]))
 """
-    assert run(code) == ["bool", "cpu", False]
+    assert run(code, D2LDEV_BACKEND="mxnet") == ["bool", "cpu", False]
+
+
+def test_nothing_of_mxnet_s_is_mended_before_it_is_asked_for():
+    code = """
+import d2ldev
+from d2ldev import backend
+d2ldev.available_backends()
+try:
+    import mxnet
+except AttributeError as error:
+    print(json.dumps('bool' in str(error)))
+"""
+    assert run(code, D2LDEV_BACKEND="mxnet") is True
 
 
 def test_mxnet_has_the_loader_that_it_has_without_d2ldev():
     code = """
-import d2ldev, mxnet
+from d2ldev import mxnet as d2l
+import mxnet
 found = type(mxnet.__loader__).__name__, sorted(vars(mxnet.__loader__)), mxnet.__spec__.name
 print(json.dumps(found))
 """
     assert run(code) == ["SourceFileLoader", ["name", "path"], "mxnet"]
 
 
-def test_after_tensorflow_the_users_import_is_an_error_and_no_crash():
+def test_after_tensorflow_the_backend_is_an_error_and_no_crash():
     code = """
 import types, d2ldev
 sys.modules['tensorflow'] = types.ModuleType('tensorflow')
 try:
-    import mxnet
+    d2ldev.get_backend('mxnet')
 except d2ldev.BackendNotInstalledError as error:
     print(json.dumps([error.problem, 'mxnet' in sys.modules]))
 """
@@ -220,7 +234,7 @@ def note(path, *args, **kwargs):
 metadata.distribution, ctypes.CDLL = no_mxnet, note
 nvml.has_driver = lambda: {driver}
 try:
-    {use}
+    d2ldev.get_backend('mxnet')
     said = ''
 except d2ldev.BackendNotInstalledError as error:
     said = error.problem
@@ -228,21 +242,16 @@ print(json.dumps([said, loaded]))
 """
 
 
-USES = ["d2ldev.get_backend('mxnet')", "import mxnet"]
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_build_for_cuda_says_that_there_is_no_driver(use):
-    said, loaded = run(FOR_CUDA.replace("{driver}", "False").replace("{use}", use))
+def test_a_build_for_cuda_says_that_there_is_no_driver():
+    said, loaded = run(FOR_CUDA.replace("{driver}", "False"))
     assert "built for CUDA" in said
     assert "no NVIDIA driver here (libcuda.so.1)" in said
     assert loaded == []
 
 
-@pytest.mark.parametrize("use", USES)
-def test_a_build_for_cuda_is_given_the_libraries_of_nvidia_s_wheels(tmp_path, use):
+def test_a_build_for_cuda_is_given_the_libraries_of_nvidia_s_wheels(tmp_path):
     (tmp_path / "nvidia").mkdir()
-    code = FOR_CUDA.replace("{driver}", "True").replace("{use}", use)
+    code = FOR_CUDA.replace("{driver}", "True")
     said, loaded = run(code, PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     assert said == ""
     assert {"libcudart.so.11.0", "libcublas.so.11", "libcudnn.so.8", "libnccl.so.2"} <= set(loaded)

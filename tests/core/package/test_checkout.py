@@ -1,6 +1,7 @@
 """A program that runs in a checkout uses nothing of an installed wheel."""
 
 import shutil
+import tomllib
 from pathlib import Path
 
 import d2ldev_conformance
@@ -9,6 +10,8 @@ import pytest
 from processes import make_package, run_python
 
 import d2ldev
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -25,10 +28,22 @@ def checkout(tmp_path):
     return folder
 
 
-def test_all_packages_are_the_checkout_s(checkout, tmp_path):
-    wheel = tmp_path / "wheel"
+@pytest.fixture
+def wheel(tmp_path):
+    """A folder of installed packages, none of which is to be imported."""
+    folder = tmp_path / "wheel"
     for name in ("d2ldev", "d2ldev_reference", "d2ldev_conformance"):
-        make_package(wheel, name, "raise ImportError('of the wheel')")
+        make_package(folder, name, "raise ImportError('of the wheel')")
+    return folder
+
+
+def test_an_editable_installation_finds_every_package_of_the_wheel():
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]
+    parents = {str(Path(package).parent) for package in build["targets"]["wheel"]["packages"]}
+    assert parents == {*build["dev-mode-dirs"]}
+
+
+def test_all_packages_are_those_of_the_folders_on_the_path(checkout, wheel):
     found = run_python(
         """
         import d2ldev
@@ -37,23 +52,24 @@ def test_all_packages_are_the_checkout_s(checkout, tmp_path):
         for package in (d2ldev, d2ldev_reference, d2ldev_conformance):
             show(package.__file__)
         """,
-        path=[wheel],
-        folder=checkout,
+        path=[checkout, checkout / "backends", checkout / "conformance", wheel],
     )
     assert [Path(file).is_relative_to(checkout) for file in found] == [True] * 3
 
 
-def test_what_pytest_imports_of_a_wheel_before_anything_else_is_the_checkout_s(checkout, tmp_path):
-    wheel = tmp_path / "wheel"
-    source = (checkout / "conformance" / "d2ldev_conformance" / "__init__.py").read_text("utf-8")
-    make_package(wheel, "d2ldev_conformance", source)
-    (wheel / "d2ldev_conformance" / "plugin.py").write_text("raise ImportError('of the wheel')")
+def test_a_backend_of_the_wheel_is_refused_by_the_d2ldev_of_a_checkout(checkout, wheel):
     found = run_python(
         """
-        import d2ldev_conformance.plugin
-        show(d2ldev_conformance.plugin.__file__)
+        import d2ldev
+        try:
+            d2ldev.get_backend("reference")
+        except d2ldev.BackendNotInstalledError as error:
+            show([error.problem, error.fix])
         """,
         path=[wheel],
         folder=checkout,
     )
-    assert [Path(file).is_relative_to(checkout) for file in found] == [True]
+    ((problem, fix),) = found
+    assert str(wheel / "d2ldev_reference") in problem
+    assert str(checkout) in problem
+    assert f"pip install -e {checkout}" in fix

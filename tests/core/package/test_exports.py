@@ -30,7 +30,6 @@ def test_what_a_program_that_uses_no_backend_needs_is_all_that_is_imported():
             "d2ldev.locks",
             "d2ldev.registry",
             "d2ldev.registry.discovery",
-            "d2ldev.registry.importing",
         ]
     ]
 
