@@ -16,7 +16,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from d2ldev.files.layouts import layouts_of, layouts_of_model
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
-from d2ldev.nesting.walk import depth_refusal, joined
+from d2ldev.nesting.walk import depth_refusal, joined, labelled
 from d2ldev.operations.creation import shape_of
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.placing import Inventory, NamedTensors
@@ -119,6 +119,7 @@ class Outline:
         maxlen: of a deque.
         name: of the class of a namedtuple or a dataclass.
         size: how many values it has, itself included; what is in it twice counts twice.
+        settings: of a model; see ``settings_of``.
     """
 
     type: str
@@ -131,6 +132,7 @@ class Outline:
     name: str | None = None
     size: int = 1
     unlisted: AbstractSet[str] = frozenset()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def children(self) -> Mapping[Any, Any]:
         """Return what is in it, by key, field or index."""
@@ -258,6 +260,9 @@ class Description:
         self.unsaved += [joined(path, name) for name in inventory.unsaved()]
         tensors = NamedTensors(inventory)
         self._mark(row, tensors, path)
+        settings = settings_of(self._framework, inventory)
+        if settings:
+            row["settings"] = {name: text for name, (_, text) in settings.items()}
         return self._row(row, x, list(tensors), list(tensors.values()), path)
 
     def _mark(self, row: dict[str, Any], tensors: NamedTensors, path: str) -> None:
@@ -321,6 +326,40 @@ class Description:
             raise self._refusal(x, path, f"it is nested deeper than {_MAX_DEPTH} levels")
         self.rows.append(row)
         return {"at": len(self.rows) - 1}
+
+
+def settings_of(framework: Framework, inventory: Inventory) -> dict[str, tuple[str, str]]:
+    """Return what the containers in a model have besides its tensors, such as batch sizes.
+
+    Returns:
+        For each setting, by its name, the name of its container and the setting as text.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    kinds, attempted = framework.kinds, inventory.attempted
+    waiting = [(name, value) for name, value, _, _ in reversed(inventory.parts)]
+    seen: dict[int, Any] = {}
+    while waiting:
+        path, x = waiting.pop()
+        kind = kinds[type(x)]
+        if isinstance(kind, Kind) or id(x) in seen:
+            continue
+        seen[id(x)] = x  # kept, so that its id stays its own
+        children = labelled(x, kind, path, attempted)
+        waiting += [(joined(path, label), child) for label, child in reversed(children)]
+        if kind.saved is not None:
+            known = {label for label, _ in children}
+            for label, value in labelled(x, kind.saved, path, attempted):
+                if label not in known:
+                    found[joined(path, label)] = (path, _setting(framework, value))
+    return found
+
+
+def _setting(framework: Framework, x: Any) -> str:
+    if framework.kinds[type(x)] is TENSOR:
+        x = framework.files.borrow(x).tolist()
+    if isinstance(x, (list, tuple)):
+        return f"[{', '.join(_setting(framework, each) for each in x)}]"
+    return repr(x.item() if isinstance(x, np.generic) else x)
 
 
 def is_record(cls: type) -> bool:
@@ -482,6 +521,9 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             unlisted = row.get("unlisted", [])
             check(isinstance(unlisted, list), "names of tensors")
             check(all(isinstance(each, str) for each in unlisted), "names of tensors")
+            settings = row.get("settings", {})
+            check(isinstance(settings, dict), "settings")
+            check(all(isinstance(text, str) for text in settings.values()), "settings")
             sizes = (child.size if isinstance(child, Outline) else 1 for child in items)
             size = min(1 + sum(sizes), _MAX_VALUES + 1)
             number = len(rows)
@@ -489,6 +531,7 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
                 Outline(
                     *(kind, labels, items, number, layouts, maxlen, inputs, name, size),
                     frozenset(unlisted),
+                    settings,
                 )
             )
         return value(told["root"]), rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,7 +31,16 @@ from d2ldev.errors import (
     said,
     shown,
 )
-from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat, unlisted_in
+from d2ldev.files.description import (
+    MODEL,
+    SETS,
+    STATE,
+    Outline,
+    Stored,
+    flat,
+    settings_of,
+    unlisted_in,
+)
 from d2ldev.files.format.dtypes import bytes_of
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
@@ -108,6 +117,12 @@ def _under(node: Any, name: str) -> Any:
         return None
     inner: dict[Any, Any] = {}
     unlisted = set()
+    beginning = f"{name}."
+    settings = {
+        each.removeprefix(beginning): text
+        for each, text in node.settings.items()
+        if each.startswith(beginning)
+    }
     for label, child in node.children().items():
         if str(label) == name:
             return child
@@ -123,7 +138,9 @@ def _under(node: Any, name: str) -> Any:
     # The names of a model, or of another program's file; the number is that of no container.
     labels, items = list(inner), list(inner.values())
     part = replace(
-        node, type=MODEL, labels=labels, items=items, number=-1, layouts=None, unlisted=unlisted
+        replace(node, type=MODEL, labels=labels, items=items, number=-1, layouts=None),
+        unlisted=unlisted,
+        settings=settings,
     )
     return part if inner else None
 
@@ -365,10 +382,11 @@ class Fitting:
         named |= {name: named[first] for name, first in firsts.items() if first in named}
         unlisted = self._models[id(x)][1].unlisted
         unlisted |= {name for name, first in firsts.items() if first in unlisted}
+        others = self._of_other_settings(x, named, unlisted, found, path)
         named = {
             name: value
             for name, value in named.items()
-            if name not in unlisted or self._fits(value, stored.get(name))
+            if name not in unlisted or (name not in others and self._fits(value, stored.get(name)))
         }
         # What neither side needs is passed over, if it is on one side only, or differs.
         stored = {
@@ -379,10 +397,10 @@ class Fitting:
         free: AbstractSet[str] = frozenset()
         if is_model:
             files = self._framework.files
-            others = frozenset() if self.is_strict else files.strangers(x, named, stored.keys())
-            free = frozenset() if others else files.dispensable(x, named, stored.keys())
-            self.unexpected += [joined(path, name) for name in stored if name in others]
-            stored = {name: each for name, each in stored.items() if name not in others}
+            strange = frozenset() if self.is_strict else files.strangers(x, named, stored.keys())
+            free = frozenset() if strange else files.dispensable(x, named, stored.keys())
+            self.unexpected += [joined(path, name) for name in stored if name in strange]
+            stored = {name: each for name, each in stored.items() if name not in strange}
             named = {name: value for name, value in named.items() if name not in free}
         its_names = {
             name: by_role.get(mine[name].role, name) if name in mine else name for name in named
@@ -410,6 +428,37 @@ class Fitting:
             else:
                 self.missing.append(full_name)
         self.unexpected += [joined(path, name) for name in stored if name not in used | free]
+
+    def _of_other_settings(
+        self,
+        x: Any,
+        named: Collection[str],
+        unlisted: AbstractSet[str],
+        found: Outline,
+        path: str,
+    ) -> set[str]:
+        """Return the names of what is in containers that have other settings in the file.
+
+        Notes those settings, if one of the names is needed.
+
+        Args:
+            named: the names in the model ``x``.
+            unlisted: the names of those that are not needed.
+            found, path: the model in the file, and its name.
+        """
+        if not found.settings:
+            return set()
+        others: set[str] = set()
+        mine = settings_of(self._framework, self._models[id(x)][1])
+        for name, (place, text) in mine.items():
+            theirs = found.settings.get(name, text)
+            if theirs != text:
+                inner = {each for each in named if each.startswith(f"{place}.")}
+                others |= inner
+                if not inner <= unlisted:
+                    told = f"{joined(path, name)} is {text}"
+                    self._different.append(f"{told}, and {self._checkpoint.called} has {theirs}")
+        return others
 
     def _fits(self, x: Any, found: Stored | None) -> bool:
         if found is None:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from d2ldev_jax.provision import Scaled
-from flax import struct
+from flax import nnx, struct
 from jax.experimental import sparse
 
 from d2ldev import CheckpointError
@@ -70,3 +70,37 @@ def test_functions_are_the_programs_own(backend, path):
     assert (loaded.function, loaded.x.tolist()) == (jnp.exp, [1.0, 1.0])
     with pytest.raises(CheckpointError, match="WithFunction"):
         backend.load(path, classes=[WithFunction])
+
+
+class Keeping(nnx.Module):
+    """A module with a node in a parameter."""
+
+    def __init__(self, node):
+        self.weight = nnx.Param(node)
+
+
+def _sparse(shape):
+    return sparse.BCOO((jnp.ones(2), jnp.zeros((2, 2), "int32")), shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "saved", "other", "told"),
+    [
+        (_sparse, (2, 2), (4, 5), r"weight\.value\.shape is \[4, 5\]"),
+        (lambda number: Counted(jnp.ones(1), number), 7, 8, r"weight\.value\.static is 8"),
+        (
+            lambda factor: Scaled(weight=jnp.ones(2), factor=factor),
+            0.5,
+            0.9,
+            r"weight\.value\.factor is 0\.9, and the file has 0\.5",
+        ),
+    ],
+    ids=["sparse", "registered", "struct"],
+)
+def test_a_model_takes_no_node_with_another_static_value(backend, path, make, saved, other, told):
+    backend.save({"net": Keeping(make(saved))}, path)
+    backend.load_into({"net": Keeping(make(saved))}, path)
+    net = Keeping(make(other))
+    for only, obj in (("", {"net": net}), ("net", net)):
+        with pytest.raises(CheckpointError, match=told):
+            backend.load_into(obj, path, only=only)

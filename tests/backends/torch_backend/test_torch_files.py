@@ -633,6 +633,27 @@ def test_a_packed_sequence_is_saved_with_its_batch_sizes(torch_backend, path):
         torch_backend.load_into({"x": _packed(2, 5, 1)}, path)
 
 
+class Keeping(torch.nn.Module):
+    """A module that keeps something in an attribute."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+        self.kept = kept
+
+
+@pytest.mark.parametrize(("lengths", "is_read"), [((3, 3), False), ((2, 4), True)])
+def test_a_packed_sequence_in_a_model_is_read_with_its_batch_sizes_or_not_at_all(
+    torch_backend, path, lengths, is_read
+):
+    saved, before = _packed(4, 2), _packed(*lengths)
+    net = Keeping({"x": [before]})
+    torch_backend.save({"net": Keeping({"x": [saved]})}, path)
+    torch_backend.load_into(net, path, only="net")
+    expected = saved if is_read else before
+    assert all(map(torch.equal, net.kept["x"][0], expected))
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
 def test_a_sparse_tensor_is_refused_and_a_dense_copy_is_not(torch_backend, path, make):

@@ -203,6 +203,14 @@ DESCRIPTION = {
         containers(row("namedtuple", [{"tensor": 0}], ["x"], **{"class": {"this": "Point"}})),
         "lacks the name of a class",
     ),
+    "settings that are none": (
+        containers(row("model", [{"tensor": 0}], ["x"], settings=["x"])),
+        "lacks settings",
+    ),
+    "a setting that is no text": (
+        containers(row("model", [{"tensor": 0}], ["x"], settings={"x": [1]})),
+        "lacks settings",
+    ),
     "a length that is none": (
         containers(row("deque", [{"tensor": 0}], maxlen=2**70)),
         "cannot be read",
