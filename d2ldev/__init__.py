@@ -30,17 +30,28 @@ from d2ldev.errors import (
 from d2ldev.locks import Lock as _Lock
 from d2ldev.registry.discovery import available_backends
 
-# Not from ``typing``: its import takes as long as all the rest of ``import d2ldev``.
-TYPE_CHECKING = False
+# Not from ``typing``: its import takes as long as all the rest of ``import d2ldev``. Not a literal:
+# jedi, which editors complete with, skips a block that it knows to be off.
+TYPE_CHECKING = not __name__
 if TYPE_CHECKING:
     from typing import Any
+
+    import array_api_strict as _array_api_strict
+    import jax as _jax
+    import mxnet as _mxnet
+    import tensorflow as _tensorflow
+    import torch as _torch
 
     from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
     from d2ldev.backend_class import Backend
     from d2ldev.device import Device, cpu, gpu
-    from d2ldev.framework import Memory
+    from d2ldev.files.load_into import Loaded
+    from d2ldev.framework import Learner, Memory
     from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
+    from d2ldev.operations.live_tensors import LiveTensor
+    from d2ldev.operations.timing import Timing
+    from d2ldev.processes.group import Group
     from d2ldev.registry.selection import virtual_gpus
     from d2ldev.training.callbacks import EarlyStopping, Schedule
     from d2ldev.training.data import ArrayLoader
@@ -48,12 +59,13 @@ if TYPE_CHECKING:
     from d2ldev.training.loggers import CSVLogger, TensorBoardLogger
     from d2ldev.training.timer import Timer
     from d2ldev.training.trainer import Trainer
+    from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
-    jax: Backend
-    mxnet: Backend
-    reference: Backend
-    tensorflow: Backend
-    torch: Backend
+    jax: Backend[_jax.Array, _jax.Device]
+    mxnet: Backend[_mxnet.np.ndarray, _mxnet.Context]
+    reference: Backend[Any, _array_api_strict.Device]
+    tensorflow: Backend[_tensorflow.Tensor, str]
+    torch: Backend[_torch.Tensor, _torch.device]
 
 __version__ = "0.1.0"
 
@@ -62,8 +74,12 @@ __version__ = "0.1.0"
 _CORE = {
     "Backend": "backend_class",
     "Broadcast": "nesting.containers",
+    "DTypeLike": "typing",
     "Device": "device",
+    "DeviceLike": "typing",
+    "Learner": "framework",
     "Memory": "framework",
+    "Shape": "typing",
     "backend": "active",
     "backend_of": "active",
     "cpu": "device",
@@ -80,9 +96,13 @@ _RARE = {
     "CSVLogger": "training.loggers",
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
+    "Group": "processes.group",
+    "LiveTensor": "operations.live_tensors",
+    "Loaded": "files.load_into",
     "Schedule": "training.callbacks",
     "TensorBoardLogger": "training.loggers",
     "Timer": "training.timer",
+    "Timing": "operations.timing",
     "Trainer": "training.trainer",
 }
 # A module that is half imported cannot be imported by a forked child.
@@ -99,21 +119,29 @@ __all__ = [
     "CheckpointError",
     "D2LDevError",
     "D2LDevWarning",
+    "DTypeLike",
     "Device",
     "DeviceInitializationWarning",
+    "DeviceLike",
     "DeviceLog",
     "DeviceMismatchError",
     "DeviceUnavailableError",
     "EarlyStopping",
+    "Group",
     "InvalidDeviceError",
+    "Learner",
+    "LiveTensor",
+    "Loaded",
     "Memory",
     "MemoryPolicyWarning",
     "OutOfDeviceMemoryError",
     "PeerLostError",
     "Schedule",
     "ScopeError",
+    "Shape",
     "TensorBoardLogger",
     "Timer",
+    "Timing",
     "Trainer",
     "UnknownBackendError",
     "UnsupportedValueError",

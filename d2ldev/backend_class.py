@@ -10,23 +10,13 @@ Source: D2L, section 6.7, "GPUs".
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, cast, overload
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe, shown
-from d2ldev.framework import (
-    DeviceLike,
-    DType,
-    Framework,
-    Learner,
-    Loss,
-    Memory,
-    Settings,
-    Shape,
-    Tensor,
-)
+from d2ldev.framework import Framework, Learner, Memory, Settings
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number
@@ -34,6 +24,7 @@ from d2ldev.operations.devices import together
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.options import (
     Activation,
+    Loss,
     MatmulPrecisionName,
     Optimizer,
     Precision,
@@ -41,17 +32,27 @@ from d2ldev.options import (
     Statistics,
 )
 from d2ldev.registry.selection import get_framework
+from d2ldev.typing import (
+    DeviceLike,
+    DTypeLike,
+    NativeDeviceT,
+    Shape,
+    SupportsDLPack,
+    T,
+    TensorT,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
+    import numpy.typing as npt
 
+    from d2ldev.files.load_into import Loaded
     from d2ldev.operations.live_tensors import LiveTensor
     from d2ldev.operations.timing import Timing
     from d2ldev.processes.group import Group
 
 
-class Backend:
-    """One framework behind the contract.
+class Backend(Generic[TensorT, NativeDeviceT]):
+    """One framework behind the contract, generic in its tensors and its own device objects.
 
     Args:
         framework: the rooms that an author wrote; ``d2ldev.get_backend(name)`` makes both.
@@ -155,7 +156,7 @@ class Backend:
         """Return all devices that exist: the CPU first, then the GPUs."""
         return devices.all_devices(self.framework)
 
-    def device(self, spec: DeviceLike) -> Device:
+    def device(self, spec: DeviceLike[NativeDeviceT]) -> Device:
         """Return the ``Device`` for a device in any spelling; whether it exists is not checked.
 
         Args:
@@ -166,7 +167,7 @@ class Backend:
         """
         return devices.parsed(self.framework, spec)
 
-    def native(self, device: DeviceLike) -> Any:
+    def native(self, device: DeviceLike[NativeDeviceT]) -> NativeDeviceT:
         """Return the framework's own object for a device, to be used in the framework's own calls.
 
         Raises:
@@ -175,7 +176,7 @@ class Backend:
         place = devices.existing(self.framework, device, "compute")
         return devices.native(self.framework, place, "compute")
 
-    def platform(self, device: DeviceLike) -> str:
+    def platform(self, device: DeviceLike[NativeDeviceT]) -> str:
         """Return what a device is: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'virtual'`` ...
 
         Raises:
@@ -192,7 +193,7 @@ class Backend:
         self.framework.contexts.settle()
         return devices.parsed(self.framework, self.framework.devices.default())
 
-    def on(self, device: DeviceLike) -> AbstractContextManager[Device]:
+    def on(self, device: DeviceLike[NativeDeviceT]) -> AbstractContextManager[Device]:
         """Make a device the place where tensors are created, for the length of a block.
 
         d2ldev's creation functions follow it per thread and per asyncio task. The framework's own
@@ -207,7 +208,7 @@ class Backend:
         """
         return devices.on(self.framework, device)
 
-    def synchronize(self, device: DeviceLike = None) -> None:
+    def synchronize(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
         """Return when all work queued on a device (None: on every device) is done."""
         for each in devices.chosen(self.framework, device, "synchronize"):
             self.framework.devices.synchronize(each)
@@ -244,7 +245,7 @@ class Backend:
 
         return timeit(self.framework, function, args, kwargs, seconds)
 
-    def is_idle(self, device: DeviceLike = None) -> bool:
+    def is_idle(self, device: DeviceLike[NativeDeviceT] | None = None) -> bool:
         """Return whether all work queued on a device (None: on every device) is done."""
         asked = devices.chosen(self.framework, device, "ask whether there is work")
         return all(self.framework.devices.is_idle(each) for each in asked)
@@ -288,7 +289,7 @@ class Backend:
         checked = framework.checked_matmul_precision(precision, attempted, fix)
         return framework.matmul_precision(checked)
 
-    def memory(self, device: DeviceLike) -> Memory:
+    def memory(self, device: DeviceLike[NativeDeviceT]) -> Memory:
         """Return the memory of a device, in bytes; None where the framework cannot say.
 
         That of a GPU is what the tensors hold. That of the CPU is this process's resident memory,
@@ -297,7 +298,7 @@ class Backend:
         place = devices.existing(self.framework, device, "ask for the memory")
         return devices.host_memory() if place is CPU else self.framework.devices.memory(place)
 
-    def empty_cache(self, device: DeviceLike = None) -> None:
+    def empty_cache(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
         """Give memory that the framework keeps for later tensors back to a device (None: to all).
 
         It makes room for other processes. PyTorch and MXNet can be asked to; the others' allocators
@@ -306,7 +307,7 @@ class Backend:
         for each in devices.chosen(self.framework, device, "empty the cache"):
             self.framework.devices.empty_cache(each)
 
-    def live_tensors(self, device: DeviceLike = None) -> list[LiveTensor]:
+    def live_tensors(self, device: DeviceLike[NativeDeviceT] | None = None) -> list[LiveTensor]:
         """Return what is still there on a device (None: on every device), the largest first.
 
         They are the tensors that Python objects hold. What is kept for a backward pass is not
@@ -327,13 +328,13 @@ class Backend:
 
     def asarray(
         self,
-        obj: Any,
+        obj: npt.ArrayLike | TensorT,
         *,
-        dtype: DType = None,
-        device: DeviceLike = None,
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
         copy: bool | None = None,
-        like: Tensor = None,
-    ) -> Tensor:
+        like: TensorT | None = None,
+    ) -> TensorT:
         """Make a tensor with the values of ``obj``.
 
         Args:
@@ -370,10 +371,10 @@ class Backend:
         self,
         shape: Shape,
         *,
-        dtype: DType = None,
-        device: DeviceLike = None,
-        like: Tensor = None,
-    ) -> Tensor:
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        like: TensorT | None = None,
+    ) -> TensorT:
         """Make a tensor of zeros on the device.
 
         Args:
@@ -394,10 +395,10 @@ class Backend:
         self,
         shape: Shape,
         *,
-        dtype: DType = None,
-        device: DeviceLike = None,
-        like: Tensor = None,
-    ) -> Tensor:
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        like: TensorT | None = None,
+    ) -> TensorT:
         """Make a tensor of ones on the device; see ``zeros``."""
         framework = self.framework
         return creation.made(framework, framework.tensors.ones, shape, dtype, device, like)
@@ -407,10 +408,10 @@ class Backend:
         shape: Shape,
         fill_value: float | complex,
         *,
-        dtype: DType = None,
-        device: DeviceLike = None,
-        like: Tensor = None,
-    ) -> Tensor:
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        like: TensorT | None = None,
+    ) -> TensorT:
         """Make a tensor filled with a number on the device; see ``zeros``.
 
         ``dtype=None`` is the default for that number, as in ``asarray``.
@@ -427,10 +428,10 @@ class Backend:
         stop: float | None = None,
         step: float = 1,
         *,
-        dtype: DType = None,
-        device: DeviceLike = None,
-        like: Tensor = None,
-    ) -> Tensor:
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        like: TensorT | None = None,
+    ) -> TensorT:
         """Make the numbers ``start, start + step, ...`` up to ``stop`` on the device.
 
         Args:
@@ -453,10 +454,10 @@ class Backend:
         shape: Shape,
         *,
         seed: int | None = None,
-        dtype: DType = None,
-        device: DeviceLike = None,
-        like: Tensor = None,
-    ) -> Tensor:
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        like: TensorT | None = None,
+    ) -> TensorT:
         """Make random numbers, uniform in [0, 1), on the device; see ``zeros``.
 
         Args:
@@ -472,10 +473,10 @@ class Backend:
         shape: Shape,
         *,
         seed: int | None = None,
-        dtype: DType = None,
-        device: DeviceLike = None,
-        like: Tensor = None,
-    ) -> Tensor:
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        like: TensorT | None = None,
+    ) -> TensorT:
         """Make random numbers, normal with mean 0 and deviation 1; see ``rand``."""
         return creation.random(self.framework, "normal", shape, seed, dtype, device, like)
 
@@ -503,7 +504,7 @@ class Backend:
             )
         self.framework.tensors.seed(number)
 
-    def dtype(self, spec: DType) -> Any:
+    def dtype(self, spec: DTypeLike) -> Any:
         """Return the framework's own dtype for a name, its own dtype, or NumPy's.
 
         Raises:
@@ -513,7 +514,7 @@ class Backend:
 
     # -- existing tensors -------------------------------------------------------------------------
 
-    def device_of(self, x: Tensor) -> Device:
+    def device_of(self, x: TensorT) -> Device:
         """Return the device that holds the bytes of a tensor.
 
         Raises:
@@ -530,7 +531,7 @@ class Backend:
                 raise foreign from None
             raise
 
-    def dtype_of(self, x: Tensor) -> str:
+    def dtype_of(self, x: TensorT) -> str:
         """Return the name of a tensor's dtype, such as ``'float32'``.
 
         Raises:
@@ -538,7 +539,7 @@ class Backend:
         """
         return creation.dtype_of(self.framework, x)
 
-    def address(self, x: Tensor) -> int:
+    def address(self, x: TensorT) -> int:
         """Return the address of a tensor's first byte in its device's memory.
 
         Two tensors of one device with the same address are the same memory.
@@ -549,7 +550,13 @@ class Backend:
         creation.require_tensor(self.framework, x, "tell the address of a tensor")
         return self.framework.tensors.address(x)
 
-    def to(self, x: Any, device: DeviceLike) -> Any:
+    @overload
+    def to(self, x: npt.NDArray[Any], device: DeviceLike[NativeDeviceT]) -> TensorT: ...
+
+    @overload
+    def to(self, x: T, device: DeviceLike[NativeDeviceT]) -> T: ...
+
+    def to(self, x: Any, device: DeviceLike[NativeDeviceT]) -> Any:
         """Move a tensor, or every tensor in a nesting, to a device.
 
         Args:
@@ -586,7 +593,7 @@ class Backend:
             return moving.copied(framework, framework.tensors.move, x, target, words)
         return moving.to(framework, x, target)
 
-    def copy(self, x: Any, device: DeviceLike = None) -> Any:
+    def copy(self, x: T, device: DeviceLike[NativeDeviceT] | None = None) -> T:
         """Copy a tensor, or every tensor in a nesting, into new memory.
 
         Args:
@@ -607,7 +614,15 @@ class Backend:
             return moving.copied(framework, framework.tensors.copy, x, place, "copy a tensor")
         return moving.copy(framework, x, target)
 
-    def split(self, batch: Any, devices: Sequence[DeviceLike]) -> list[Any]:
+    @overload
+    def split(
+        self, batch: npt.NDArray[Any], devices: Sequence[DeviceLike[NativeDeviceT]]
+    ) -> list[TensorT]: ...
+
+    @overload
+    def split(self, batch: T, devices: Sequence[DeviceLike[NativeDeviceT]]) -> list[T]: ...
+
+    def split(self, batch: Any, devices: Sequence[DeviceLike[NativeDeviceT]]) -> list[Any]:
         """Give each device a part of a batch: ``split_batch`` of D2L's section 13.5.
 
         Args:
@@ -634,7 +649,7 @@ class Backend:
 
         return split(self.framework, batch, together(self.framework, devices, "split a batch"))
 
-    def replicate(self, obj: Any, devices: Sequence[DeviceLike]) -> list[Any]:
+    def replicate(self, obj: T, devices: Sequence[DeviceLike[NativeDeviceT]]) -> list[T]:
         """Give each device a copy of parameters or of a model: ``get_params`` of section 13.5.
 
         Args:
@@ -657,7 +672,7 @@ class Backend:
         attempted = f"replicate {type(obj).__name__}"
         return replicate(self.framework, obj, together(self.framework, devices, attempted))
 
-    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+    def to_numpy(self, x: TensorT) -> npt.NDArray[Any]:
         """Return the values of a tensor in a NumPy array that the caller owns.
 
         Returns:
@@ -669,7 +684,7 @@ class Backend:
         """
         return moving.to_numpy(self.framework, x)
 
-    def from_dlpack(self, x: Any) -> Tensor:
+    def from_dlpack(self, x: SupportsDLPack | TensorT) -> TensorT:
         """Return a tensor on the memory of another framework's tensor, without a copy.
 
         Args:
@@ -688,7 +703,7 @@ class Backend:
         sizes: Sequence[int],
         *,
         activation: Activation = "relu",
-        device: DeviceLike = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
         seed: int = 0,
     ) -> Any:
         """Make a multilayer perceptron of the framework's own dense layers, called as ``net(x)``.
@@ -715,7 +730,7 @@ class Backend:
 
         return mlp(self.framework, sizes, activation, device, seed)
 
-    def place(self, obj: Any, device: DeviceLike) -> Any:
+    def place(self, obj: T, device: DeviceLike[NativeDeviceT]) -> T:
         """Move a model, an optimizer or a parameter pytree to a device, all of it, once.
 
         Args:
@@ -741,7 +756,7 @@ class Backend:
         """
         return placing.placement(self.framework, obj)
 
-    def named_tensors(self, obj: Any, *, gradients: bool = False) -> Mapping[str, Tensor]:
+    def named_tensors(self, obj: Any, *, gradients: bool = False) -> Mapping[str, TensorT]:
         """Return the tensors of a model, an optimizer or a nesting of them: name -> tensor.
 
         Args:
@@ -783,7 +798,7 @@ class Backend:
     def load(
         self,
         path: str | os.PathLike[str],
-        device: DeviceLike = "cpu",
+        device: DeviceLike[NativeDeviceT] = "cpu",
         *,
         classes: Iterable[type] = (),
     ) -> Any:
@@ -814,10 +829,30 @@ class Backend:
 
         return load(self.framework, path, device, classes)
 
+    @overload
+    def load_into(
+        self,
+        obj: T,
+        path: str | os.PathLike[str] | Mapping[str, TensorT | npt.NDArray[Any]],
+        *,
+        strict: Literal[True] = True,
+        only: str = "",
+    ) -> T: ...
+
+    @overload
+    def load_into(
+        self,
+        obj: object,
+        path: str | os.PathLike[str] | Mapping[str, TensorT | npt.NDArray[Any]],
+        *,
+        strict: Literal[False],
+        only: str = "",
+    ) -> Loaded: ...
+
     def load_into(
         self,
         obj: Any,
-        path: str | os.PathLike[str] | Mapping[str, Any],
+        path: str | os.PathLike[str] | Mapping[str, TensorT | npt.NDArray[Any]],
         *,
         strict: bool = True,
         only: str = "",
@@ -873,7 +908,7 @@ class Backend:
         precision: Precision = "model",
         methods: tuple[str, str] | None = None,
         is_trained: bool = True,
-        devices: Sequence[DeviceLike] | None = None,
+        devices: Sequence[DeviceLike[NativeDeviceT]] | None = None,
         group: Group | None = None,
         shard: Shard | None = None,
         batch_norm: Statistics | None = None,
@@ -935,7 +970,7 @@ class Backend:
         them = [] if devices is None else together(self.framework, devices, "train")
         return learner(self.framework, model, settings, them, group)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def accuracy(self, prediction: TensorT, y: TensorT) -> TensorT:
         """Return the share of labels whose class has the largest logit, on the device.
 
         Args:
@@ -958,8 +993,8 @@ class Backend:
         return accuracy(self.framework, prediction, y)
 
     def prefetch(
-        self, batches: Iterable[Any], device: DeviceLike, depth: int = 2
-    ) -> Generator[Any, None, None]:
+        self, batches: Iterable[T], device: DeviceLike[NativeDeviceT], depth: int = 2
+    ) -> Generator[T, None, None]:
         """Move batches to a device ahead of their use, while it computes with the one before.
 
         Args:
@@ -987,8 +1022,7 @@ class Backend:
 
     # -- strictness -------------------------------------------------------------------------------
 
-    @contextmanager
-    def strict(self) -> Iterator[None]:
+    def strict(self) -> AbstractContextManager[None]:
         """Make operations raise, in a block, if their tensor operands are on different devices.
 
         Operations whose operands are on one device run there, also in TensorFlow. Python numbers
@@ -1005,8 +1039,7 @@ class Backend:
             DeviceMismatchError: from the operation; the framework's own error, if there is one, is
                 its cause.
         """
-        with self.framework.strictness.block():
-            yield
+        return self.framework.strictness.block()
 
 
 def _by_name(name: str) -> Backend:

@@ -6,7 +6,7 @@ the nearest one at run time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 LossName = Literal["mse", "cross_entropy", "bce"]
@@ -20,6 +20,18 @@ Keep = Literal["last", "best"]
 Mode = Literal["min", "max"]
 Period = Literal["epoch", "step"]
 Activation = Literal["relu", "tanh", "sigmoid"]
+Loss = LossName | Callable[..., Any]
+"""``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
+
+Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
+"""
+
+Metric = MetricName | Callable[[Any, Any], Any]
+"""``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
+
+Or ``(y_true, y_pred) -> scalar tensor``, with these names.
+"""
+
 NumGpus = int | Literal["auto"]
 """A number, -1 for all that there are, or ``'auto'``, which says the same."""
 

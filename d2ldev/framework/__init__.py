@@ -44,11 +44,10 @@ from d2ldev.framework.models import Models, NoTensor, Part, Put
 from d2ldev.framework.parallel import Parallel
 from d2ldev.framework.precision import MatmulPrecision, Switch
 from d2ldev.framework.strict import Strict, Strictness
-from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
+from d2ldev.framework.tensors import Tensor, Tensors
 from d2ldev.framework.training import (
     Copier,
     Learner,
-    Loss,
     Portion,
     Settings,
     Sharded,
@@ -60,13 +59,14 @@ from d2ldev.nesting.objects import Keepers
 from d2ldev.scopes import Contexts, Scopes
 from d2ldev.settings import checked_matmul_precision, peer_timeout
 from d2ldev.settings import peers as launched
+from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
 __all__ = [
     "Copier",
-    "DType",
+    "DTypeLike",
     "DeviceLike",
     "Devices",
     "Files",
@@ -74,7 +74,6 @@ __all__ = [
     "Layer",
     "Layout",
     "Learner",
-    "Loss",
     "Memory",
     "Models",
     "NoTensor",

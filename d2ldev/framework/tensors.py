@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 Tensor = Any
 """A native tensor of the framework."""
 
-DeviceLike = Any
-"""A ``Device``, a string such as ``'gpu:1'``, or the framework's own device object."""
-
-DType = Any
-"""A dtype's name such as ``'float32'``, the framework's own dtype, or NumPy's."""
-
-Shape = int | Sequence[int]
-
 
 class Tensors(ABC):
     """Methods a framework implements about its tensors.

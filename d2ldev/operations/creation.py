@@ -14,7 +14,7 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, shown
-from d2ldev.framework import DeviceLike, DType, Framework, Shape, Tensor
+from d2ldev.framework import DeviceLike, DTypeLike, Framework, Shape, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices, values
 from d2ldev.operations.arguments import MOST_ELEMENTS, as_shape
@@ -79,7 +79,7 @@ def made(
     framework: Framework,
     make: Make,
     shape: Shape,
-    dtype: DType,
+    dtype: DTypeLike | None,
     device: DeviceLike,
     like: Tensor,
 ) -> Tensor:
@@ -109,7 +109,7 @@ def arange(
     start: Any,
     stop: Any,
     step: Any,
-    dtype: DType,
+    dtype: DTypeLike | None,
     device: DeviceLike,
     like: Tensor,
 ) -> Tensor:
@@ -173,7 +173,7 @@ def full(
     framework: Framework,
     shape: Shape,
     value: Any,
-    dtype: DType,
+    dtype: DTypeLike | None,
     device: DeviceLike,
     like: Tensor,
 ) -> Tensor:
@@ -211,7 +211,7 @@ def random(
     distribution: str,
     shape: Shape,
     seed: int | None,
-    dtype: DType = None,
+    dtype: DTypeLike | None = None,
     device: DeviceLike = None,
     like: Tensor = None,
 ) -> Tensor:
@@ -231,7 +231,7 @@ def random(
 def asarray(
     framework: Framework,
     obj: Any,
-    dtype: DType,
+    dtype: DTypeLike | None,
     device: DeviceLike,
     copy: bool | None,
     like: Tensor,
@@ -263,7 +263,7 @@ def asarray(
         raise refusal(framework, error, f"{attempted}, {describe(obj)}", native, fix) from error
 
 
-def dtype(framework: Framework, spec: DType) -> Any:
+def dtype(framework: Framework, spec: DTypeLike) -> Any:
     """Return the framework's own dtype; see ``Backend.dtype``."""
     tensors = framework.tensors
     name = spec.removesuffix("_") if isinstance(spec, str) else tensors.dtype_name(spec)
@@ -281,7 +281,11 @@ def dtype(framework: Framework, spec: DType) -> Any:
 
 
 def destination(
-    framework: Framework, attempted: str, dtype_spec: DType, device: DeviceLike, like: Tensor
+    framework: Framework,
+    attempted: str,
+    dtype_spec: DTypeLike | None,
+    device: DeviceLike,
+    like: Tensor,
 ) -> tuple[Any, Any]:
     """Return the native dtype (or None) and the native device of a new tensor."""
     if like is not None:

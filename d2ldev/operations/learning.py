@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Loss, Settings, Tensor
+from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, labels, moving, placing
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.steps import check_labels
+from d2ldev.options import Loss
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group

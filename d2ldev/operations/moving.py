@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
-from d2ldev.framework import DeviceLike, DType, Framework, Tensor
+from d2ldev.framework import DeviceLike, DTypeLike, Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
 from d2ldev.operations import creation, devices
@@ -190,7 +190,7 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
 def converted(
     framework: Framework,
     x: Tensor,
-    dtype_spec: DType,
+    dtype_spec: DTypeLike | None,
     device: DeviceLike,
     copies: bool | None,
     like: Tensor,

@@ -13,9 +13,7 @@ import numpy as np
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.operations.arguments import whole_number
 from d2ldev.options import MODES, PERIODS, Mode, Period, problem_of
-
-History = dict[str, list[float]]
-"""Name -> one number per epoch."""
+from d2ldev.typing import History
 
 HOOKS = ("on_step_end", "on_epoch_end")
 # What the names of hooks are made of, in Keras, Lightning, and slips of the pen.

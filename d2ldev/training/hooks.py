@@ -12,11 +12,12 @@ from d2ldev.active import backend as handle
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import DeviceLike, Learner
+from d2ldev.framework import Learner
 from d2ldev.operations.prefetching import draw_outside, moved_in_turn
-from d2ldev.training.callbacks import History, listeners
+from d2ldev.training.callbacks import listeners
 from d2ldev.training.data import with_few_places
 from d2ldev.training.interruption import spared
+from d2ldev.typing import DeviceLike, History
 
 
 class Hooks:

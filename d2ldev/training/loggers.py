@@ -18,7 +18,8 @@ from typing import Any
 from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError, describe, said
 from d2ldev.files.format.atomic import replacing
 from d2ldev.settings import peers
-from d2ldev.training.callbacks import History, NeedsHistory, history_refusal
+from d2ldev.training.callbacks import NeedsHistory, history_refusal
+from d2ldev.typing import History
 
 
 class _Logger(NeedsHistory):

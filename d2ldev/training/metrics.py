@@ -10,13 +10,7 @@ from d2ldev.backend_class import Backend
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.steps import comparison, mean_of, metric_refusal
-from d2ldev.options import METRICS, MetricName, problem_of
-
-Metric = MetricName | Callable[[Any, Any], Any]
-"""``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
-
-Or ``(y_true, y_pred) -> scalar tensor``, with these names.
-"""
+from d2ldev.options import METRICS, Metric, problem_of
 
 
 def named_metrics(

@@ -25,7 +25,7 @@ from d2ldev.active import get_backend
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
-from d2ldev.framework import Learner, Loss, Settings
+from d2ldev.framework import Learner, Settings
 from d2ldev.framework.parallel import gpu_of_process
 from d2ldev.framework.training import shard_refusal
 from d2ldev.nesting.kinds import TENSOR
@@ -35,7 +35,9 @@ from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.options import (
     Keep,
+    Loss,
     MatmulPrecisionName,
+    Metric,
     NumGpus,
     Optimizer,
     Precision,
@@ -47,7 +49,6 @@ from d2ldev.settings import Peers
 from d2ldev.settings import peers as launched
 from d2ldev.training.callbacks import (
     HOOKS,
-    History,
     check_hooks,
     check_monitors,
     check_operands,
@@ -64,7 +65,7 @@ from d2ldev.training.entry import Entry
 from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import interruptible
 from d2ldev.training.loops import Loop
-from d2ldev.training.metrics import Metric, check_names, named_metrics
+from d2ldev.training.metrics import check_names, named_metrics
 from d2ldev.training.module import (
     arguments_of,
     is_data_module,
@@ -76,6 +77,7 @@ from d2ldev.training.progress import Progress, shown
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.spawning import Outcome, result, trained_in_processes
 from d2ldev.training.team import Alone, Together
+from d2ldev.typing import History
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group

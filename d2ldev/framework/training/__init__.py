@@ -26,7 +26,6 @@ from d2ldev.framework.training.steps import (
     MOMENTUM,
     WEIGHT_DECAY,
     Learner,
-    Loss,
     Settings,
     state_refusal,
 )
@@ -41,7 +40,6 @@ __all__ = [
     "Copier",
     "Labels",
     "Learner",
-    "Loss",
     "Portion",
     "Settings",
     "Sharded",

@@ -19,19 +19,13 @@ from d2ldev.options import (
     PRECISIONS,
     SHARDS,
     STATISTICS,
-    LossName,
+    Loss,
     Precision,
     Shard,
     Statistics,
     nearest,
     problem_of,
 )
-
-Loss = LossName | Callable[..., Any]
-"""``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
-
-Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
-"""
 
 MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
