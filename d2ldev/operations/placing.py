@@ -14,7 +14,6 @@ Held by the requirements ``place.*`` of the conformance suite.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -35,16 +34,14 @@ _MOST_LEVELS = 50
 _MOST_OBJECTS = 10_000
 
 
-class Inventory:
-    """Everything that ``place`` handles in a nesting of tensors, models and optimizers.
+class Search:
+    """The first step of ``place``: everything that it handles in a nesting.
 
     Args:
         framework: whose tensors and objects they are.
         obj: a tensor, a model, an optimizer, or any nesting of them.
         attempted: what the caller is doing, for messages.
         is_saved: whether gradients and the like are left out, which the next step makes anew.
-        is_checked: whether it is asked which tensors a framework itself does not list. Without
-            that, a tensor in it may have no values.
 
     Raises:
         UnsupportedValueError: if the nesting holds something else. Inside a model, which may
@@ -52,6 +49,8 @@ class Inventory:
     """
 
     # Of the class, because most models have none, and ``place`` is called again and again.
+    again: Mapping[str, str] = MappingProxyType({})
+    """The other names of objects, and for each the first."""
     fixed: Sequence[tuple[str, Any]] = ()
     """The tensors, and objects of ``bound_types``, that stay where they are."""
     plain: Sequence[tuple[str, Any]] = ()
@@ -62,25 +61,16 @@ class Inventory:
     """The name of the first object that was not looked through: too deep, or one too many."""
     has_notes = False
     """Whether there is anything in these four."""
-    unlisted: AbstractSet[str] = frozenset()
-    """The names of tensors that are not needed; see ``Models.unlisted``."""
-    without_values: Mapping[int, Any] = MappingProxyType({})
-    """Those of them that have no values, by their ids, which are no entries."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
     _fixing: Sequence[tuple[str, Iterable[Part]]] = ()
+    # What is kept by objects of which the framework knows nothing, each with its name.
+    _others: Sequence[tuple[str, Iterable[Part]]] = ()
     _depth = 0
 
     def __init__(
-        self,
-        framework: Framework,
-        obj: Any,
-        attempted: str,
-        *,
-        is_saved: bool = False,
-        is_checked: bool = True,
+        self, framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
     ) -> None:
         self.framework = framework
-        self._is_checked = is_checked
         self._kinds = framework.kinds
         self.attempted = attempted
         self._top = obj
@@ -92,21 +82,21 @@ class Inventory:
         """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
         """The models, optimizers and the like, each once."""
-        self.again: dict[str, str] = {}
-        """The other names of these objects, and for each the first."""
+        kind = self._kinds[type(obj)]
         try:
-            if self._kinds[type(obj)] is OBJECT:  # the common call, without a detour
+            # The common calls, without a detour.
+            if kind is OBJECT:
                 self._add_object("", obj)
+            elif kind is TENSOR:
+                self.entries.append(("", obj))
             else:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
-        if is_checked and (self.unlisted or self.without_values):
-            self._take_out()
-        if not is_saved:
-            self._add_attached()
         if self._fixing:
             self._add_fixed()
+        if not is_saved:
+            self._add_attached()
 
     def _add_leaves(self, obj: Any) -> None:
         for name, value, kind in leaves(obj, self._kinds, "", self.attempted):
@@ -140,7 +130,7 @@ class Inventory:
         if id(value) in self._seen:
             # Gluon has a child under its name twice: as an attribute, too.
             if self._seen[id(value)] != name:
-                self.again[name] = self._seen[id(value)]
+                vars(self).setdefault("again", {})[name] = self._seen[id(value)]
             return
         self._seen[id(value)] = name
         kinds = self._kinds
@@ -158,9 +148,8 @@ class Inventory:
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
-        if self._is_checked:
-            unlisted = self.framework.models.unlisted(value) if keeper is None else None
-            self._note_unlisted(prefix, parts, unlisted)
+        if keeper is not None:
+            vars(self).setdefault("_others", []).append((name, parts))
         for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
@@ -180,28 +169,6 @@ class Inventory:
                     self._note("plain", (full_name, inner))
             elif self._add_nesting(full_name, inner) and put is not None:
                 may_be_put_back((full_name, inner, put, key))
-
-    def _note_unlisted(
-        self, prefix: str, parts: Iterable[Part], unlisted: Collection[str] | None
-    ) -> None:
-        """Note the tensors in parts that an object does not need; None means all of them."""
-        has_values = self.framework.tensors.has_values
-        is_refilled = self.framework.models.is_refilled
-        for part in parts:
-            is_listed = unlisted is not None and part[0] not in unlisted
-            if is_listed or self._is_plain(part[1]):
-                continue
-            for path, leaf, kind in leaves(part[1], self._kinds, prefix + part[0], self.attempted):
-                if kind is TENSOR and not has_values(leaf):
-                    vars(self).setdefault("without_values", {})[id(leaf)] = leaf
-                elif kind is TENSOR and not is_refilled(leaf):
-                    vars(self).setdefault("unlisted", set()).add(path)
-
-    def _take_out(self) -> None:
-        """Take out what has no values, and from ``unlisted`` what has another name as well."""
-        self.entries = [entry for entry in self.entries if id(entry[1]) not in self.without_values]
-        listed = {id(x) for name, x in self.entries if name not in self.unlisted}
-        self.unlisted = self.unlisted - {name for name, x in self.entries if id(x) in listed}
 
     def check_tensors(self, *, is_saved: bool = False) -> None:
         """Refuse an object that lacks tensors.
@@ -323,6 +290,8 @@ class Inventory:
             for obj in self.objects:
                 for part_name, inner, _, _ in models.scratch(obj):
                     self.entries.append((joined(self._seen[id(obj)], part_name), inner))
+        if type(models).attached is Models.attached:
+            return
         attached = models.attached
         once = {id(entry[1]): entry for entry in reversed(self.entries)}  # with its first name
         for name, x in reversed(once.values()):
@@ -361,6 +330,54 @@ class Inventory:
         return False
 
 
+class Inventory(Search):
+    """A search that knows which of the tensors the framework itself does not list.
+
+    What its tensors lack are those without values, which a model's last call has left.
+    """
+
+    def __init__(
+        self, framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
+    ) -> None:
+        super().__init__(framework, obj, attempted, is_saved=True)
+        self.unlisted: set[str] = set()
+        """The names of tensors that are not needed; see ``Models.unlisted``."""
+        self.without_values: dict[int, Any] = {}
+        """Those of them that have no values, by their ids, which are no entries."""
+        models = framework.models
+        for each in self.objects:
+            self._note_unlisted(self._seen[id(each)], models.parts(each), models.unlisted(each))
+        for name, parts in self._others:
+            self._note_unlisted(name, parts, None)
+        if self.unlisted or self.without_values:
+            self._take_out()
+        if not is_saved:
+            self._add_attached()
+
+    def _note_unlisted(
+        self, name: str, parts: Iterable[Part], unlisted: Collection[str] | None
+    ) -> None:
+        """Note the tensors in parts that an object does not need; None means all of them."""
+        has_values = self.framework.tensors.has_values
+        is_refilled = self.framework.models.is_refilled
+        for part_name, value, _, _ in parts:
+            is_listed = unlisted is not None and part_name not in unlisted
+            if is_listed or self._is_plain(value):
+                continue
+            full_name = f"{name}.{part_name}" if name else part_name
+            for path, leaf, kind in leaves(value, self._kinds, full_name, self.attempted):
+                if kind is TENSOR and not has_values(leaf):
+                    self.without_values[id(leaf)] = leaf
+                elif kind is TENSOR and not is_refilled(leaf):
+                    self.unlisted.add(path)
+
+    def _take_out(self) -> None:
+        """Take out what has no values, and from ``unlisted`` what has another name as well."""
+        self.entries = [entry for entry in self.entries if id(entry[1]) not in self.without_values]
+        listed = {id(x) for name, x in self.entries if name not in self.unlisted}
+        self.unlisted -= {name for name, x in self.entries if id(x) in listed}
+
+
 def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
     """Move everything that ``obj`` holds to a device; see ``Backend.place``."""
     target = devices.existing(framework, device, "place a model")
@@ -370,22 +387,22 @@ def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
 
 def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> Any:
     models = framework.models
-    inventory = Inventory(framework, obj, attempted, is_checked=False)
+    search = Search(framework, obj, attempted)
     try:
-        elsewhere = _elsewhere(inventory, device)
+        elsewhere = _elsewhere(search, device)
     except UnsupportedValueError:
         # It may be what the model's last call, which was traced, has left in an attribute.
-        inventory = Inventory(framework, obj, attempted)
-        elsewhere = _elsewhere(inventory, device)
-    if inventory.has_notes:
-        inventory.check_tensors()
+        search = Inventory(framework, obj, attempted)
+        elsewhere = _elsewhere(search, device)
+    if search.has_notes:
+        search.check_tensors()
     if not elsewhere:
-        if inventory.has_notes:
-            _tell_what_stays(inventory, obj, device)
-        _settle(inventory, device)
+        if search.has_notes:
+            _tell_what_stays(search, obj, device)
+        _settle(search, device)
         return obj
 
-    apart = _coming_apart(inventory, obj, elsewhere)
+    apart = _coming_apart(search, obj, elsewhere)
     news = moving.copied(framework, framework.tensors.move_all, elsewhere, device, attempted)
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
@@ -398,70 +415,64 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
     # A tensor that is refilled stays where it is kept.
     parts = [
         part
-        for part in inventory.parts
+        for part in search.parts
         if framework.kinds[type(part[1])] is not TENSOR or id(part[1]) in replaced
     ]
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
     nestings = [(name, value) for name, value, _, _ in parts]
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
-    if inventory.has_notes or apart:
+    if search.has_notes or apart:
         moved = {id(tensor) for tensor, _ in refilled}
-        _tell_what_stays(inventory, obj, device, moved, elsewhere, apart)
+        _tell_what_stays(search, obj, device, moved, elsewhere, apart)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
     for (_, value, put, key), new in zip(parts, values, strict=True):
         if new is not value:
             put(key, new)
-    for each in inventory.objects:
+    for each in search.objects:
         models.finish(each)
-    _settle(inventory, device)
+    _settle(search, device)
     return placed
 
 
-def _elsewhere(inventory: Inventory, device: Device) -> list[Any]:
+def _elsewhere(search: Search, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
-    device_of = inventory.framework.tensors.committed_device_of
-    found = [
-        tensor
-        for tensor in {id(tensor): tensor for _, tensor in inventory.entries}.values()
-        if device_of(tensor) is not device
-    ]
+    device_of = search.framework.tensors.committed_device_of
+    found = [x for _, x in search.entries if device_of(x) is not device]
     if not found:
         return found
-    stays = moving.staying_on_host(inventory.framework, device)
-    return [tensor for tensor in found if not stays(tensor)]
+    stays = moving.staying_on_host(search.framework, device)
+    return [x for x in {id(x): x for x in found}.values() if not stays(x)]
 
 
 def settled(framework: Framework, obj: Any, device: Device) -> Any:
     """Return a new model, each object of which was adapted to its device."""
     if type(framework.models).settle is not Models.settle:
-        _settle(Inventory(framework, obj, "make a model"), device)
+        _settle(Search(framework, obj, "make a model"), device)
     return obj
 
 
-def _coming_apart(
-    inventory: Inventory, obj: Any, elsewhere: Sequence[Any]
-) -> list[tuple[str, str]]:
+def _coming_apart(search: Search, obj: Any, elsewhere: Sequence[Any]) -> list[tuple[str, str]]:
     """Return the names of pairs of tensors whose copies do not share the memory that they share.
 
     Raises:
         UnsupportedValueError: if one of a pair is trained, and both are of the model's own list:
             from then on they would differ.
     """
-    framework = inventory.framework
+    framework = search.framework
     pairs = list(framework.models.overlaps(elsewhere))
     if not pairs:
         return []
-    checked = Inventory(framework, obj, inventory.attempted)
+    checked = Inventory(framework, obj, search.attempted)
     names = {id(x): name for name, x in reversed(checked.entries)}
     found = [(x, names[id(x)], y, names[id(y)]) for x, y in pairs if {id(x), id(y)} <= names.keys()]
     for x, name, y, other in found:
         is_trained = framework.models.is_refilled(x) or framework.models.is_refilled(y)
         if is_trained and checked.unlisted.isdisjoint((name, other)):
             raise UnsupportedValueError(
-                inventory.attempted,
+                search.attempted,
                 f"{name} and {other} share memory, and are different tensors, so that their copies "
                 "would come apart",
                 "make the view in forward(), or use one parameter under both names",
@@ -475,7 +486,7 @@ _told: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
 
 
 def _tell_what_stays(
-    inventory: Inventory,
+    search: Search,
     obj: Any,
     device: Device,
     moved: Collection[int] = (),
@@ -485,7 +496,7 @@ def _tell_what_stays(
     """Warn once of what ``place`` has found and leaves on another device.
 
     Args:
-        inventory: of the object.
+        search: of the object.
         obj: what the user gave.
         device: where it is placed.
         moved: the ids of the tensors that stay the same objects, and move.
@@ -495,17 +506,17 @@ def _tell_what_stays(
     Raises:
         UnsupportedValueError: if it is a tensor of an optimizer, which could take no step then.
     """
-    framework, cls = inventory.framework, type(obj)
+    framework, cls = search.framework, type(obj)
     found = []
-    for name, x in inventory.fixed:
+    for name, x in search.fixed:
         place = place_of_fixed(framework, x)
         if place is not None and place is not device and id(x) not in moved:
-            whole = inventory.whole_with(name)
+            whole = search.whole_with(name)
             if whole is not None and framework.kinds[type(x)] is TENSOR:
                 raise optimizer_refusal(f"place {cls.__name__} on {device}", whole, name, x)
             found.append((name, f"is on {place}, and nothing can put another one in its place"))
-    sources = {framework.tensors.device_of(x) for x in elsewhere} if inventory.plain else ()
-    for name, x in inventory.plain:
+    sources = {framework.tensors.device_of(x) for x in elsewhere} if search.plain else ()
+    for name, x in search.plain:
         place = x if isinstance(x, Device) else framework.devices.from_native(x)
         if place in sources and place is not device:
             found.append((name, f"names {place}, and stays as it is"))
@@ -514,7 +525,7 @@ def _tell_what_stays(
     ]
     found += [
         (name, "and others were not looked through: they are too many, or nested too deeply")
-        for name in inventory.unsearched
+        for name in search.unsearched
     ]
     told = _told.setdefault(cls, set())
     news = [(name, text) for name, text in found if f"{name} {text}" not in told]
@@ -533,7 +544,7 @@ _SHOWN = 8
 
 
 def place_of_fixed(framework: Framework, x: Any) -> Device | None:
-    """Return the device of something in ``Inventory.fixed``; None where it cannot be told."""
+    """Return the device of something in ``Search.fixed``; None where it cannot be told."""
     if framework.kinds[type(x)] is not TENSOR:
         return framework.devices.from_native(framework.models.device_of_bound(x))
     try:
@@ -544,19 +555,24 @@ def place_of_fixed(framework: Framework, x: Any) -> Device | None:
 
 def placement(framework: Framework, obj: Any) -> dict[str, Device]:
     """Return where everything is that ``obj`` holds; see ``Backend.placement``."""
-    inventory = Inventory(framework, obj, "list the tensors of an object")
-    places = {name: framework.tensors.device_of(x) for name, x in inventory.entries}
-    for name, x in inventory.fixed:
+    attempted, device_of = "list the tensors of an object", framework.tensors.device_of
+    search = Search(framework, obj, attempted)
+    try:
+        places = {name: device_of(x) for name, x in search.entries}
+    except UnsupportedValueError:  # one without values: see ``_placed``
+        search = Inventory(framework, obj, attempted)
+        places = {name: device_of(x) for name, x in search.entries}
+    for name, x in search.fixed:
         place = place_of_fixed(framework, x)
         if place is not None:
             places[name] = place
     return places
 
 
-def _settle(inventory: Inventory, device: Device) -> None:
-    models = inventory.framework.models
+def _settle(search: Search, device: Device) -> None:
+    models = search.framework.models
     if type(models).settle is not Models.settle:
-        for obj in inventory.objects:
+        for obj in search.objects:
             models.settle(obj, device)
 
 
