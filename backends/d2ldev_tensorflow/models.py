@@ -17,6 +17,7 @@ from abc import ABC
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial, update_wrapper
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,16 @@ _TRACED = ("train_function", "test_function", "predict_function")
 _MAKERS = tuple(f"make_{name}" for name in _TRACED)
 # What ``compile`` makes for ``fit``, and no list of a model's has: metrics, and mean losses.
 _COMPILED = ("_loss_tracker", "_compile_metrics", "_compile_loss")
-# Keras' lists of an optimizer's variables, which Python walks slowly.
-_LISTED = frozenset({"_variables", "_trainable_variables"})
+# Keras' own of an optimizer, in which there is nothing else than its variables.
+_LISTED = frozenset(
+    {
+        "_variables",
+        "_trainable_variables",
+        "_trainable_variables_indices",
+        "_tracker",
+        "_distribution_strategy",
+    }
+)
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
@@ -244,26 +253,41 @@ def _compiled_variables(model: Any) -> list[Any]:
 
 def own_variables(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer, without those of optimizers that it wraps."""
-    keras = sys.modules["keras"]
+    return _own_variables(optimizer, _attributes_of(optimizer))
+
+
+def _own_variables(optimizer: Any, attributes: Sequence[tuple[str, Any]]) -> list[Any]:
+    variable = sys.modules["keras"].Variable
     # Besides those that are listed Nadam's product, a plain attribute (``Nadam.build`` in Keras'
     # ``src/optimizers/nadam.py``). Where another optimizer builds it, nothing tracks attributes:
     # ``LossScaleOptimizer.build`` is under ``no_automatic_dependency_tracking``.
-    attributes = [x for x in vars(optimizer).values() if isinstance(x, keras.Variable)]
-    return list({id(x): x for x in [*optimizer._variables, *attributes]}.values())
+    kept = [x for _, x in attributes if isinstance(x, variable)]
+    return list({id(x): x for x in [*optimizer._variables, *kept]}.values())
+
+
+def _attributes_of(optimizer: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an optimizer but for plain values and Keras' own lists."""
+    return [
+        (name, value)
+        for name, value in vars(optimizer).items()
+        if type(value) not in _PLAIN and name not in _LISTED and not name.startswith(_OF_TRACKING)
+    ]
 
 
 def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
-    variables = own_variables(optimizer)
+    attributes = _attributes_of(optimizer)
+    variables = _own_variables(optimizer, attributes)
     trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` has none
     # TensorFlow's own variables have no path: see Keras' ``add_variable_from_reference``.
     paths = [str(getattr(x, "path", x.name)).translate(_FLAT) for x in trained]
     numbers = {path: number for number, path in enumerate(paths)}
     for name, value, put, key in _variables(variables):
         yield _numbered(name, numbers), value, put, key
-    inner = list(inner_optimizers(optimizer))
+    unlisted = _unlisted(attributes, variables)
+    inner = [*_wrapped(optimizer), *_inner_optimizers(unlisted)]
     for name, each in inner:
         yield name, each, None, None
-    yield from _unlisted_attributes(optimizer, variables, [each for _, each in inner])
+    yield from _parts_of_unlisted(optimizer, unlisted, variables, [each for _, each in inner])
 
 
 def unlisted_attributes(optimizer: Any) -> Iterator[Part]:
@@ -271,21 +295,40 @@ def unlisted_attributes(optimizer: Any) -> Iterator[Part]:
 
     It lists its own variables, and those in attributes, their lists and their dicts.
     """
-    inner = [x for _, x in inner_optimizers(optimizer)]
-    return _unlisted_attributes(optimizer, own_variables(optimizer), inner)
+    attributes = _attributes_of(optimizer)
+    variables = _own_variables(optimizer, attributes)
+    unlisted = _unlisted(attributes, variables)
+    inner = [x for _, x in (*_wrapped(optimizer), *_inner_optimizers(unlisted))]
+    return _parts_of_unlisted(optimizer, unlisted, variables, inner)
 
 
-def _unlisted_attributes(
-    optimizer: Any, variables: list[Any], inner: Sequence[Any]
+def _unlisted(
+    attributes: Sequence[tuple[str, Any]], variables: Sequence[Any]
+) -> list[tuple[str, Any]]:
+    """Return the attributes that may hold something beside an optimizer's variables."""
+    known = set(map(id, variables))
+    return [
+        (name, value)
+        for name, value in attributes
+        if id(value) not in known
+        # Most are lists of momenta, which are walked slowly otherwise.
+        and not (isinstance(value, list) and known.issuperset(map(id, value)))
+    ]
+
+
+def _parts_of_unlisted(
+    optimizer: Any,
+    unlisted: Sequence[tuple[str, Any]],
+    variables: list[Any],
+    inner: Sequence[Any],
 ) -> Iterator[Part]:
+    if not unlisted:
+        return
     trained = getattr(optimizer, "_trainable_variables", ())
     known = {id(x) for x in (*variables, *trained, *inner)}
     with_memory = (tf.Variable, tf.Tensor, KerasObject)
     put = vars(optimizer).__setitem__  # past ``__setattr__``, which would track it
-    for name, value in list(vars(optimizer).items()):
-        is_plain = type(value) in _PLAIN or name in _LISTED or id(value) in known
-        if is_plain or name.startswith(_OF_TRACKING):
-            continue
+    for name, value in unlisted:
         found = [x for x in _leaves(value, []) if id(x) not in known]
         if any(isinstance(x, with_memory) and not _stays_on_the_host(x) for x in found):
             yield name, value, put, name
@@ -334,6 +377,12 @@ def _numbered(name: str, numbers: Mapping[str, int]) -> str:
 
 def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the optimizers that an optimizer wraps, with their names."""
+    yield from _wrapped(optimizer)
+    yield from _inner_optimizers(_unlisted(_attributes_of(optimizer), optimizer._variables))
+
+
+def _wrapped(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the optimizers that one of Keras' own wraps."""
     # That of one that scales the loss.
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
@@ -341,13 +390,15 @@ def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
     # Those of a ``MultiOptimizer``, each for some of the variables.
     for index, inner in enumerate(getattr(optimizer, "_inner_optimizers", ())):
         yield f"optimizers.{index}", inner
-    # Those of a class of the user's.
+
+
+def _inner_optimizers(unlisted: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the optimizers in the attributes of a class of the user's."""
+    if not unlisted:
+        return
     keras: Any = sys.modules["keras"]
-    for attribute, value in sorted(vars(optimizer).items()):
-        if type(value) in _PLAIN or attribute in _LISTED:
-            continue
-        is_known = attribute in ("inner_optimizer", "_inner_optimizers")
-        if is_known or attribute.startswith(_OF_TRACKING):
+    for attribute, value in sorted(unlisted, key=itemgetter(0)):
+        if attribute in ("inner_optimizer", "_inner_optimizers"):
             continue
         if not isinstance(value, keras.Variable) and any(
             isinstance(x, keras.Optimizer) for x in _leaves(value, [])
@@ -370,8 +421,10 @@ def _variables(variables: list[Any]) -> Iterator[Part]:
     for index, variable in enumerate(variables):
         # Keras makes some of them later, when they are first needed.
         if variable._value is not None and not _stays_on_the_host(variable._value):
+            name = variable.name
             # Keras numbers variables without a name from the start of the process.
-            name = _WITHOUT_NAME.sub("variable", variable.name)
+            if name.startswith("variable_"):
+                name = _WITHOUT_NAME.sub("variable", name)
             name = f"{name}_{index}" if name in names else name
             names.add(name)
             yield name, variable._value, None, None

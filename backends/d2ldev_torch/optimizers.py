@@ -170,8 +170,8 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 
 def _attributes(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
     """Return what an optimizer keeps beside its state."""
-    attributes = vars(optimizer)
-    return [(name, attributes[name]) for name in attributes if name not in _own_attributes()]
+    own = _own_attributes()
+    return [(name, value) for name, value in vars(optimizer).items() if name not in own]
 
 
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:

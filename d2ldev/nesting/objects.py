@@ -108,6 +108,8 @@ def _is_entered(base: type, packages: frozenset[str], searched: tuple[str, ...])
 
 
 def _of_function(packages: frozenset[str], x: Any) -> Sequence[Kept]:
+    if x.__closure__ is None and x.__defaults__ is None and x.__kwdefaults__ is None:
+        return ()  # most, and all other questions take longer
     # The framework's own have settings, and no tensors.
     if str(x.__globals__.get("__name__")).partition(".")[0] in packages:
         return ()

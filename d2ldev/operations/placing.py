@@ -72,6 +72,7 @@ class Search:
     ) -> None:
         self.framework = framework
         self._kinds = framework.kinds
+        self._noted_types = (*framework.models.bound_types, NoTensor, Device)
         self.attempted = attempted
         self._top = obj
         # id of an object -> the name under which it was found first.
@@ -133,7 +134,7 @@ class Search:
                 vars(self).setdefault("again", {})[name] = self._seen[id(value)]
             return
         self._seen[id(value)] = name
-        kinds = self._kinds
+        kinds, keepers = self._kinds, self.framework.keepers
         add_entry, may_be_put_back = self.entries.append, self.parts.append
         prefix = f"{name}." if name else ""
         try:
@@ -160,7 +161,8 @@ class Search:
             elif kind is OBJECT:
                 self._add_object(full_name, inner)
             elif kind is UNKNOWN:
-                if id(inner) not in self._seen:
+                # Of most there is nothing to say, and a call takes longer than this question.
+                if keepers[type(inner)] is not None or isinstance(inner, self._noted_types):
                     self._add_other(full_name, inner)
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
