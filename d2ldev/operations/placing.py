@@ -14,7 +14,6 @@ Held by the requirements ``place.*`` of the conformance suite.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +22,7 @@ from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, warn
 from d2ldev.framework import DeviceLike, Framework, Models, NoTensor, Part, Put
 from d2ldev.framework.models import optimizer_refusal
-from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
+from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
 from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, every, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
@@ -32,6 +31,8 @@ from d2ldev.operations.other_backends import of_another_backend
 # More than that is no model's: a program's own objects that a model refers to.
 _MOST_LEVELS = 50
 _MOST_OBJECTS = 10_000
+# Of which a search takes note, beside the framework's ``bound_types``.
+_NOTED_TYPES = (NoTensor, Device)
 
 
 class Search:
@@ -72,7 +73,6 @@ class Search:
     ) -> None:
         self.framework = framework
         self._kinds = framework.kinds
-        self._noted_types = (*framework.models.bound_types, NoTensor, Device)
         self.attempted = attempted
         self._top = obj
         # id of an object -> the name under which it was found first.
@@ -101,9 +101,12 @@ class Search:
 
     def _add_leaves(self, obj: Any) -> None:
         for name, value, kind in leaves(obj, self._kinds, "", self.attempted):
-            if kind is UNKNOWN or kind is REFUSED:
+            if kind is TENSOR:
+                self.entries.append((name, value))
+            elif kind is OBJECT:
+                self._add_object(name, value)
+            elif kind is not PLAIN:
                 raise self._refusal(name, value)
-            self._add(name, value, kind)
 
     def _refusal(self, name: str, value: object) -> UnsupportedValueError:
         if foreign := of_another_backend(self.framework, self.attempted, value, name):
@@ -116,16 +119,6 @@ class Search:
             "place what it holds: obj.x = backend.place(obj.x, device)",
         )
 
-    def _add(self, name: str, value: Any, kind: Kind) -> None:
-        if kind is TENSOR:
-            self.entries.append((name, value))
-        elif kind is OBJECT:
-            self._add_object(name, value)
-        elif kind is UNKNOWN:
-            self._add_other(name, value)
-        elif kind is REFUSED:
-            raise self._refusal(name, value)
-
     def _add_object(self, name: str, value: Any, keeper: Keeper | None = None) -> None:
         """Add what an object keeps: one of the framework's, or another one with a keeper."""
         if id(value) in self._seen:
@@ -135,6 +128,7 @@ class Search:
             return
         self._seen[id(value)] = name
         kinds, keepers = self._kinds, self.framework.keepers
+        bound_types = self.framework.models.bound_types
         add_entry, may_be_put_back = self.entries.append, self.parts.append
         prefix = f"{name}." if name else ""
         try:
@@ -161,8 +155,9 @@ class Search:
             elif kind is OBJECT:
                 self._add_object(full_name, inner)
             elif kind is UNKNOWN:
-                # Of most there is nothing to say, and a call takes longer than this question.
-                if keepers[type(inner)] is not None or isinstance(inner, self._noted_types):
+                # Of most there is nothing to say, and a call takes longer than these questions.
+                is_noted = isinstance(inner, (_NOTED_TYPES, bound_types))
+                if is_noted or keepers[type(inner)] is not None:
                     self._add_other(full_name, inner)
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
@@ -288,15 +283,17 @@ class Search:
     def _add_attached(self) -> None:
         """Add what is attached to the tensors that were found, each once, and scratch memory."""
         models = self.framework.models
-        if type(models).scratch is not Models.scratch:
+        if self.objects and type(models).scratch is not Models.scratch:
             for obj in self.objects:
                 for part_name, inner, _, _ in models.scratch(obj):
                     self.entries.append((joined(self._seen[id(obj)], part_name), inner))
         if type(models).attached is Models.attached:
             return
         attached = models.attached
-        once = {id(entry[1]): entry for entry in reversed(self.entries)}  # with its first name
-        for name, x in reversed(once.values()):
+        once: dict[int, tuple[str, Any]] = {}
+        for entry in self.entries:
+            once.setdefault(id(entry[1]), entry)
+        for name, x in once.values():
             for part_name, inner, put, key in attached(x):
                 full_name = joined(name, part_name)
                 self.entries.append((full_name, inner))
@@ -317,8 +314,15 @@ class Search:
             return False
         found = False
         for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
-            self._add(path, leaf, kind)
-            found = found or kind is TENSOR
+            if kind is TENSOR:
+                self.entries.append((path, leaf))
+                found = True
+            elif kind is OBJECT:
+                self._add_object(path, leaf)
+            elif kind is UNKNOWN:
+                self._add_other(path, leaf)
+            elif kind is REFUSED:
+                raise self._refusal(path, leaf)
         return found
 
     def _is_plain(self, value: Any) -> bool:
@@ -326,10 +330,11 @@ class Search:
 
         Most are, and a walk that names each leaf takes ten times as long.
         """
-        with suppress(Exception):  # the walk that names the leaves says what is wrong
+        try:
             # No tensor has the answer None.
             return every((value,), self._kinds, id, None, [_MOST_OBJECTS])
-        return False
+        except Exception:  # the walk that names the leaves says what is wrong
+            return False
 
 
 class Inventory(Search):
