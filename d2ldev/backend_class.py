@@ -422,6 +422,83 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         return creation.full(self.framework, shape, fill_value, dtype, device, like)
 
+    def empty(
+        self,
+        shape: Shape,
+        *,
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        like: TensorT | None = None,
+    ) -> TensorT:
+        """Make a tensor whose values are arbitrary on the device; see ``zeros``.
+
+        JAX and TensorFlow have no memory without values: there they are zeros.
+        """
+        framework = self.framework
+        return creation.made(framework, framework.tensors.empty, shape, dtype, device, like)
+
+    def zeros_like(
+        self,
+        x: TensorT,
+        /,
+        *,
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+    ) -> TensorT:
+        """Make a tensor of zeros with the shape of ``x``.
+
+        Args:
+            x: a tensor.
+            dtype: None is the dtype of ``x``.
+            device: None is the device of ``x``.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is not a tensor of this backend.
+            DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
+
+        >>> backend.zeros_like(backend.ones((2, 3), device='gpu:0')).shape     # doctest: +SKIP
+        (2, 3)
+        """
+        return creation.make_like(self.framework, self.framework.tensors.zeros, x, dtype, device)
+
+    def ones_like(
+        self,
+        x: TensorT,
+        /,
+        *,
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+    ) -> TensorT:
+        """Make a tensor of ones with the shape of ``x``; see ``zeros_like``."""
+        return creation.make_like(self.framework, self.framework.tensors.ones, x, dtype, device)
+
+    def full_like(
+        self,
+        x: TensorT,
+        /,
+        fill_value: float | complex,
+        *,
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+    ) -> TensorT:
+        """Make a tensor with the shape of ``x``, filled with a number; see ``zeros_like``.
+
+        Raises:
+            UnsupportedValueError: if the dtype does not hold the number; see ``full``.
+        """
+        return creation.full_like(self.framework, x, fill_value, dtype, device)
+
+    def empty_like(
+        self,
+        x: TensorT,
+        /,
+        *,
+        dtype: DTypeLike | None = None,
+        device: DeviceLike[NativeDeviceT] | None = None,
+    ) -> TensorT:
+        """Make a tensor with the shape of ``x`` and arbitrary values; see ``zeros_like``."""
+        return creation.make_like(self.framework, self.framework.tensors.empty, x, dtype, device)
+
     def arange(
         self,
         start: float,
@@ -684,17 +761,35 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         return moving.to_numpy(self.framework, x)
 
-    def from_dlpack(self, x: SupportsDLPack | TensorT) -> TensorT:
-        """Return a tensor on the memory of another framework's tensor, without a copy.
+    def from_dlpack(
+        self,
+        x: SupportsDLPack | TensorT,
+        /,
+        *,
+        device: DeviceLike[NativeDeviceT] | None = None,
+        copy: bool | None = None,
+    ) -> TensorT:
+        """Return a tensor on the memory of another framework's tensor.
+
+        Source: the Python array API standard, 2024.12.
 
         Args:
             x: anything with ``__dlpack__`` and ``__dlpack_device__``, or a tensor of a backend.
+            device: where the result is; None is where ``x`` is. Another device needs a copy.
+            copy: True is new memory in any case, and False never copies. None copies to another
+                device alone: where the memory cannot be shared, it is an error, because the
+                standard's silent copy would not be seen.
 
         Raises:
             UnsupportedValueError: if the protocol does not allow it: no such method, a dtype
-                without a number in DLPack, a tensor that needs gradients, read-only memory.
+                without a number in DLPack, a tensor that needs gradients, read-only memory. With
+                ``copy=False``, if ``x`` is on another device.
+            DeviceUnavailableError: if this machine does not have the device.
+            OutOfDeviceMemoryError: if a copy does not fit there.
         """
-        return moving.from_dlpack(self.framework, x)
+        if copy is not None:
+            copy = flag("take over the memory of a tensor", "copy", copy)
+        return moving.from_dlpack(self.framework, x, device, copy)
 
     # -- models -----------------------------------------------------------------------------------
 

@@ -119,6 +119,9 @@ class MXNetTensors(Tensors):
             return mx.np.ones(shape, dtype, ctx=native)
         return self.full(shape, 1.0, dtype, native)
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        return _empty(shape, dtype or "float32", native)
+
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         x = _empty((math.ceil((stop - start) / step),), dtype, native)
         with NumPyShapes():

@@ -61,6 +61,9 @@ class ReferenceTensors(Tensors):
         dtype = dtype or xp.float32
         return xp.full(shape, _scalar(value, dtype), dtype=dtype, device=native)
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        return xp.empty(shape, dtype=dtype or xp.float32, device=native)
+
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         return xp.arange(start, stop, step, dtype=dtype, device=native)
 

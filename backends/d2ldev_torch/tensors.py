@@ -154,6 +154,9 @@ class TorchTensors(Tensors):
     def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         return torch.ones(*(shape or ((),)), dtype=dtype, device=native)
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=native)
+
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         if dtype in _NEVER_COUNTED:
             return torch.arange(start, stop, step, dtype=torch.int64, device=native).to(dtype)

@@ -180,6 +180,10 @@ class Tensors(ABC):
         """Return a tensor of ones, for a framework that has something faster than ``full``."""
         return self.full(shape, 1.0, dtype, native)
 
+    def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        """Return a tensor of any values, for a framework that need not write them."""
+        return self.zeros(shape, dtype, native)
+
     @abstractmethod
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         """Return the numbers from ``start`` to ``stop``, which is not included.

@@ -104,6 +104,15 @@ def made(
         raise refusal(framework, error, attempted, native, fix) from error
 
 
+def make_like(
+    framework: Framework, make: Make, x: Tensor, dtype: DTypeLike | None, device: DeviceLike
+) -> Tensor:
+    """Make a tensor of the shape of another one; see ``Backend.zeros_like``."""
+    attempted = "make a tensor like another one"
+    require_tensor(framework, x, attempted)
+    return made(framework, make, shape_of(x, attempted), dtype, device, x)
+
+
 def arange(
     framework: Framework,
     start: Any,
@@ -178,6 +187,18 @@ def full(
     like: Tensor,
 ) -> Tensor:
     """Make a tensor filled with a number; see ``Backend.full``."""
+    return made(framework, _filler(framework, value), shape, dtype, device, like)
+
+
+def full_like(
+    framework: Framework, x: Tensor, value: Any, dtype: DTypeLike | None, device: DeviceLike
+) -> Tensor:
+    """Make a tensor of the shape of another one; see ``Backend.full_like``."""
+    return make_like(framework, _filler(framework, value), x, dtype, device)
+
+
+def _filler(framework: Framework, value: Any) -> Make:
+    """Return a function that fills a tensor with a number, if its dtype holds it."""
 
     def make(shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         number, attempted = value, "make a tensor"
@@ -203,7 +224,7 @@ def full(
                 )
         return framework.tensors.full(shape, number, dtype, native)
 
-    return made(framework, make, shape, dtype, device, like)
+    return make
 
 
 def random(

@@ -15,6 +15,7 @@ from d2ldev.framework import DeviceLike, DTypeLike, Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
 from d2ldev.operations import creation, devices
+from d2ldev.operations.dlpack import ON_CPU
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.registry.selection import framework_of
 
@@ -243,24 +244,46 @@ def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
         raise ours from error
 
 
-def from_dlpack(framework: Framework, x: Any) -> Tensor:
+def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | None) -> Tensor:
     """Return a tensor on the memory of another framework's; see ``Backend.from_dlpack``."""
-    framework.require("dlpack", "take over the memory of a tensor")
+    attempted = "take over the memory of a tensor"
+    framework.require("dlpack", attempted)
+    target = None if device is None else devices.existing(framework, device, attempted)
     try:
         own = framework.kinds[type(x)] is TENSOR
-        return framework.tensors.from_dlpack(x if own else _exported(x))
+        shared = framework.tensors.from_dlpack(x if own else _exported(x))
     except D2LDevError:
         raise
     except Exception as error:
         if not hasattr(_exported(x), "__dlpack__"):
-            foreign = of_another_backend(framework, "take over the memory of a tensor", x)
+            foreign = of_another_backend(framework, attempted, x)
             if foreign is not None:
                 raise foreign from error
+        elif copy and not own and (target is not None or _is_on_the_host(x)):
+            return to(framework, x, target or CPU)  # its values are read in another way
         raise UnsupportedValueError(
             f"take over the memory of {describe(x)}",
             f"{type(error).__name__}: {said(error)}",
-            "copy instead: backend.asarray(d2ldev.backend_of(x).to_numpy(x))",
+            "copy instead: backend.from_dlpack(x, copy=True)",
         ) from error
+    place = framework.tensors.device_of(shared)
+    if target is None:
+        target = place
+    if target is place and not copy:
+        return shared
+    if copy is not None and not copy:
+        raise UnsupportedValueError(
+            f"take over the memory of {describe(x)} on {target} with copy=False",
+            f"it is on {place}",
+            "leave copy out: backend.from_dlpack(x, device=device)",
+            [place, target],
+        )
+    made = copied(framework, framework.tensors.copy, shared, target, moving_a_tensor[target])
+    if not own:
+        # The owner of the memory may write to it as soon as this returns.
+        for each in {place, target}:
+            framework.devices.synchronize(each)
+    return made
 
 
 # No ``functools.cache``, of which torch's compiler warns that it is ignored.
@@ -410,6 +433,11 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
         fix = f"take it out of the batch, or {register}"
     problem = f"{describe(x)}{where} is {what}"
     return UnsupportedValueError(attempted, problem, fix)
+
+
+def _is_on_the_host(x: Any) -> bool:
+    kind, _ = _exported(x).__dlpack_device__()
+    return int(kind) == ON_CPU
 
 
 def _exported(x: Any) -> Any:

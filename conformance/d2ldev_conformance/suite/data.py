@@ -17,6 +17,7 @@ CREATORS = {
     "zeros": lambda backend, **where: backend.zeros((2, 3), **where),
     "ones": lambda backend, **where: backend.ones((2, 3), **where),
     "full": lambda backend, **where: backend.full((2, 3), 7.0, **where),
+    "empty": lambda backend, **where: backend.empty((2, 3), **where),
     "arange": lambda backend, **where: backend.arange(5.0, **where),
     "rand": lambda backend, **where: backend.rand((2, 3), **where),
     "rand with a seed": lambda backend, **where: backend.rand((2, 3), seed=1, **where),

@@ -60,6 +60,55 @@ def test_zeros_and_ones_have_their_values(backend, place):
     assert_same(backend.to_numpy(backend.ones((2, 3), device=place)), np.ones((2, 3), "float32"))
 
 
+@requirement("create.empty", section=SECTION)
+def test_empty_has_the_shape_dtype_and_device_that_it_was_asked_for(backend, place, other_float):
+    x = backend.empty((2, 0, 3), dtype=other_float, device=place)
+    assert backend.to_numpy(x).shape == (2, 0, 3)
+    assert (backend.device_of(x), backend.dtype_of(x)) == (place, other_float)
+    assert backend.dtype_of(backend.empty(2)) == "float32"
+
+
+_LIKE = {
+    "zeros_like": lambda backend, x, **options: backend.zeros_like(x, **options),
+    "ones_like": lambda backend, x, **options: backend.ones_like(x, **options),
+    "full_like": lambda backend, x, **options: backend.full_like(x, 3, **options),
+    "empty_like": lambda backend, x, **options: backend.empty_like(x, **options),
+}
+likes = pytest.mark.parametrize("make_like", _LIKE.values(), ids=_LIKE)
+
+
+@requirement("create.like-another-tensor", section=SECTION)
+@likes
+def test_a_tensor_like_another_one_has_its_shape_dtype_and_device(
+    backend, place, other_float, make_like
+):
+    x = make_like(backend, backend.ones((2, 3), dtype=other_float, device=place))
+    assert backend.to_numpy(x).shape == (2, 3)
+    assert (backend.device_of(x), backend.dtype_of(x)) == (place, other_float)
+
+
+@requirement("create.like-another-tensor-has-its-values", section=SECTION)
+@pytest.mark.parametrize(("name", "value"), [("zeros_like", 0), ("ones_like", 1), ("full_like", 3)])
+def test_a_tensor_like_another_one_has_the_values_that_its_name_says(backend, place, name, value):
+    x = _LIKE[name](backend, backend.arange(6, dtype="int32", device=place))
+    assert_same(backend.to_numpy(x), np.full(6, value, "int32"))
+
+
+@requirement("create.like-another-tensor-is-only-a-default", section=SECTION)
+@likes
+def test_what_is_said_beats_the_tensor(backend, place, make_like):
+    x = make_like(backend, backend.ones((2, 3), device="cpu"), dtype="int32", device=place)
+    assert (backend.device_of(x), backend.dtype_of(x)) == (place, "int32")
+
+
+@requirement("create.like-another-tensor-needs-one", section=SECTION)
+@likes
+@pytest.mark.parametrize("other", [None, 1.0, np.zeros(2, "float32"), [1.0]])
+def test_what_is_no_tensor_has_nothing_like_it(backend, make_like, other):
+    with pytest.raises(UnsupportedValueError):
+        make_like(backend, other)
+
+
 @requirement("create.full", section=SECTION)
 def test_full_has_its_value(backend, place):
     x = backend.full((2, 2), -1.5, device=place)

@@ -137,6 +137,39 @@ def test_from_dlpack_leaves_a_tensor_where_it_is(backend, place):
     np.testing.assert_array_equal(backend.to_numpy(y), np.ones(4, np.float32))
 
 
+@requirement("query.dlpack-to-a-device", section=SECTION)
+def test_from_dlpack_copies_to_another_device(backend, place):
+    data = np.arange(4, dtype="float32")
+    x = backend.from_dlpack(data, device=place, copy=True)
+    assert backend.device_of(x) is place
+    data[:] = 0
+    np.testing.assert_array_equal(backend.to_numpy(x), np.arange(4, dtype=np.float32))
+
+
+@requirement("query.dlpack-copies", section=SECTION)
+def test_from_dlpack_copies_where_it_is_told_to(backend, place):
+    x = backend.ones(16, device=place)
+    y = backend.from_dlpack(x, copy=True)
+    assert backend.device_of(y) is place
+    assert backend.address(y) != backend.address(x)
+    np.testing.assert_array_equal(backend.to_numpy(y), np.ones(16, np.float32))
+
+
+@requirement("query.dlpack-copies-what-it-cannot-share", section=SECTION)
+def test_from_dlpack_copies_memory_that_it_cannot_share(backend):
+    data = np.arange(4, dtype="float32")
+    data.flags.writeable = False
+    x = backend.from_dlpack(data[::-1], copy=True)
+    np.testing.assert_array_equal(backend.to_numpy(x), data[::-1])
+
+
+@requirement("query.dlpack-without-a-copy", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_from_dlpack_refuses_a_copy_that_it_may_not_make(backend):
+    with pytest.raises(UnsupportedValueError, match="copy=False"):
+        backend.from_dlpack(aligned(4, 64), device="gpu:0", copy=False)
+
+
 @requirement("query.dlpack-refuses-others", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, [1.0], "x", None])
 def test_from_dlpack_refuses_what_has_no_dlpack(backend, value):

@@ -32,7 +32,7 @@ def _redirected(name):
     return make
 
 
-for _name in ("asarray", "zeros", "ones", "full", "arange", "rand", "randn"):
+for _name in ("asarray", "zeros", "ones", "full", "empty", "arange", "rand", "randn"):
     setattr(Redirected, _name, _redirected(_name))
 
 
@@ -230,6 +230,60 @@ class LeavesTheDeviceThroughDlpack(Mutant, caught_by="query.dlpack-stays-on-the-
     class Tensors(ReferenceTensors):
         def from_dlpack(self, x):
             return xp.from_dlpack(x)
+
+
+class StaysInPlaceThroughDlpack(Mutant, caught_by="query.dlpack-to-a-device"):
+    class Backend(Backend):
+        def from_dlpack(self, x, /, *, device=None, copy=None):
+            return super().from_dlpack(x, copy=copy)
+
+
+class NeverCopiesThroughDlpack(Mutant, caught_by="query.dlpack-copies"):
+    class Backend(Backend):
+        def from_dlpack(self, x, /, *, device=None, copy=None):
+            return super().from_dlpack(x, device=device, copy=None)
+
+
+class OnlySharesThroughDlpack(Mutant, caught_by="query.dlpack-copies-what-it-cannot-share"):
+    class Backend(Backend):
+        def from_dlpack(self, x, /, *, device=None, copy=None):
+            return self.copy(super().from_dlpack(x, device=device))
+
+
+class CopiesThoughItMayNot(Mutant, caught_by="query.dlpack-without-a-copy"):
+    class Backend(Backend):
+        def from_dlpack(self, x, /, *, device=None, copy=None):
+            return super().from_dlpack(x, device=device, copy=copy or None)
+
+
+class IgnoresTheDtypeOfEmpty(Mutant, caught_by="create.empty"):
+    class Tensors(ReferenceTensors):
+        def empty(self, shape, dtype, native):
+            return super().empty(shape, None, native)
+
+
+class MakesTheLikeOnTheDefaultDevice(Mutant, caught_by="create.like-another-tensor"):
+    class Backend(Backend):
+        def empty_like(self, x, /, *, dtype=None, device=None):
+            return self.empty(x.shape, dtype=dtype or self.dtype_of(x), device=device)
+
+
+class LeavesTheValuesOfTheLike(Mutant, caught_by="create.like-another-tensor-has-its-values"):
+    class Backend(Backend):
+        def full_like(self, x, /, fill_value, *, dtype=None, device=None):
+            return super().full_like(x, 0, dtype=dtype, device=device)
+
+
+class HoldsToTheTensor(Mutant, caught_by="create.like-another-tensor-is-only-a-default"):
+    class Backend(Backend):
+        def ones_like(self, x, /, *, dtype=None, device=None):
+            return super().ones_like(x, device=device)
+
+
+class MakesTensorsLikeAnything(Mutant, caught_by="create.like-another-tensor-needs-one"):
+    class Backend(Backend):
+        def zeros_like(self, x, /, *, dtype=None, device=None):
+            return super().zeros_like(self.asarray(x), dtype=dtype, device=device)
 
 
 class TruncatesSeeds(Mutant, caught_by="create.seeds-are-taken-whole"):
