@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Devices, Models, NoTensor, Part, Tensor
+from d2ldev.operations.keras import keras_elsewhere
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter
@@ -64,6 +65,9 @@ class MXNetModels(Models):
             initialise(dense.bias, bias)
             net.add(dense)
         return net
+
+    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
+        return keras_elsewhere(obj, "mxnet")
 
     # -- placing ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ variables are no pytree, and its models no modules of Flax.
 from __future__ import annotations
 
 import sys
+from types import FunctionType
 from typing import Any
 
 _TAKEN = "tensorflow"
@@ -48,6 +49,19 @@ def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
         f"{reason}, and d2ldev takes Keras' objects on {_TAKEN} alone",
         f"KERAS_BACKEND={_TAKEN}, before Keras is imported, and D2LDEV_BACKEND={_TAKEN}",
     )
+
+
+def backend_of_function(function: Any) -> str:
+    """Return the framework that Keras computes a loss or a metric with; empty if it is none of it.
+
+    Args:
+        function: any loss or metric. A function of the user's that calls Keras is none of Keras.
+    """
+    if "keras" not in sys.modules:
+        return ""
+    where = [function.__module__] if isinstance(function, FunctionType) else []
+    where += [cls.__module__ for cls in type(function).__mro__]
+    return _backend() if any(str(each).partition(".")[0] == "keras" for each in where) else ""
 
 
 def _backend() -> str:

@@ -10,7 +10,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, labels, moving, placing
-from d2ldev.operations.other_backends import of_another_backend
+from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
 from d2ldev.operations.steps import check_labels
 from d2ldev.options import Loss
 
@@ -51,6 +51,11 @@ def completed(
             foreign = of_another_backend(framework, attempted, given)
             if foreign is not None:
                 raise foreign
+    if callable(loss):
+        fix = f"a function of the {framework.name} backend's own tensors, or loss='mse'"
+        foreign = function_of_another_backend(framework, attempted, loss, fix=fix)
+        if foreign is not None:
+            raise foreign
     optimizer = settings.optimizer
     lacks_optimizer = is_trained and optimizer is None
     if loss is None or lacks_optimizer:

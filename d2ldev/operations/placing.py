@@ -26,7 +26,7 @@ from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
 from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, every, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
-from d2ldev.operations.other_backends import of_another_backend
+from d2ldev.operations.other_backends import of_another_backend, whose_object
 
 # More than that is no model's: a program's own objects that a model refers to.
 _MOST_LEVELS = 50
@@ -58,10 +58,12 @@ class Search:
     """The values of ``plain_types`` among the parts, such as a device that a model has noted."""
     without_tensors: Sequence[tuple[str, NoTensor]] = ()
     """Where the framework has no tensor yet."""
+    foreign: Sequence[tuple[str, str]] = ()
+    """The names of objects of other frameworks, and clauses that name these."""
     unsearched: Sequence[str] = ()
     """The name of the first object that was not looked through: too deep, or one too many."""
     has_notes = False
-    """Whether there is anything in these four."""
+    """Whether there is anything in these five."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
     _fixing: Sequence[tuple[str, Iterable[Part]]] = ()
     # What is kept by objects of which the framework knows nothing, each with its name.
@@ -181,10 +183,15 @@ class Search:
                 )
 
     def unsaved(self) -> list[str]:
-        """Return the names of the tensors in ``fixed`` that no file has."""
+        """Return the names in ``foreign``, and of the tensors in ``fixed``, that no file has."""
         known = {id(x) for _, x in self.entries}
         return [
-            name for name, x in self.fixed if self._kinds[type(x)] is TENSOR and id(x) not in known
+            *(name for name, _ in self.foreign),
+            *(
+                name
+                for name, x in self.fixed
+                if self._kinds[type(x)] is TENSOR and id(x) not in known
+            ),
         ]
 
     def remade(self) -> set[str]:
@@ -211,6 +218,9 @@ class Search:
     def _add_other(self, name: str, value: Any) -> None:
         """Look through an object of which the framework knows nothing."""
         keeper = self.framework.keepers[type(value)]
+        if whose := whose_object(self.framework, value):
+            self._note("foreign", (name, whose))
+            return
         if keeper is None or id(value) in self._seen:
             if isinstance(value, self.framework.models.bound_types):
                 self._note("fixed", (name, value))
@@ -527,6 +537,7 @@ def _tell_what_stays(
         place = x if isinstance(x, Device) else framework.devices.from_native(x)
         if place in sources and place is not device:
             found.append((name, f"names {place}, and stays as it is"))
+    found += search.foreign
     found += [
         (name, f"shares memory with {other}, and is a copy from now on") for name, other in apart
     ]

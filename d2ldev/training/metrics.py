@@ -9,6 +9,7 @@ from typing import Any
 from d2ldev.backend_class import Backend
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
+from d2ldev.operations.other_backends import function_of_another_backend
 from d2ldev.operations.steps import comparison, mean_of, metric_refusal
 from d2ldev.options import METRICS, Metric, problem_of
 
@@ -37,6 +38,11 @@ def named_metrics(
             name, function = "accuracy", backend.accuracy
         elif callable(metric):
             name = getattr(metric, "__name__", type(metric).__name__)
+            attempted = f"measure {describe(metric)}"
+            fix = f"a function of the {backend.name} backend's own tensors"
+            foreign = function_of_another_backend(backend.framework, attempted, metric, fix=fix)
+            if foreign is not None:
+                raise foreign
             function = _where_predictions_are(backend, name, metric)
         elif hasattr(metric, "update") and hasattr(metric, "reset"):  # such as Gluon's
             raise metric_refusal(

@@ -121,6 +121,53 @@ def test_fit_names_the_framework_of_a_model_and_of_an_optimizer(owner, other):
             _assert_named(lambda x=x, net=net: trainer.fit(net, DATA, optimizer=x), owner, other)
 
 
+LOSSES = {
+    "torch": lambda: [torch.nn.MSELoss(), torch.nn.functional.mse_loss],
+    "jax": lambda: [optax.l2_loss],
+    "tensorflow": lambda: [tf.keras.losses.MeanSquaredError(), _keras().losses.mean_squared_error],
+    "mxnet": lambda: [gluon.loss.L2Loss()],
+}
+
+
+@pytest.mark.parametrize(("owner", "other"), PAIRS)
+def test_fit_names_the_framework_of_a_loss_and_of_a_metric(owner, other):
+    backend = d2ldev.get_backend(other)
+    trainer = Trainer(max_epochs=1, num_gpus=0, backend=backend)
+    for loss in LOSSES[owner]():
+        for options in ({"loss": loss}, {"metrics": [loss]}):
+            net = backend.mlp([2, 1])
+            with pytest.raises(UnsupportedValueError) as caught:
+                trainer.fit(net, DATA, **options)
+            assert owner in caught.value.problem
+            assert f"this is the {other} backend" in caught.value.problem
+
+
+def _holder(name, net, kept):
+    """Return a model of a framework that keeps a model of another one in an attribute."""
+    if name == "tensorflow":
+        net = tf.Module()
+    net.teacher = kept
+    return net
+
+
+# A model of the reference backend takes no attributes.
+HOLDERS = [(owner, other) for owner, other in PAIRS if other in OBJECTS]
+
+
+@pytest.mark.parametrize(("owner", "other"), HOLDERS)
+def test_place_and_save_name_the_framework_of_what_a_model_keeps(owner, other, tmp_path):
+    backend = d2ldev.get_backend(other)
+    kept = next(iter(OBJECTS[owner].values()))()
+    net = _holder(other, backend.mlp([2, 1]), kept)
+    # It is told once of each class.
+    net.__class__ = type("Holder", (type(net),), {})
+    told = f"teacher is of the {owner} backend, and this is the {other} backend"
+    with pytest.warns(d2ldev.D2LDevWarning, match=told):
+        backend.place(net, backend.cpu())
+    with pytest.warns(d2ldev.D2LDevWarning, match="has no teacher"):
+        backend.save(net, tmp_path / "net")
+
+
 PROGRAM = """
     import keras, d2ldev
     net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

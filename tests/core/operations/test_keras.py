@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from d2ldev.operations.keras import is_refused, keras_elsewhere
+from d2ldev.operations.keras import backend_of_function, is_refused, keras_elsewhere
 
 KINDS = {name: type(name, (), {}) for name in ("Layer", "Optimizer", "Variable", "Metric", "Seed")}
 
@@ -48,6 +48,16 @@ def test_nothing_is_said_where_keras_computes_with_tensorflow(keras, name):
 def test_nothing_is_said_of_other_objects(keras):
     assert keras_elsewhere(object(), "jax") is None
     assert not is_refused(object, "torch")
+
+
+def test_a_loss_of_keras_is_of_the_framework_that_keras_computes_with(keras):
+    def loss(y_true, y_pred):
+        return y_true - y_pred
+
+    assert backend_of_function(loss) == ""
+    loss.__module__ = "keras.src.losses"
+    own = type("Own", (type("Loss", (), {"__module__": "keras.src.losses"}),), {})
+    assert [backend_of_function(each) for each in (loss, own())] == ["torch", "torch"]
 
 
 def test_nothing_is_said_where_keras_is_not_imported(monkeypatch):
