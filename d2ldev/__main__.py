@@ -1,5 +1,5 @@
 """``python -m d2ldev``: the command line."""
 
-from d2ldev.cli.main import main
+from d2ldev.cli import run_command
 
-main()
+run_command()

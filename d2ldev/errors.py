@@ -122,6 +122,10 @@ class BackendNotInstalledError(D2LDevError, ImportError):
     """The backend is known, but what it needs is not installed or fails to import."""
 
 
+class PackageNotInstalledError(D2LDevError, ImportError):
+    """A package that only some calls need is not installed, or fails to import."""
+
+
 class DeviceUnavailableError(D2LDevError, RuntimeError):
     """The device is a valid one, but this machine does not have it."""
 

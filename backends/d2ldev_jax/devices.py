@@ -34,7 +34,12 @@ from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
-from d2ldev.operations.devices import check_room, host_memory, user_has_chosen, warn_too_late
+from d2ldev.operations.devices import (
+    check_room,
+    memory_of_the_machine,
+    user_has_chosen,
+    warn_too_late,
+)
 from d2ldev_jax.precision import matmul_precision, set_matmul_precision
 
 # The device file without which ROCm has no GPU.
@@ -185,7 +190,7 @@ class JaxDevices(Devices):
         stats = native.memory_stats() or {}
         total = stats.get("bytes_limit")
         if total is None and native.platform == "cpu":
-            total = host_memory().total
+            total = memory_of_the_machine()
         if total is None:  # with XLA_PYTHON_CLIENT_ALLOCATOR=platform
             return True
         free = total - stats.get("bytes_in_use", 0)

@@ -25,7 +25,12 @@ from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, w
 from d2ldev.framework import Devices, Memory
 from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
-from d2ldev.operations.devices import check_room, host_memory, user_has_chosen, warn_too_late
+from d2ldev.operations.devices import (
+    check_room,
+    memory_of_the_machine,
+    user_has_chosen,
+    warn_too_late,
+)
 
 OF_THE_HOST = frozenset({tf.string, tf.resource, tf.variant})
 """The dtypes that no device but the CPU can hold: strings, and handles of tables and the like."""
@@ -213,7 +218,7 @@ class TensorFlowDevices(Devices):
         is_card = device is not CPU and self.virtual_gpus is None
         has_cuda = tf.test.is_built_with_cuda()
         card = nvml.memory_of(device.index) if is_card and has_cuda else None
-        check_room(nbytes, card if is_card else host_memory().total)
+        check_room(nbytes, card if is_card else memory_of_the_machine())
 
     def is_out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))

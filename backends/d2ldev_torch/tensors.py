@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from d2ldev.dependencies import import_optional
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
@@ -287,8 +288,7 @@ def array_of(x: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return the memory of a tensor of the CPU as an array."""
     name = str(x.dtype).removeprefix("torch.")
     if name.startswith(("bfloat16", "float8")):
-        import ml_dtypes
-
+        ml_dtypes = import_optional("ml_dtypes", f"hold {name} in NumPy", extra="files")
         return x.view(_UNSIGNED[x.element_size()]).numpy().view(getattr(ml_dtypes, name))
     return x.numpy()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from d2ldev.bench.conclusions import number
 from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests, by_exercise
-from d2ldev.errors import BackendNotInstalledError
+from d2ldev.dependencies import import_optional
 from d2ldev.files.format.atomic import replacing
 
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
@@ -32,16 +32,10 @@ def require_matplotlib() -> None:
     """Check, before anything is measured, that plots can be drawn.
 
     Raises:
-        BackendNotInstalledError: if matplotlib is missing.
+        PackageNotInstalledError: if matplotlib is missing.
     """
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise BackendNotInstalledError(
-            "draw what was measured",
-            f"matplotlib cannot be imported: {error}",
-            "pip install 'd2ldev[plots]', or leave out --out",
-        ) from error
+    fix = "pip install 'd2ldev[plots]', or leave out --out"
+    import_optional("matplotlib.figure", "draw what was measured", install=fix)
 
 
 def write(folder: Path, document: Mapping[str, Any], results: Sequence[Result]) -> None:

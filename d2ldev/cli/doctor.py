@@ -112,13 +112,13 @@ def _backends(examination: Examination) -> Table:
 
 
 def _details(report: BackendReport) -> Text:
-    if report.error is not None:
-        return Text(report.error, style="red")
     if report.status == MISSING:
         text = f"{', '.join(report.missing)} missing"
-        if report.name in discovery.PREFERENCE:
+        if report.name in (*discovery.PREFERENCE, discovery.FALLBACK):
             text += f": pip install 'd2ldev[{report.name}]'"
         return Text(text)
+    if report.error is not None:
+        return Text(report.error, style="red")
     found = [f"{name} {version}" for name, version in report.versions.items() if version]
     return Text(", ".join(found) or "-")
 

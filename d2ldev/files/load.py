@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, warn
+from d2ldev.errors import (
+    CheckpointError,
+    PackageNotInstalledError,
+    UnsupportedValueError,
+    describe,
+    warn,
+)
 from d2ldev.files.description import (
     VERSION,
     Stored,
@@ -25,7 +31,7 @@ from d2ldev.files.description import (
     outlined,
     tensors_in,
 )
-from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
+from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, check_files, checksum_of
 from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
 from d2ldev.files.format.header import (
     CHECKSUM,
@@ -252,7 +258,7 @@ class Checkpoint:
             made = framework.files.adopt(array, framework.tensors.dtype(array.dtype.name), native)
             has_numbers = stored.numbers == stored.dtype
             return made if has_numbers else framework.files.from_numbers(made, stored.dtype)
-        except (HeaderError, CheckpointError, OSError):
+        except (HeaderError, CheckpointError, PackageNotInstalledError, OSError):
             raise
         except Exception as error:
             fix = f"backend.load(path), on the CPU, or with another backend than {framework.name}"
@@ -262,6 +268,7 @@ class Checkpoint:
 @contextmanager
 def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoint]:
     """Open and check a file; an error in it, now or later, is raised as a ``CheckpointError``."""
+    check_files(attempted)
     try:
         # Not by opening the file, because opening a pipe waits for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):

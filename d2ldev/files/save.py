@@ -15,7 +15,7 @@ from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, warn
 from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
-from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
+from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, check_files, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.framework import Framework
@@ -28,6 +28,7 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
     """Write a nesting; see ``Backend.save``."""
     path = as_path(path, "save")
     attempted = f"save to {path}"
+    check_files(attempted)
     description = Description(framework, obj, attempted)
     try:
         # The operating system finds no path in "file/../other", which ``replacing`` would.

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import d2ldev.settings as settings
+from d2ldev.dependencies import import_optional
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import (
     D2LDevError,
@@ -20,6 +21,7 @@ from d2ldev.errors import (
     InvalidDeviceError,
     MemoryPolicyWarning,
     OutOfDeviceMemoryError,
+    PackageNotInstalledError,
     describe,
     said,
     warn,
@@ -178,16 +180,27 @@ def check_room(nbytes: int, there: int | None) -> None:
 
 
 def host_memory() -> Memory:
-    """Return the resident memory of this process, the most it was, and the machine's memory."""
-    if sys.platform != "linux":
-        import psutil
+    """Return the resident memory of this process, the most it was, and the machine's memory.
 
+    Raises:
+        PackageNotInstalledError: elsewhere than on Linux without ``psutil``.
+    """
+    if sys.platform != "linux":
+        psutil = import_optional("psutil", "ask for the memory of the process", extra="memory")
         used, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
         return Memory(int(used), None, int(total))
     with open("/proc/self/status", encoding="utf-8") as file:
         told = dict(line.split(":", 1) for line in file)
     used, peak = (int(told[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return Memory(used, peak, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def memory_of_the_machine() -> int | None:
+    """Return the machine's memory in bytes; None if nobody here knows it."""
+    try:
+        return host_memory().total
+    except PackageNotInstalledError:
+        return None
 
 
 def chosen(framework: Framework, device: DeviceLike, attempted: str) -> Iterable[Device]:

@@ -91,6 +91,14 @@ def missing_modules(name: str) -> list[str]:
     return [module for module in required_modules(name) if not is_installed(module)]
 
 
+def lacks_modules(name: str) -> bool:
+    """Return whether a backend is known, its package can be read, and a module is missing."""
+    try:
+        return bool(missing_modules(name))
+    except Exception:
+        return False
+
+
 @cache
 def required_modules(name: str) -> tuple[str, ...]:
     """Return what a known backend needs, as the source of its package says.

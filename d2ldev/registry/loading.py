@@ -26,7 +26,7 @@ from d2ldev.registry.discovery import (
 
 _INSTALL = {
     **{name: f"pip install 'd2ldev[{name}]'" for name in PREFERENCE},
-    FALLBACK: "pip install d2ldev",
+    FALLBACK: f"pip install 'd2ldev[{FALLBACK}]'",
 }
 
 # The folder that holds the package d2ldev: site-packages, or a checkout.
@@ -158,6 +158,20 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
         fix = f"make them in its __init__: self.{missing[0]} = ..."
         raise _refusal(name, source, problem, fix)
     return framework
+
+
+def fallback_refusal(reason: str) -> BackendNotInstalledError:
+    """Return the error of a machine with neither a framework nor the reference backend.
+
+    Args:
+        reason: why the reference backend is the one to use, in words.
+    """
+    return BackendNotInstalledError(
+        "choose a backend",
+        f"{reason}, and the {FALLBACK} backend lacks {' and '.join(missing_modules(FALLBACK))}",
+        f"pip install 'd2ldev[{PREFERENCE[0]}]', or another framework; "
+        f"{_INSTALL[FALLBACK]} computes without one",
+    )
 
 
 def name_refusal(name: str, source: str) -> UnknownBackendError:

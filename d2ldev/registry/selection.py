@@ -33,11 +33,12 @@ from d2ldev.registry.discovery import (
     canonical_name,
     choices,
     known_backends,
+    lacks_modules,
     libraries_of,
     rank,
     required_modules,
 )
-from d2ldev.registry.loading import load, name_refusal
+from d2ldev.registry.loading import fallback_refusal, load, name_refusal
 from d2ldev.scopes import Entry, Scopes, traced_as
 
 # A framework that is half imported cannot be imported by a forked child, where Python's own lock of
@@ -228,6 +229,8 @@ def _resolve() -> Framework:
         if _process.framework is not None:
             return _process.framework
         name, source, reason = choice()
+        if name == FALLBACK and not source and lacks_modules(FALLBACK):
+            raise fallback_refusal(reason)
         framework = get_framework(name, source)
         _process = Process(framework, reason)
         if name != FALLBACK or source:

@@ -15,7 +15,8 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError, describe, said
+from d2ldev.dependencies import import_optional
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.files.format.atomic import replacing
 from d2ldev.settings import peers
 from d2ldev.training.callbacks import NeedsHistory, history_refusal
@@ -114,7 +115,7 @@ class TensorBoardLogger(_Logger):
 
     Raises:
         UnsupportedValueError: if it is no path.
-        BackendNotInstalledError: if ``tensorboard`` cannot be imported.
+        PackageNotInstalledError: if ``tensorboard`` cannot be imported.
 
     >>> Trainer(10, callback=TensorBoardLogger('runs/first'))              # doctest: +SKIP
     """
@@ -125,12 +126,8 @@ class TensorBoardLogger(_Logger):
             problem = f"{describe(folder)} is no path of a folder"
             fix = "TensorBoardLogger('runs/first')"
             raise UnsupportedValueError("log for TensorBoard", problem, fix)
-        try:
-            _records([])
-        except ImportError as error:
-            raise BackendNotInstalledError(
-                "log for TensorBoard", said(error), "pip install tensorboard"
-            ) from error
+        for module in _WRITING:
+            import_optional(module, "log for TensorBoard", install="pip install tensorboard")
         super().__init__(text)
         self._file = ""
 
@@ -183,6 +180,12 @@ def _csv(rows: list[list[Any]]) -> bytes:
 def _event(epoch: int, row: Mapping[str, float]) -> dict[str, Any]:
     values = [{"tag": name, "simple_value": value} for name, value in row.items()]
     return {"step": epoch, "summary": {"value": values}}
+
+
+_WRITING = (
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.summary.writer.record_writer",
+)
 
 
 def _records(events: list[dict[str, Any]]) -> bytes:

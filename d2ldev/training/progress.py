@@ -1,16 +1,16 @@
 """What a run shows of its epochs, and of the batches of the one that runs: bars, or lines of text.
 
-A notebook shows rich's bars by ipywidgets alone: without them it gets lines.
+The bars are rich's. Without rich, and in a notebook without ipywidgets, there are lines.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from d2ldev.training.log import DeviceLog
@@ -34,12 +34,11 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
     if not wanted:
         yield None
         return
-    import rich
-    from rich import progress
-
-    if rich.get_console().is_jupyter and importlib.util.find_spec("ipywidgets") is None:
+    if not _has_bars():
         yield Lines(epochs, done)
         return
+    from rich import progress
+
     columns = (
         progress.TextColumn("{task.description}"),
         progress.MofNCompleteColumn(),
@@ -49,6 +48,15 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
     )
     with progress.Progress(*columns) as bars:
         yield Bars(bars, epochs, done)
+
+
+def _has_bars() -> bool:
+    """Return whether rich is installed, and can show bars here."""
+    try:
+        import rich
+    except ImportError:
+        return False
+    return not rich.get_console().is_jupyter or find_spec("ipywidgets") is not None
 
 
 class Progress(ABC):

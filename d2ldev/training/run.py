@@ -27,6 +27,7 @@ from d2ldev.errors import (
     shown,
 )
 from d2ldev.files.description import Outline
+from d2ldev.files.format.checksums import check_files
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
@@ -60,8 +61,11 @@ class Saving(NamedTuple):
 
         Raises:
             UnsupportedValueError: if it is contradictory.
+            PackageNotInstalledError: if no file can be written here.
         """
         attempted, every = "save the state of a run", self.checkpoint_every
+        if self.checkpoint is not None:
+            check_files(attempted)
         if problem := problem_of(self.keep, KEEPS):
             attempted = f"{attempted} with keep={describe(self.keep)}"
             fix = f"keep={nearest(self.keep, KEEPS) or 'best'!r}"

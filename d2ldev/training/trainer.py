@@ -25,6 +25,7 @@ from d2ldev.active import get_backend
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+from d2ldev.files.format.checksums import check_files
 from d2ldev.framework import Learner, Settings
 from d2ldev.framework.parallel import gpu_of_process
 from d2ldev.framework.training import shard_refusal
@@ -361,6 +362,8 @@ class Trainer(Hooks):
         team = Alone() if group is None else Together(self.backend.framework, group)
         needs_processes = self.backend.framework.parallel.process_per_device
         has_processes = group is None and len(self.gpus) > 1 and needs_processes
+        if has_processes or group is not None:
+            check_files("train in several processes")  # they send each other what files hold
         with ExitStack() as stack:
             stack.enter_context(self._multiplying())
             interruption = stack.enter_context(interruptible(group is None))

@@ -7,13 +7,26 @@ other threads run. CRC-32 is that of files that were written before version 2.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-import xxhash
+from d2ldev.dependencies import import_optional
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from typing_extensions import Buffer
+
+    class Checksum(Protocol):
+        """A checksum to which bytes are added."""
+
+        def update(self, data: Buffer, /) -> None:
+            """Add bytes."""
+
+        def hexdigest(self) -> str:
+            """Return the checksum of all bytes so far."""
+
 
 PIECE = 1 << 20
 """How many bytes to read or write at once; the checksum then finds them in the cache."""
@@ -22,7 +35,7 @@ OLDEST = "crc32"
 """The algorithm of files that name none."""
 NEWEST = "xxh3_64"
 """The algorithm of files that are written now."""
-DIGITS = 2 * xxhash.xxh3_64().digest_size
+DIGITS = 16
 """How many characters a checksum of the newest algorithm has."""
 
 
@@ -39,16 +52,30 @@ class Crc32:
         return f"{self._value:08x}"
 
 
-ALGORITHMS: dict[str, type[Crc32] | type[xxhash.xxh3_64]] = {
-    OLDEST: Crc32,
-    NEWEST: xxhash.xxh3_64,
-}
+def xxh3_64(data: Buffer) -> Checksum:
+    """Start a checksum of the newest algorithm.
+
+    Raises:
+        PackageNotInstalledError: without ``xxhash``.
+    """
+    checksum: Checksum = check_files("compute a checksum").xxh3_64(data)
+    return checksum
+
+
+def check_files(attempted: str) -> ModuleType:
+    """Check that files can be written and read here, and return ``xxhash``.
+
+    Raises:
+        PackageNotInstalledError: without it.
+    """
+    return import_optional("xxhash", attempted, extra="files")
+
+
+ALGORITHMS: dict[str, Callable[[Buffer], Checksum]] = {OLDEST: Crc32, NEWEST: xxh3_64}
 """The algorithms by the names that files have for them."""
 
 
-def checksum_of(
-    dtype: str, shape: Sequence[int], algorithm: str = NEWEST
-) -> Crc32 | xxhash.xxh3_64:
+def checksum_of(dtype: str, shape: Sequence[int], algorithm: str = NEWEST) -> Checksum:
     """Start the checksum of a tensor: of its dtype and shape, and then of its bytes.
 
     Args:

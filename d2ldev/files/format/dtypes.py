@@ -6,10 +6,13 @@ A dtype that the format lacks is stored as the bytes of another; the metadata na
 from __future__ import annotations
 
 import re
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from d2ldev.dependencies import import_optional
 
 _TAGS = {
     "bool": "BOOL",
@@ -67,9 +70,7 @@ def storage_of(name: str) -> Storage | None:
         return Storage("F64", (2,))
     if not _FLOAT8.fullmatch(name):
         return None
-    import ml_dtypes
-
-    return Storage("U8") if hasattr(ml_dtypes, name) else None
+    return Storage("U8") if hasattr(_ml_dtypes(name), name) else None
 
 
 def storages_of(name: str) -> list[Storage]:
@@ -79,13 +80,19 @@ def storages_of(name: str) -> list[Storage]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name, from ``ml_dtypes`` if NumPy has none."""
-    if name.startswith(("bfloat", "float8")):
-        import ml_dtypes
+    """Return the NumPy dtype of a name, from ``ml_dtypes`` if NumPy has none.
 
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    Raises:
+        PackageNotInstalledError: if NumPy has none, and ``ml_dtypes`` is missing.
+    """
+    if name.startswith(("bfloat", "float8")):
+        dtype: np.dtype[Any] = np.dtype(getattr(_ml_dtypes(name), name))
         return dtype
     return np.dtype(name)
+
+
+def _ml_dtypes(name: str) -> ModuleType:
+    return import_optional("ml_dtypes", f"hold {name} in NumPy", extra="files")
 
 
 def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -17,8 +17,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-import xxhash
-
+from d2ldev.files.format.checksums import xxh3_64
 from d2ldev.files.format.dtypes import BITS, NAMES
 
 MAX_LENGTH = 100_000_000
@@ -101,7 +100,7 @@ def check_sum(text: bytes, digits: str) -> None:
 
 def _sum_of(text: bytes, begin: int) -> str:
     """Return the checksum of a header whose own digits begin at ``begin``."""
-    checksum = xxhash.xxh3_64(len(text).to_bytes(8, "little"))
+    checksum = xxh3_64(len(text).to_bytes(8, "little"))
     view = memoryview(text)
     for part in (view[:begin], _ZEROS.encode(), view[begin + len(_ZEROS) :]):
         checksum.update(part)

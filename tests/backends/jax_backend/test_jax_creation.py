@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from d2ldev_jax import JaxFramework, devices, tensors
 
-from d2ldev import Backend, Memory, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+from d2ldev import Backend, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
 
 PLACES = [cpu(), gpu(0), gpu(1)]
 CREATORS = {
@@ -374,7 +374,7 @@ def test_where_the_limit_is_none_jax_is_waited_for(backend, stats, platform):
 
 @pytest.mark.parametrize(("nbytes", "is_large"), [(2**24, False), (2**30, True)])
 def test_the_cpu_has_the_machine_s_memory(backend, nbytes, is_large, monkeypatch):
-    monkeypatch.setattr(devices, "host_memory", lambda: Memory(0, 0, 2**40))
+    monkeypatch.setattr(devices, "memory_of_the_machine", lambda: 2**40)
     native = SimpleNamespace(memory_stats=lambda: None, platform="cpu")
     assert backend.framework.devices.is_large(nbytes, native) is is_large
     with pytest.raises(MemoryError, match=f"{2**40 + 1} bytes are wanted, and {2**40} are there"):

@@ -17,7 +17,14 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+from d2ldev import (
+    DeviceLog,
+    OutOfDeviceMemoryError,
+    PackageNotInstalledError,
+    UnsupportedValueError,
+    cpu,
+    gpu,
+)
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 TOO_MUCH = 1 << 50
@@ -282,6 +289,34 @@ def test_data_of_a_dtype_that_numpy_lacks_converts(torch_backend, name):
     x = torch_backend.asarray(np.array([1.5, -2], numpy_dtype(name)), dtype="float32")
     assert x.dtype is torch.float32
     assert x.tolist() == [1.5, -2]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda backend, x, path: backend.to_numpy(x),
+        lambda backend, x, path: backend.save({"x": x}, path),
+        lambda backend, x, path: backend.load(path),
+    ],
+    ids=["to_numpy", "save", "load"],
+)
+def test_a_dtype_that_numpy_lacks_needs_ml_dtypes(torch_backend, path, monkeypatch, name, use):
+    x = torch.ones(2).to(getattr(torch, name))
+    torch_backend.save({"x": x}, path)
+    before = path.read_bytes()
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(PackageNotInstalledError, match=f"cannot hold {name} in NumPy") as caught:
+        use(torch_backend, x, path)
+    assert caught.value.fix == "pip install 'd2ldev[files]'"
+    assert path.read_bytes() == before
+
+
+def test_moving_and_computing_in_bfloat16_needs_no_ml_dtypes(torch_backend, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    device = torch_backend.try_gpu()
+    x = torch_backend.to(torch_backend.asarray([1.5, 2], dtype="bfloat16"), device)
+    assert torch_backend.copy(x + x, device).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(

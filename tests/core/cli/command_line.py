@@ -11,8 +11,8 @@ import sys
 sys.modules.update(dict.fromkeys({FRAMEWORKS}))
 """
 _START = """
-from d2ldev.cli.main import main
-main()
+from d2ldev.cli import run_command
+run_command()
 """
 
 

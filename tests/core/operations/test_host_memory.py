@@ -3,7 +3,9 @@
 import sys
 from types import SimpleNamespace
 
-from d2ldev import Memory
+import pytest
+
+from d2ldev import Memory, PackageNotInstalledError
 from d2ldev.operations import devices
 
 
@@ -15,3 +17,12 @@ def test_elsewhere_than_on_linux_psutil_says_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", psutil)
     monkeypatch.setattr(devices.sys, "platform", "darwin")
     assert devices.host_memory() == Memory(1, None, 3)
+
+
+def test_elsewhere_than_on_linux_psutil_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    monkeypatch.setattr(devices.sys, "platform", "darwin")
+    with pytest.raises(PackageNotInstalledError, match=r"pip install 'd2ldev\[memory\]'"):
+        devices.host_memory()
+    # Nobody has asked for it who makes a tensor.
+    assert devices.memory_of_the_machine() is None

@@ -14,6 +14,7 @@ BUILT_IN_BASES = {
     "UnsupportedValueError": TypeError,
     "UnknownBackendError": ValueError,
     "BackendNotInstalledError": ImportError,
+    "PackageNotInstalledError": ImportError,
     "DeviceUnavailableError": RuntimeError,
     "DeviceMismatchError": RuntimeError,
     "ScopeError": RuntimeError,

@@ -319,7 +319,7 @@ def test_a_third_party_s_backend_is_not_said_to_be_an_extra_of_d2ldev(tmp_path):
     )
 
 
-def test_the_reference_backend_is_not_said_to_be_an_extra_of_d2ldev(tmp_path):
+def test_the_reference_backend_is_an_extra_of_d2ldev(tmp_path):
     make_backend(tmp_path, "reference", requires=["no_such_module"])
     code = """
         import d2ldev
@@ -328,7 +328,7 @@ def test_the_reference_backend_is_not_said_to_be_an_extra_of_d2ldev(tmp_path):
         except d2ldev.BackendNotInstalledError as error:
             show(error.fix)
     """
-    assert run_python(code, path=[tmp_path]) == ["pip install d2ldev"]
+    assert run_python(code, path=[tmp_path]) == ["pip install 'd2ldev[reference]'"]
 
 
 def test_a_folder_in_the_working_directory_is_no_framework(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from launched import together
 
 import d2ldev
-from d2ldev import BackendNotInstalledError, CSVLogger, TensorBoardLogger, Trainer
+from d2ldev import CSVLogger, PackageNotInstalledError, TensorBoardLogger, Trainer
 from d2ldev.errors import UnsupportedValueError
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
@@ -120,7 +120,7 @@ def test_a_history_of_nothing_is_refused_before_the_run(reference, tmp_path):
 def test_without_tensorboard_the_line_that_installs_it_is_named(monkeypatch, tmp_path):
     for name in ("tensorboard", "tensorboard.compat.proto.event_pb2"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BackendNotInstalledError, match="pip install tensorboard"):
+    with pytest.raises(PackageNotInstalledError, match="pip install tensorboard"):
         TensorBoardLogger(tmp_path)
 
 

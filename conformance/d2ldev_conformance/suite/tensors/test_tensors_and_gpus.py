@@ -183,6 +183,7 @@ def test_every_error_is_a_d2ldev_error_and_a_builtin_one():
         d2ldev.InvalidDeviceError: ValueError,
         d2ldev.UnknownBackendError: ValueError,
         d2ldev.BackendNotInstalledError: ImportError,
+        d2ldev.PackageNotInstalledError: ImportError,
         d2ldev.DeviceUnavailableError: RuntimeError,
         d2ldev.DeviceMismatchError: RuntimeError,
         d2ldev.OutOfDeviceMemoryError: MemoryError,
