@@ -11,7 +11,7 @@ from d2ldev.framework.training import state_refusal
 from d2ldev.operations.placing import place
 from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.training.losses import LOSSES
+from d2ldev_mxnet.training.losses import LOSSES, LOSSES_OF_CLASSES
 from d2ldev_mxnet.training.optimizers import made
 
 
@@ -37,6 +37,7 @@ class MXNetLearner(Learner):
         parameters = self._parameters()
         _check_parameters(model, parameters, is_trained=settings.optimizer is not None)
         self._loss = loss_among(settings, LOSSES)
+        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
         self._trainer = made(framework, settings, parameters)
 
     # -- model and optimizer ----------------------------------------------------------------------
@@ -158,7 +159,9 @@ class MXNetLearner(Learner):
             return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
         prediction = self._predicted(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
-        loss = self._loss(prediction, y)
+        labels = self.labels
+        are_all_classes = labels is not None and labels.are_all_among(prediction.shape[-1])
+        loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)
         shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
         check_loss(shape, loss, self.settings.loss)
         return loss, prediction

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,16 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     return _mean((prediction - _like(y, prediction)) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
+def _cross_entropy(
+    prediction: Tensor, y: Tensor, weights: Any = None, *, are_all_classes: bool = False
+) -> Tensor:
+    """Return the mean over the labels that are classes; 0 if none is.
+
+    Args:
+        prediction, y, weights: see ``loss_among``.
+        are_all_classes: whether the host has seen that all labels are.
+    """
+    _check_labels(prediction.shape, y.shape, y.dtype)
     prediction, y = _counted(prediction, y, weights)
     if y.dtype not in (np.int32, np.int64):
         # MXNet compares in the dtype of labels, in which 200 may be -56:
@@ -28,35 +37,54 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
         y = y.astype("int64")
     classes = prediction.shape[-1]
     if weights is None:
-        return _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
-    losses, counts = _cross_entropies(mx, prediction, y, classes)
+        number = None if are_all_classes else classes
+        return _mean_cross_entropy(number, threading.get_ident())(prediction, y)
+    losses = _cross_entropies(mx, prediction, y)
     weights = weights.reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
-    return _mean(losses, counts * weights.astype(losses.dtype))
+    weights = weights.astype(losses.dtype)
+    if not are_all_classes:
+        weights = _counts(mx, losses, y, classes) * weights
+    return _mean(losses, weights)
 
 
-def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> tuple[Any, Any]:
-    """Return the loss of each label, and 1 or 0: whether it is a class.
+@lru_cache(maxsize=128)  # a step looks only whether it knows the shapes
+def _check_labels(prediction: tuple[int, ...], y: tuple[int, ...], dtype: Any) -> None:
+    check_labels(prediction, y, np.dtype(dtype).name)
 
-    By MXNet's functions of arrays, or by those of symbols.
-    """
+
+# By MXNet's functions of arrays, or by those of symbols.
+
+
+def _cross_entropies(space: Any, prediction: Any, y: Any) -> Any:
+    """Return the loss of each label."""
     # ``pick`` takes a label that is out of range for the nearest class.
-    picked = space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
-    return -picked, space.np.ones_like(picked) * (space.np.mod(y, classes) == y)
+    return -space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
+
+
+def _counts(space: Any, losses: Any, y: Any, classes: int) -> Any:
+    """Return 1 or 0 for each label: whether it is a class."""
+    return space.np.ones_like(losses) * (space.np.mod(y, classes) == y)
 
 
 @lru_cache
-def _mean_cross_entropy(classes: int, _thread: int) -> Any:
+def _mean_cross_entropy(classes: int | None, _thread: int) -> Any:
     """Return a block that computes the mean cross-entropy in one call of MXNet's.
 
     Each thread has a block of its own: two threads must not call one at the same time.
+
+    Args:
+        classes: how many there are; None if all labels are known to be classes.
     """
 
-    # MXNet does not count a block with a prefix, and the names of the user's stay what they are.
     def mean(space: Any, prediction: Any, y: Any) -> Any:
-        losses, counts = _cross_entropies(space, prediction, y, classes)
+        losses = _cross_entropies(space, prediction, y)
+        if classes is None:
+            return losses.mean()
+        counts = _counts(space, losses, y, classes)
         # No number is less than 1 but 0, for which a loss of 0 is divided.
         return (losses * counts).sum() / space.np.maximum(counts.sum(), 1)
 
+    # MXNet does not count a block with a prefix, and the names of the user's stay what they are.
     block = mx.gluon.nn.HybridLambda(mean, prefix="")
     block.hybridize()
     return block
@@ -97,4 +125,13 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
 
 
-LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
+LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
+# Those of labels that are known to be classes.
+LOSSES_OF_CLASSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    **LOSSES,
+    "cross_entropy": partial(_cross_entropy, are_all_classes=True),
+}
