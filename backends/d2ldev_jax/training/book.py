@@ -18,7 +18,7 @@ from flax.training.train_state import TrainState
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.operations.steps import check_own_loss
-from d2ldev_jax.training.learner import clipped, named_optimizer
+from d2ldev_jax.training.learner import clipped, named_optimizer, update_named
 
 
 class BooksState(TrainState):
@@ -156,7 +156,8 @@ class BooksLearner(Learner):
         loss, variables = value if isinstance(value, tuple) else (value, {})
         if self.settings.gradient_clip_val:
             gradients = clipped(gradients, self.settings.gradient_clip_val)
-        state = self._trainer.state.apply_gradients(grads=gradients)
+        with update_named(self._trainer.state.tx):
+            state = self._trainer.state.apply_gradients(grads=gradients)
         state = state.replace(dropout_rng=jax.random.split(state.dropout_rng)[0])
         if state.batch_stats:
             state = state.replace(batch_stats=variables["batch_stats"])

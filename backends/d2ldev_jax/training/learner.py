@@ -11,6 +11,7 @@ The functions are compiled once for all models of one structure that are trained
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from inspect import signature
@@ -26,7 +27,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError, describe, shown
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, shown
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
@@ -328,6 +329,25 @@ def named_optimizer(settings: Settings) -> Any:
     return _OPTIMIZERS[optimizer](settings.lr) if isinstance(optimizer, str) else optimizer
 
 
+@contextmanager
+def update_named(optimizer: Any) -> Iterator[None]:
+    """Name an optimizer of optax whose update fails, while it is traced.
+
+    Such an update wants more than a step has: another gradient, a function, parameters of its own.
+    """
+    try:
+        yield
+    except D2LDevError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnsupportedValueError(
+            f"train with the optimizer {describe(optimizer)}",
+            "its update fails, which is given gradients, parameters, and the loss as value= if it "
+            f"takes more: {said(error)}",
+            "an optimizer whose update needs no more, such as optax.adam(0.1); or a loop by hand",
+        ) from error
+
+
 @lru_cache
 def _with_any_rate(name: str) -> optax.GradientTransformation:
     """Return an optimizer by its name, the same one each time: it is a part of the programs.
@@ -604,7 +624,8 @@ class _Steps:
             gradients = clipped(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         more = {"value": value} if takes_more else {}
-        optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
+        with update_named(optimizer.tx):
+            optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
         after = (
             _arrays(model, self.model_split, model_arrays),
             _arrays(optimizer, self.optimizer_split, optimizer_arrays),

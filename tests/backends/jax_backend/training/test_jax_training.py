@@ -130,6 +130,26 @@ def test_users_optimizers_train_on_the_device(backend, line, make):
     assert set(backend.placement(synced(learner)).values()) == {gpu(1)}
 
 
+WANTING_MORE = {
+    "a gradient elsewhere": lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05)),
+    "a function of the gradient": lambda: optax.contrib.sam(
+        optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True
+    ),
+    "a line search": optax.lbfgs,
+    "parameters of its own": lambda: optax.lookahead(optax.sgd(0.1), 2, 0.5),
+}
+
+
+@pytest.mark.parametrize("make", WANTING_MORE.values(), ids=WANTING_MORE)
+def test_an_optimizer_that_wants_more_than_a_step_has_is_refused(backend, line, make):
+    net, batch = line
+    before = np.array(net.layers[0].kernel[...])
+    learner = backend.learner(net, optimizer=make())
+    with pytest.raises(UnsupportedValueError, match=r"optimizer .*its update fails"):
+        learner.step(*batch)
+    assert np.array_equal(synced(learner)["model"].layers[0].kernel[...], before)
+
+
 def test_an_optimizer_with_state_goes_on_from_there(backend, line):
     net, batch = line
     learner = backend.learner(net, optimizer="momentum", lr=0.1)
