@@ -261,6 +261,12 @@ class TensorFlowTensors(Tensors):
         # TensorFlow copies arrays, and gives a scalar for what has no dimensions.
         return np.asarray(x.numpy())
 
+    def read(self, x: Tensor) -> np.ndarray[Any, Any]:
+        try:
+            return x._numpy_internal()  # private; without a copy
+        except AttributeError:  # of a variable, or of what is only traced
+            return self.to_numpy(x)
+
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, self.types):
             with tf.device(self._devices.native(self.device_of(x))):

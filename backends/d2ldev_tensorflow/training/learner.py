@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -21,7 +23,7 @@ from d2ldev.operations.programs import Programs
 from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
 from d2ldev_tensorflow.models import is_of_keras
 from d2ldev_tensorflow.training import compiled
-from d2ldev_tensorflow.training.losses import LOSSES, wide
+from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, wide
 from d2ldev_tensorflow.training.optimizers import made, scales
 from d2ldev_tensorflow.training.precision import computing_in, policy_of
 
@@ -55,6 +57,7 @@ class TensorFlowLearner(Learner):
         self._policy = policy_of(model, settings)
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, LOSSES)
+        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
         self._made = made(settings) if isinstance(settings.optimizer, str) else None
         self._users: WeakSet[TensorFlowLearner] = WeakSet()
         self._holding: Any = None
@@ -149,15 +152,16 @@ class TensorFlowLearner(Learner):
         self._users.add(self)
         self._program, self._holding = program, ref(self) if is_named else None
         self._stepping = program.optimizer if is_named else self._optimizer
-        self._step, self._accumulate, self._apply = program.step, program.accumulate, program.apply
-        self._evaluate, self._forward = program.evaluate, program.forward
+        self._steps, self._accumulations = program.steps, program.accumulations
+        self._evaluations = program.evaluations
+        self._apply, self._forward = program.apply, program.forward
         runs_eagerly = getattr(self._model, "run_eagerly", False)
         if runs_eagerly:
             self._forward = self._alone
         if runs_eagerly or self.settings.methods is not None:
             # The model's own methods may draw and print what they compute, as in D2L.
-            self._step, self._accumulate = self._train, self._added
-            self._evaluate = self._measure
+            self._steps, self._accumulations = (self._train,) * 2, (self._added,) * 2
+            self._evaluations = (self._measure,) * 2
         self._sums = placing.place(self._framework, self._sums, self._device)
         self._flags = flags
         self._is_ready = True
@@ -287,13 +291,14 @@ class TensorFlowLearner(Learner):
         if self._program.holder is not self._holding:
             self._hold()
         if self.settings.accumulate > 1:
-            loss, prediction, self._sums = self._accumulate(self._sums, *inputs, y)
+            accumulate = self._accumulations[self._are_classes()]
+            loss, prediction, self._sums = accumulate(self._sums, *inputs, y)
             self.pending += 1
             if self.pending == self.settings.accumulate:
                 self.flush()
             return loss, prediction
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
-        loss, prediction = self._step(*inputs, y)
+        loss, prediction = self._steps[self._are_classes()](*inputs, y)
         return loss, prediction
 
     def flush(self) -> None:
@@ -306,8 +311,16 @@ class TensorFlowLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
-        loss, prediction = self._evaluate(*inputs, y)
+        loss, prediction = self._evaluations[self._are_classes()](*inputs, y)
         return loss, prediction
+
+    def _are_classes(self) -> bool:
+        """Tell whether the host has seen that all labels of the batch are classes."""
+        labels, program = self.labels, self._program
+        if labels is None or not labels.are_all_among(program.classes):
+            return False
+        program.greatest = labels.greatest
+        return True
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if not self._is_ready:
@@ -408,7 +421,12 @@ class TensorFlowLearner(Learner):
 
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
         """Return the loss with what layers add, such as regularization, as Keras' ``fit`` does."""
-        loss = self._loss(prediction, y)
+        loss_of = self._loss
+        if type(y) is _Classes:
+            y = y.labels
+            if self._program.admits(prediction.shape):
+                loss_of = self._loss_of_classes
+        loss = loss_of(prediction, y)
         check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
         added = self._model.losses if self._is_layer else []
         return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
@@ -430,6 +448,13 @@ def _flags_of(flagged: list[Any]) -> list[bool]:
 # -- traced functions -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Classes:
+    """Labels that the host has seen, in what is traced for them."""
+
+    labels: Any
+
+
 class _Program:
     """What is traced for all learners that train one model in one way.
 
@@ -442,6 +467,10 @@ class _Program:
     Attributes:
         users: these learners.
         holder: a reference to the learner whose state the optimizer has; None if it has none.
+        classes: the least number of classes for which a loss without a mask is traced.
+        greatest: the greatest label of the batch that is computed with, where all are known.
+        steps, accumulations, evaluations: for any labels, and for those that are all classes. They
+            compute the same numbers.
     """
 
     def __init__(self, optimizer: Any, tensors: list[Any]) -> None:
@@ -449,10 +478,12 @@ class _Program:
         self.tensors = tensors
         self.users: WeakSet[TensorFlowLearner] = WeakSet()
         self.holder: Any = None
-        self.step = _traced(self.users, TensorFlowLearner._train)
-        self.accumulate = _traced(self.users, TensorFlowLearner._added)
+        self.classes = sys.maxsize
+        self.greatest = 0
+        self.steps = _traced_twice(self.users, TensorFlowLearner._train)
+        self.accumulations = _traced_twice(self.users, TensorFlowLearner._added)
+        self.evaluations = _traced_twice(self.users, TensorFlowLearner._measure)
         self.apply = _traced(self.users, TensorFlowLearner._applied)
-        self.evaluate = _traced(self.users, TensorFlowLearner._measure)
         self.forward = _traced(self.users, TensorFlowLearner._alone)
         # What is no scalar begins with 0 in each optimizer that has a name.
         variables = [] if optimizer is None else optimizer.variables
@@ -463,6 +494,18 @@ class _Program:
         for variable, begun in zip(self.optimizer.variables, self._begun, strict=True):
             variable.assign(tf.zeros_like(variable.value) if begun is None else begun)
         self.optimizer.learning_rate.assign(learning_rate)
+
+    def admits(self, shape: tf.TensorShape) -> bool:
+        """Tell whether a loss without a mask may be traced for a prediction of such a shape.
+
+        How many classes there are is known only now. If not all labels are classes, or the number
+        of classes may vary, what is traced has the mask.
+        """
+        classes = shape[-1] if shape.rank else None
+        if classes is None or self.greatest >= classes:
+            return False
+        self.classes = min(self.classes, classes)
+        return True
 
 
 _PROGRAMS: Programs[_Program] = Programs(64, ignored=("_called", "_variable_read"))
@@ -476,6 +519,16 @@ def _traced(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> An
     # TensorFlow counts the traces of a function in all its objects, and warns; those of a partial
     # it does not mix up.
     return tf.function(partial(call), autograph=False)
+
+
+def _traced_twice(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
+    """Return what is traced for any labels, and for labels that are all classes."""
+
+    def of_classes(learner: TensorFlowLearner, *operands: Any) -> Any:
+        *others, y = operands
+        return method(learner, *others, _Classes(y))
+
+    return _traced(users, method), _traced(users, of_classes)
 
 
 def _copy_state(source: Any, target: Any) -> None:

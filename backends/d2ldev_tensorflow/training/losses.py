@@ -31,6 +31,18 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
     return _mean(losses, counts)
 
 
+def _cross_entropy_of_classes(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    """Return the same, to the last bit, of labels that are all classes; sooner without weights."""
+    if weights is not None:
+        return _cross_entropy(prediction, y, weights)
+    check_labels(prediction.shape, y.shape, y.dtype.name)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=tf.cast(y, tf.int64), logits=wide(prediction)
+    )
+    # TensorFlow's optimizer would multiply by the reciprocal of a constant that ``/`` divides by.
+    return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
+
+
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     logits, y = _of_one_shape(prediction, y, weights)
     return _mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits), weights)
@@ -67,6 +79,8 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
 
 
 LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
+# Those of labels that are known to be classes.
+LOSSES_OF_CLASSES = {**LOSSES, "cross_entropy": _cross_entropy_of_classes}
 
 
 def wide(prediction: Tensor) -> Tensor:

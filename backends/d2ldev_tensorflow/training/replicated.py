@@ -111,8 +111,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         super()._get_ready(device)
         for optimizer in all_optimizers(self._optimizer):  # it has its variables only now
             _check_optimizer(optimizer, len(self._devices))
-        self._step = self._together(self._train, takes_parts=True)
-        self._accumulate = self._together(self._added, takes_parts=True)
+        self._steps = (self._together(self._train, takes_parts=True),) * 2
+        self._accumulations = (self._together(self._added, takes_parts=True),) * 2
         self._apply = self._together(self._applied, takes_parts=False)
         self._mirrored = {}
 
@@ -277,6 +277,9 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         assert self.portion is not None
         # A tensor: what is traced holds for any number.
         return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
+
+    def _are_classes(self) -> bool:
+        return False  # each process knows its own labels alone, and all have to run the same
 
     def _get_ready(self, device: Device | None) -> None:
         super()._get_ready(device)

@@ -87,6 +87,15 @@ def test_a_second_fit_with_the_same_trainer_traces_nothing(backend, net, train, 
     assert traces() == 0
 
 
+def test_a_second_fit_on_labels_traces_nothing(net, train, traces):
+    labels = [np.zeros(4, "int64"), np.array([0, -100, 0, 0])]
+    data = [(X[:4], y) for y in [*labels, *labels]]
+    train(net, data=data, loss="cross_entropy")
+    assert traces() == 3  # a step for each kind of labels, and an evaluation
+    train(net, data=data, loss="cross_entropy")
+    assert traces() == 0
+
+
 def test_a_new_trainer_traces_nothing(backend, net, train, traces):
     first = Trainer(2, backend=backend)
     train(net, first)
