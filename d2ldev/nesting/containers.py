@@ -94,7 +94,10 @@ def container_of(cls: type) -> Container | None:
     if cls in _EXACT:
         return _EXACT[cls]
     if issubclass(cls, Mapping):
-        return Container(lambda x: x.values(), iter, _mapping_rebuild)
+        # Of most classes without a call of Python's.
+        is_dict = getattr(cls, "values", None) is dict.values
+        children = dict.values if is_dict else lambda x: x.values()
+        return Container(children, iter, _mapping_rebuild)
     if issubclass(cls, tuple):
         rebuild = _tuple_rebuild(cls)
         if is_namedtuple(cls):
@@ -143,14 +146,10 @@ def with_attributes(cls: type, items: Container, has_tensors: Callable[[Any], bo
             found = {name: value for name, value in found.items() if not _is_storage(value, known)}
         return found
 
-    children_of: Callable[[Any], Iterable[Any]] = items.children
-    if getattr(cls, "values", None) is dict.values:  # without a call of Python's
-        children_of = dict.values
-
     def children(x: Any) -> Iterable[Any]:
         # Most have none.
         found = beside(x) if own or x.__dict__ else None
-        return [*children_of(x), *found.values()] if found else children_of(x)
+        return [*items.children(x), *found.values()] if found else items.children(x)
 
     def labels(x: Any) -> Iterable[object]:
         found = beside(x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from numbers import Number
-from typing import Any
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 from d2ldev.errors import UnsupportedValueError, describe
@@ -20,6 +20,7 @@ from d2ldev.nesting.containers import (
 )
 
 
+@final
 class Kind:
     """What a value is to a walk, when it is no container."""
 

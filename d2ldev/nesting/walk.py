@@ -73,16 +73,18 @@ def every(
             if ask(x) is not answer:
                 return False
         elif kind is not PLAIN:
-            budget[0] -= 1
+            left = budget[0] = budget[0] - 1
             # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children``
             # is.
             if kind is DICT:
                 x = x.values()
             elif kind is not LIST and kind is not TUPLE:
-                if isinstance(kind, Kind):
+                if type(kind) is Kind:
                     return False
-                x = kind.children(x)
-            if budget[0] < 0 or not every(x, kinds, ask, answer, budget):
+                items = kind.items
+                # A class that is derived from a container mostly has no attributes.
+                x = kind.children(x) if items is None or x.__dict__ else items.children(x)
+            if left < 0 or not every(x, kinds, ask, answer, budget):
                 return False
     return True
 

@@ -46,6 +46,7 @@ class Whole:
     Attributes:
         length: how many examples it has.
         has_sequences: whether there are sequences of examples in it.
+        has_marks: whether there may be a ``Broadcast`` in it.
 
     Raises:
         UnsupportedValueError: if it has not one number of examples, or something in it does not
@@ -56,7 +57,8 @@ class Whole:
         self._framework, self._attempted, self._kinds = framework, attempted, framework.kinds
         # Its tensors, where nothing but tensors with the same first axis is in it.
         self._rows_alone: list[Tensor] | None = None
-        if self._is_of_rows(batch):
+        self.has_marks = not self._is_of_rows(batch)
+        if not self.has_marks:
             return
         self._batch = moving.on_the_host(framework, batch)
         # It also refuses what cannot be walked, such as a cycle.

@@ -98,7 +98,9 @@ def _parts(
     for number, device in enumerate(devices):
         operands, count = whole.part(number, len(devices), is_filled=is_filled, model=model)
         share = count / whole.length if whole.length else 0.0
-        there = unmarked(moving.to(framework, operands, device), framework.kinds)
+        there = moving.to(framework, operands, device)
+        if whole.has_marks:
+            there = unmarked(there, framework.kinds)
         parts.append(Part(there, count, share))
     return parts
 
