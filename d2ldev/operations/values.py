@@ -210,7 +210,8 @@ def _plain(number: Any) -> Any:
 
 def _refusal(framework: Framework, number: Any, name: str, attempted: str) -> UnsupportedValueError:
     tensors, fix = framework.tensors, "another dtype"
-    for wide in _USUAL:
+    # Of the same kind or a wider one: a float stays a float.
+    for wide in (each for each in _USUAL if _kind(each) >= _kind(name)):
         switch = tensors.dtype_fix(wide)
         if _holds(wide, number) and (wide in tensors.dtype_names or switch):
             is_there = wide in tensors.dtype_names

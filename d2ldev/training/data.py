@@ -92,6 +92,8 @@ class ArrayLoader:
         number, examples = len(self._columns), len(self._columns[0].values)
         arrays = "1 array" if number == 1 else f"{number} arrays"
         options = f"batch_size={self._batch_size}, shuffle={self._shuffle}"
+        options += f", seed={self._seed}" if self._shuffle else ""
+        options += ", drop_last=True" if self._drop_last else ""
         part = f", part {self._rank} of {self._size}" if self._size > 1 else ""
         return f"ArrayLoader({arrays} of {examples} examples, {options}{part})"
 

@@ -615,3 +615,23 @@ def test_both_sides_of_every_row_of_the_peers_give_the_same():
     rows = peer_rows("torch")
     assert len(rows) > 10
     assert [row for row in rows if row[2] != row[3]] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "wide"),
+    [
+        (70000.0, torch.float16, "float32"),
+        (70000, torch.float16, "float32"),
+        (1e300, torch.complex64, "complex128"),
+        (300, torch.uint8, "int32"),
+        (0.5, torch.int32, "float32"),
+        (2, torch.bool, "int32"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_given_a_dtype_of_its_kind(
+    torch_backend, number, dtype, wide
+):
+    with pytest.raises(UnsupportedValueError) as caught:
+        torch_backend.full((1,), number, like=torch.ones(1, dtype=dtype))
+    assert caught.value.fix == f"dtype='{wide}'"
+    torch_backend.full((1,), number, dtype=wide)

@@ -43,7 +43,11 @@ LINES = {
     ),
     "a loader": (
         lambda _: ArrayLoader(np.ones((5, 2)), np.ones(5), batch_size=2, shuffle=True),
-        "ArrayLoader(2 arrays of 5 examples, batch_size=2, shuffle=True)",
+        "ArrayLoader(2 arrays of 5 examples, batch_size=2, shuffle=True, seed=0)",
+    ),
+    "a loader of full batches": (
+        lambda _: ArrayLoader(np.ones(5), batch_size=2, shuffle=True, seed=7, drop_last=True),
+        "ArrayLoader(1 array of 5 examples, batch_size=2, shuffle=True, seed=7, drop_last=True)",
     ),
     "a part": (
         lambda _: ArrayLoader(np.ones(5), batch_size=2).sharded(1, 2),
