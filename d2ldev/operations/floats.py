@@ -44,34 +44,41 @@ class Cast:
         self._kinds, self._dtype_of = framework.kinds, framework.tensors.dtype_of
         self.others: dict[str, None] = {}
         self.has_met_data = False
-        # NumPy's dtypes that stay. To look one up costs less than to ask for its name.
+        # Dtypes that stay, of NumPy and by their names. To look one up costs less than to ask.
         self._staying: set[np.dtype[Any]] = set()
+        self._names: set[str] = set()
+
+    def keeps(self, batch: Any) -> bool:
+        """Tell whether a batch is seen to stay as it is; that of a common one costs no walk."""
+        if type(batch) is not tuple and type(batch) is not list:
+            return False
+        for x in batch:
+            if type(x) is np.ndarray:
+                if x.dtype not in self._staying and self._is_other(x):
+                    return False
+            elif self._kinds[type(x)] is TENSOR:
+                if (name := self._dtype_of(x)) not in self._names:
+                    if self._differs(x):
+                        return False
+                    self._names.add(name)
+            elif self._kinds[type(x)] is not PLAIN:
+                return False
+        return True
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch, itself where all floats are of the dtype."""
-        if type(batch) is tuple or type(batch) is list:  # the common batch, without a walk
-            for x in batch:
-                if self._is_other(x):
-                    break
-            else:
-                return batch
         flat = flatten(batch, self._kinds, "train on a batch")
         leaves = {**flat.tensors, **flat.others}
         if not self.has_met_data:
             self.has_met_data = not all(map(_is_of_numbers, flat.others.values()))
         return flat.unflatten({key: self._cast(x) for key, x in leaves.items() if self._differs(x)})
 
-    def _is_other(self, x: Any) -> bool:
-        """Tell whether a child of a batch may need a cast, also deep within it."""
-        if type(x) is np.ndarray:
-            if x.dtype in self._staying:
-                return False
-            if not _is_of_numbers(x) or self._differs(x):
-                return True
-            self._staying.add(x.dtype)
-            return False
-        kind = self._kinds[type(x)]
-        return self._differs(x) if kind is TENSOR else kind is not PLAIN
+    def _is_other(self, x: np.ndarray[Any, Any]) -> bool:
+        """Tell whether an array may need a cast; remember a dtype that stays."""
+        if not _is_of_numbers(x) or self._differs(x):
+            return True
+        self._staying.add(x.dtype)
+        return False
 
     def _differs(self, x: Any) -> bool:
         if self._kinds[type(x)] is TENSOR:

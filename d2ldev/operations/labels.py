@@ -120,57 +120,51 @@ def check(framework: Framework, learner: Learner) -> Learner:
 def _looking(cls: type[Learner]) -> type[Learner]:
     """Return a class of learners that look at the labels of their batches."""
 
-    def step(self: Any, inputs: tuple[Any, ...], y: Any) -> Any:
-        return self._watch.computed(self, cls.step, inputs, y)
+    def looking(name: str) -> Callable[..., Any]:
+        def compute(self: Any, inputs: tuple[Any, ...], y: Any) -> Any:
+            labels, is_traced = self.labels, False
+            if labels is None:
+                try:
+                    self.labels = labels = look_at(self._watch.framework, y)
+                except UnsupportedValueError:  # it has no device, because it is only traced
+                    is_traced = True
+            try:
+                found = getattr(cls, name)(self, inputs, y)
+            finally:
+                self.labels = None
+            if labels is not None:
+                _check_range(labels.least, labels.greatest, found[1].shape[-1])
+            elif not is_traced:
+                self._watch.note(y, found[1].shape[-1])
+            return found
 
-    def evaluate(self: Any, inputs: tuple[Any, ...], y: Any) -> Any:
-        return self._watch.computed(self, cls.evaluate, inputs, y)
+        return compute
 
     def check_labels(self: Any) -> None:
         self._watch.read()
 
-    methods = {"step": step, "evaluate": evaluate, "check_labels": check_labels}
-    return type(cls.__name__, (cls,), {**methods, "__module__": cls.__module__})
+    methods: dict[str, Any] = {name: looking(name) for name in ("step", "evaluate")}
+    methods |= {"check_labels": check_labels, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), methods)
 
 
 class _Watch:
-    """What is known of the labels of a learner.
+    """The ranges of labels that a learner has met on a device.
 
     Args:
         framework: of the learner.
     """
 
     def __init__(self, framework: Framework) -> None:
-        self._framework = framework
+        self.framework = framework
         # The ranges of labels on a device, and the number of classes of each.
         self._ranges: list[Any] = []
         self._classes: list[int] = []
 
-    def computed(
-        self, learner: Learner, method: Callable[..., Any], inputs: tuple[Any, ...], y: Any
-    ) -> Any:
-        """Return what a method of the learner does, and look at the labels of its batch."""
-        labels, is_traced = learner.labels, False
-        if labels is None:
-            try:
-                learner.labels = labels = look_at(self._framework, y)
-            except UnsupportedValueError:  # it has no device, because it is only traced
-                is_traced = True
-        try:
-            found = method(learner, inputs, y)
-        finally:
-            learner.labels = None
-        classes = found[1].shape[-1]
-        if labels is None:
-            if not is_traced:
-                self._note(y, classes)
-        elif labels.least < 0 or labels.greatest >= classes:
-            raise _refusal(labels.least, labels.greatest, classes)
-        return found
-
-    def _note(self, y: Any, classes: int) -> None:
+    def note(self, y: Any, classes: int) -> None:
+        """Note the range of labels that are on a device, and of how many classes they are."""
         y, weights = y if isinstance(y, Weighted) else (y, None)
-        self._ranges.append(self._framework.training.label_range(y, weights))
+        self._ranges.append(self.framework.training.label_range(y, weights))
         self._classes.append(classes)
         if len(self._ranges) >= _MOST_PENDING:
             self.read()
@@ -181,20 +175,21 @@ class _Watch:
         self._ranges, self._classes = [], []
         if not ranges:
             return
-        tensors = self._framework.tensors
+        tensors = self.framework.tensors
         for (least, greatest), number in zip(
             tensors.to_numpy(tensors.stack(ranges)).tolist(), classes, strict=True
         ):
-            if least < 0 or greatest >= number:
-                raise _refusal(least, greatest, number)
+            _check_range(least, greatest, number)
 
 
-def _refusal(least: int, greatest: int, classes: int) -> UnsupportedValueError:
+def _check_range(least: int, greatest: int, classes: int) -> None:
+    if least >= 0 and greatest < classes:
+        return
     wrong = least if least < 0 else greatest
     fix = f"labels from 0 to {classes - 1}, or {NO_LABEL} for what has none"
     if wrong > 0:
         fix = f"a model with at least {wrong + 1} classes, or {fix}"
-    return UnsupportedValueError(
+    raise UnsupportedValueError(
         f"train on a batch with the label {wrong}",
         f"its prediction has {classes} classes; the label was left out, like {NO_LABEL}",
         fix,

@@ -52,7 +52,8 @@ class Entry:
 
     def arrived(self, batch: Any) -> Any:
         """Return a batch that is on the device, and was changed since ``of`` has seen it."""
-        return batch if self._cast is None else self._with_floats(batch, self._cast)
+        cast = self._cast
+        return batch if cast is None or cast.keeps(batch) else self._with_floats(batch, cast)
 
     @property
     def is_complete(self) -> bool:
@@ -63,11 +64,12 @@ class Entry:
         return self._cast is None or not (self._is_pipeline or self._cast.has_met_data)
 
     def _looked_at(self, data: Iterable[Any]) -> Iterator[Any]:
+        cast, has_labels = self._cast, self._has_labels
         with closed_after(spared(data)) as source:
             for batch in source:
-                if self._cast is not None:
-                    batch = self._with_floats(batch, self._cast)
-                if self._has_labels:
+                if cast is not None and not cast.keeps(batch):
+                    batch = self._with_floats(batch, cast)
+                if has_labels:
                     self._seen.append(self._labels(batch))
                 # Nothing is kept while the batch is in use.
                 drawn = [batch]
