@@ -88,8 +88,8 @@ class JaxDevices(Devices):
         """
         return None
 
-    def counted(self) -> int:
-        """Return how many CUDA GPUs JAX will find, as far as the driver can say."""
+    def counted(self) -> int | None:
+        """Return how many CUDA GPUs JAX will find, without initialising it; None if unknown."""
         return 0
 
     def cpus(self) -> list[jax.Device]:
@@ -225,7 +225,11 @@ class HardwareDevices(JaxDevices):
         is_asked = is_initialized() or self._may_use("rocm") or self._may_use("tpu")
         if not is_asked:
             self._let_memory_grow()  # who has counted the GPUs may go on without d2ldev
-        number = len(self.gpus()) if is_asked else self.counted()
+        number = None if is_asked else self.counted()
+        if number is None:
+            number = len(self.gpus())
+            if number and not is_asked:
+                nvml.warn_of_context("jax")
         if self._failure is not None:
             raise DeviceUnavailableError("use the GPUs", *self._failure)
         if not number and self._may_use("cuda"):
@@ -304,16 +308,18 @@ class HardwareDevices(JaxDevices):
 
     def seen_by(self, local_rank: int) -> list[int] | None:
         # A launcher may show each process its own GPU only.
-        return [local_rank] if 1 < self.counted() > local_rank else None
+        return [local_rank] if 1 < (self.counted() or 0) > local_rank else None
 
-    def counted(self) -> int:
+    def counted(self) -> int | None:
         if not self._may_use("cuda"):
             return 0
         try:
-            cards = nvml.visible_cards() or []
+            cards = nvml.visible_cards()
         except DeviceUnavailableError as error:
             self._failure = error.problem, error.fix
             return 0
+        if cards is None:
+            return None
         visible = jax.config.values.get("jax_cuda_visible_devices", "all")
         return len(cards) if visible == "all" else min(len(cards), len(visible.split(",")))
 

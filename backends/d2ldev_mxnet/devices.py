@@ -45,7 +45,15 @@ class MXNetDevices(Devices):
     def count(self) -> int:
         if self._virtual_gpus is not None:
             return self._virtual_gpus
-        return len(nvml.visible_cards() or ()) if has_cuda() else 0
+        if not has_cuda():
+            return 0
+        cards = nvml.visible_cards()
+        if cards is not None:
+            return len(cards)
+        number = int(mx.context.num_gpus())
+        if number:
+            nvml.warn_of_context("mxnet")
+        return number
 
     def native(self, device: Device) -> mx.Context:
         if device is CPU:

@@ -104,14 +104,17 @@ class TensorFlowDevices(Devices):
     def _counted(self) -> int:
         if has_started():
             return len(own_devices("GPU"))
-        if tf.test.is_built_with_cuda() and context()._physical_devices is None:
-            cards = nvml.visible_cards()
-            if cards is not None:
-                return len(cards)
-        return sum(
+        is_first = tf.test.is_built_with_cuda() and context()._physical_devices is None
+        cards = nvml.visible_cards() if is_first else None
+        if cards is not None:
+            return len(cards)
+        number = sum(
             len(tf.config.get_logical_device_configuration(card) or [card])
             for card in tf.config.get_visible_devices("GPU")
         )
+        if is_first and number:
+            nvml.warn_of_context("tensorflow")
+        return number
 
     def native(self, device: Device) -> DeviceName:
         if device in self._names:

@@ -2,7 +2,8 @@
 
 Frameworks count GPUs by initialising CUDA, after which no forked process can use one:
 https://github.com/jax-ml/jax/issues/18852, https://github.com/tensorflow/tensorflow/issues/57877.
-NVML counts them without initialising it.
+NVML counts them without initialising it. NVIDIA's own package for it, ``nvidia-ml-py``, comes with
+the extras for CUDA; where it is missing, a framework has to count, and says what that costs.
 """
 
 from __future__ import annotations
@@ -11,27 +12,22 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
+from d2ldev.dependencies import import_optional
+from d2ldev.errors import (
+    DeviceInitializationWarning,
+    DeviceUnavailableError,
+    PackageNotInstalledError,
+    warn,
+)
 from d2ldev.settings import number_in
 
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, which comes with no wheel."""
 
-_LIBRARY = "libnvidia-ml.so.1"
-_NOT_SUPPORTED = 3
-_DRIVER_NOT_LOADED = 9
-_CLOCK_OF_MEMORY = 2
-_UUID_BYTES = 96
-
-
-# Of ``nvml.h``: ``nvmlMemory_t`` is total, free and used bytes, and ``nvmlUtilization_t`` the per
-# cent of the GPU and of its memory.
-_Memory = ctypes.c_ulonglong * 3
-_Utilisation = ctypes.c_uint * 2
 # Transfers a second of a lane of PCI Express, of each generation from the first, one bit in each.
 _TRANSFERS = (2.5e9, 5e9, 8e9, 16e9, 32e9, 64e9)
 
@@ -63,26 +59,29 @@ class Bandwidth(NamedTuple):
 
 @lru_cache(1)
 def cards() -> list[Card] | None:
-    """Return the GPUs of the machine, in NVML's order; None without NVIDIA's driver.
+    """Return the GPUs of the machine, in NVML's order; empty without NVIDIA's driver.
+
+    Returns:
+        The GPUs; None if NVML cannot be asked: without ``nvidia-ml-py``, or where a container has
+        the driver and not its management library.
 
     Raises:
         DeviceUnavailableError: if the driver fails, as one does whose library was updated without
             a restart.
     """
+    if not has_driver():
+        return []
     try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError:
+        nvml: Any = import_optional("pynvml", "count NVIDIA's GPUs", extra="cuda")
+    except PackageNotInstalledError:
         return None
-    status = library.nvmlInit_v2()
-    if status == _DRIVER_NOT_LOADED:
-        return None
-    _check(status)
     try:
-        count = ctypes.c_uint()
-        _check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
-        return [_card(library, index) for index in range(count.value)]
-    finally:
-        library.nvmlShutdown()
+        with _opened(nvml):
+            return [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError_LibraryNotFound:
+        return None
+    except nvml.NVMLError_DriverNotLoaded:
+        return []
 
 
 @cache
@@ -115,8 +114,23 @@ def warn_without_driver(framework: str) -> None:
         )
 
 
+@cache
+def warn_of_context(framework: str) -> None:
+    """Say, once, that a framework counts its GPUs by initialising CUDA.
+
+    Args:
+        framework: its name.
+    """
+    warn(
+        f"{framework} initialises CUDA to count its GPUs, and a process that is forked afterwards "
+        "cannot use them: NVIDIA's management library cannot be asked. fix: "
+        "pip install 'd2ldev[cuda]', and in a container NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        DeviceInitializationWarning,
+    )
+
+
 def visible_cards() -> list[Card] | None:
-    """Return those of ``cards`` that CUDA will show this process; None without NVIDIA's driver.
+    """Return those of ``cards`` that CUDA will show this process; None if NVML cannot be asked.
 
     They are the ones that ``CUDA_VISIBLE_DEVICES`` names before its first invalid name.
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
@@ -166,18 +180,18 @@ def uuid_of(index: int) -> str | None:
 def utilisation_of(index: int) -> int | None:
     """Return the per cent of the last second or less in which a visible GPU ran a kernel.
 
-    None without NVIDIA's driver, if it does not say, and if it is not known which card it is.
+    None if NVML cannot be asked, if it does not say, and if it is not known which card it is.
 
     Raises:
         DeviceUnavailableError: if the driver fails.
     """
-    with _asked(index) as (library, handle):
-        used = _Utilisation()
-        is_known = (
-            library is not None
-            and library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)) == 0
-        )
-        return int(used[0]) if is_known else None
+    with _asked(index) as (nvml, handle):
+        if nvml is None:
+            return None
+        try:
+            return int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except nvml.NVMLError:
+            return None
 
 
 def bandwidth_of(index: int) -> Bandwidth:
@@ -188,15 +202,15 @@ def bandwidth_of(index: int) -> Bandwidth:
     Raises:
         DeviceUnavailableError: if the driver fails.
     """
-    with _asked(index) as (library, handle):
-        if library is None:
+    with _asked(index) as (nvml, handle):
+        if nvml is None:
             return Bandwidth(None, None)
-        clock = _number(library, "nvmlDeviceGetMaxClockInfo", handle, _CLOCK_OF_MEMORY)
-        lines = _number(library, "nvmlDeviceGetMemoryBusWidth", handle)
+        clock = _number(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
+        lines = _number(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
         # That of the GPU alone: a virtual machine may describe its bus wrongly.
-        generation = _number(library, "nvmlDeviceGetGpuMaxPcieLinkGeneration", handle) or 0
-        lanes = _number(library, "nvmlDeviceGetMaxPcieLinkWidth", handle)
-        is_known = 0 < generation <= len(_TRANSFERS) and not _may_have_another_link(library, handle)
+        generation = _number(nvml, "nvmlDeviceGetGpuMaxPcieLinkGeneration", handle) or 0
+        lanes = _number(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle)
+        is_known = 0 < generation <= len(_TRANSFERS) and not _may_have_another_link(nvml, handle)
         return Bandwidth(
             2e6 * clock * lines / 8 if clock and lines else None,
             _TRANSFERS[generation - 1] * lanes / 8 if lanes and is_known else None,
@@ -204,35 +218,54 @@ def bandwidth_of(index: int) -> Bandwidth:
 
 
 @contextmanager
+def _opened(nvml: Any) -> Iterator[None]:
+    try:
+        nvml.nvmlInit()
+        try:
+            yield
+        finally:
+            nvml.nvmlShutdown()
+    except (nvml.NVMLError_LibraryNotFound, nvml.NVMLError_DriverNotLoaded):
+        raise
+    except nvml.NVMLError as error:
+        raise DeviceUnavailableError(
+            "count NVIDIA's GPUs",
+            f"the driver answers NVML with an error: {error}",
+            "restart the machine if the driver was updated; nvidia-smi says what is wrong",
+        ) from error
+
+
+@contextmanager
 def _asked(index: int) -> Iterator[tuple[Any, Any]]:
-    """Open NVML for a question about a visible GPU: the library and its handle, None if unknown."""
+    """Open NVML for a question about a visible GPU: the module and its handle, None if unknown."""
     card = _visible_card(index)
     if card is None:
         yield None, None
         return
-    library, handle = ctypes.CDLL(_LIBRARY), ctypes.c_void_p()
-    _check(library.nvmlInit_v2())
-    try:
-        is_found = library.nvmlDeviceGetHandleByUUID(card.uuid.encode(), ctypes.byref(handle)) == 0
-        yield (library, handle) if is_found else (None, None)
-    finally:
-        library.nvmlShutdown()
+    nvml: Any = import_optional("pynvml", "ask NVIDIA's driver about a GPU", extra="cuda")
+    with _opened(nvml):
+        handle = None
+        with suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
+        yield (None, None) if handle is None else (nvml, handle)
 
 
-def _number(library: Any, question: str, handle: Any, *options: int) -> int | None:
+def _number(nvml: Any, question: str, handle: Any, *options: int) -> int | None:
     """Return a number that NVML knows of a GPU; None if it does not, or has no such question."""
-    answer, ask = ctypes.c_uint(), getattr(library, question, None)
-    is_known = ask is not None and ask(handle, *options, ctypes.byref(answer)) == 0
-    return answer.value if is_known else None
+    try:
+        return int(getattr(nvml, question)(handle, *options))
+    except nvml.NVMLError:
+        return None
 
 
-def _may_have_another_link(library: Any, handle: Any) -> bool:
+def _may_have_another_link(nvml: Any, handle: Any) -> bool:
     """Return whether NVLink-C2C may link it to the host; old drivers cannot be asked."""
-    answer, ask = ctypes.c_uint(), getattr(library, "nvmlDeviceGetC2cModeInfoV", None)
-    if ask is None:
+    try:
+        return bool(nvml.nvmlDeviceGetC2cModeInfoV(handle).isC2cEnabled)
+    except nvml.NVMLError_NotSupported:
+        return False
+    except nvml.NVMLError:
         return True
-    status = ask(handle, ctypes.byref(answer))
-    return status != _NOT_SUPPORTED and bool(status or answer.value)
 
 
 def _visible_card(index: int) -> Card | None:
@@ -253,20 +286,10 @@ def _named(all_cards: list[Card], name: str) -> Card | None:
     return found[0] if len(found) == 1 else None
 
 
-def _card(library: ctypes.CDLL, index: int) -> Card:
-    handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
-    _check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
-    _check(library.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES))
-    memory = _Memory()
-    # A GPU that shares the host's memory has none of its own.
-    is_known = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-    return Card(uuid.value.decode(), int(memory[0]) if is_known else None)
-
-
-def _check(status: int) -> None:
-    if status:
-        raise DeviceUnavailableError(
-            "count NVIDIA's GPUs",
-            f"the driver answers NVML with error {status}",
-            "restart the machine if the driver was updated; nvidia-smi says what is wrong",
-        )
+def _card(nvml: Any, index: int) -> Card:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    uuid: str = nvml.nvmlDeviceGetUUID(handle)
+    try:
+        return Card(uuid, int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    except nvml.NVMLError:  # a GPU that shares the host's memory has none of its own
+        return Card(uuid, None)

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from types import SimpleNamespace
@@ -85,7 +86,7 @@ def settled(monkeypatch):
 def test_a_plugin_for_cuda_says_once_that_there_is_no_driver(plugin, allow, settled, monkeypatch):
     plugin("cuda")
     allow(None)
-    monkeypatch.setattr(nvml, "cards", lambda: None)
+    monkeypatch.setattr(nvml, "cards", list)
     monkeypatch.setattr(nvml, "has_driver", lambda: False)
     nvml.warn_without_driver.cache_clear()
     room = HardwareDevices()
@@ -115,6 +116,28 @@ def test_without_a_driver_jax_logs_no_traceback_of_its_plugin(
         HardwareDevices().gpus()
     assert caplog.messages == logged
     assert not logger.disabled
+
+
+@pytest.mark.parametrize(("found", "warned"), [(2, 1), (0, 0)])
+def test_where_the_driver_cannot_be_asked_jax_counts_and_says_so(
+    plugin, allow, settled, monkeypatch, found, warned
+):
+    plugin("cuda")
+    allow(None)
+    monkeypatch.setattr(nvml, "has_driver", lambda: True)
+    monkeypatch.setattr(nvml, "cards", lambda: None)
+    gpus = [SimpleNamespace(platform="gpu", id=i) for i in range(found)]
+    monkeypatch.setattr(devices.jax, "local_devices", lambda backend=None: gpus)
+    nvml.warn_of_context.cache_clear()
+    room = HardwareDevices()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        counts = [room.count(), room.count()]
+    nvml.warn_of_context.cache_clear()
+    assert counts == [found, found]
+    messages = [str(each.message) for each in shown]
+    assert len(messages) == warned
+    assert all(each.startswith("jax initialises CUDA to count its GPUs") for each in messages)
 
 
 @pytest.mark.parametrize(("platforms", "count"), [(["cuda"], 3), (["tpu"], 0), ([], 0)])
@@ -184,7 +207,7 @@ def test_a_driver_that_jax_would_not_use_may_fail_in_silence(drive, plugin, allo
 
 
 def test_rocm_is_asked_through_jax(plugin, allow, settled, monkeypatch, tmp_path):
-    monkeypatch.setattr(nvml, "cards", lambda: None)
+    monkeypatch.setattr(nvml, "cards", list)
     plugin("rocm")
     allow(None)
     monkeypatch.setattr(devices, "ROCM_DRIVER", tmp_path)
@@ -202,7 +225,7 @@ def test_rocm_is_asked_through_jax(plugin, allow, settled, monkeypatch, tmp_path
 def test_tpus_are_the_gpus_where_there_are_some(
     plugin, allow, settled, monkeypatch, platforms, count
 ):
-    monkeypatch.setattr(nvml, "cards", lambda: None)
+    monkeypatch.setattr(nvml, "cards", list)
     monkeypatch.setattr(devices, "is_initialized", lambda: False)
     monkeypatch.setattr(devices.importlib.util, "find_spec", {"libtpu": "there"}.get)
     plugin()

@@ -148,6 +148,15 @@ def test_the_driver_s_cards_are_counted(two_cards):
     assert two_cards.devices() == [cpu(), gpu(0), gpu(1)]
 
 
+def test_where_the_driver_cannot_be_asked_mxnet_counts_and_says_so(two_cards, monkeypatch):
+    monkeypatch.setattr(nvml, "cards", lambda: None)
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 3)
+    nvml.warn_of_context.cache_clear()
+    with pytest.warns(DeviceInitializationWarning, match="mxnet initialises CUDA to count"):
+        assert two_cards.num_gpus() == 3
+    nvml.warn_of_context.cache_clear()
+
+
 def test_virtual_gpus_replace_the_cards(two_cards):
     assert Backend(MXNetFramework(virtual_gpus=1)).num_gpus() == 1
 

@@ -343,6 +343,15 @@ def test_before_tensorflow_starts_the_driver_counts(cuda):
     assert TensorFlowDevices(None).count() == 3
 
 
+def test_where_the_driver_cannot_be_asked_tensorflow_counts_and_says_so(cuda, monkeypatch):
+    cuda(driver=3, listed=2)
+    monkeypatch.setattr(nvml, "cards", lambda: None)
+    nvml.warn_of_context.cache_clear()
+    with pytest.warns(DeviceInitializationWarning, match="tensorflow initialises CUDA to count"):
+        assert TensorFlowDevices(None).count() == 3  # the first is divided in two
+    nvml.warn_of_context.cache_clear()
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_a_build_for_cuda_says_once_that_there_is_no_driver(cuda, started):
     cuda(driver=0, listed=0, started=started)

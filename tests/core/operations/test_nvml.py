@@ -1,79 +1,14 @@
 """Counting NVIDIA's GPUs, with a driver that stands in for the machine's."""
 
-import ctypes
+import sys
 import warnings
 
+import fake_nvml
 import pytest
+from fake_nvml import GIGABYTE, UUIDS, Driver
 
 from d2ldev import DeviceInitializationWarning, DeviceUnavailableError
 from d2ldev.operations import nvml
-
-UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
-GIGABYTE = 2**30
-
-
-class Driver:
-    """NVML's library for GPUs of the given UUIDs.
-
-    Args:
-        uuids: of the GPUs, in order.
-        sizes: of their memory in GB; None for one that does not say.
-        status: the answer to the first call.
-        counting: the answer to the question how many there are.
-    """
-
-    def __init__(self, uuids=UUIDS, sizes=(8, 8, 8), status=0, counting=0):
-        self.open = 0
-
-        def start():
-            self.open += status == 0
-            return status
-
-        def stop():
-            self.open -= 1
-            return 0
-
-        def count(number):
-            number._obj.value = len(uuids)
-            return counting
-
-        def handle(index, found):
-            found._obj.value = index + 1
-            return 0
-
-        def uuid(handle, text, size):
-            ctypes.memmove(text, uuids[handle.value - 1].encode() + b"\0", 9)
-            return 0
-
-        def memory(handle, info):
-            size = sizes[handle.value - 1]
-            info._obj[0] = 0 if size is None else size * GIGABYTE
-            return 0 if size is not None else 3
-
-        self.nvmlInit_v2, self.nvmlShutdown = start, stop
-        self.nvmlDeviceGetCount_v2 = count
-        self.nvmlDeviceGetHandleByIndex_v2 = handle
-
-        def by_uuid(name, found):
-            found._obj.value = uuids.index(name.decode()) + 1
-            return 0
-
-        def rates(handle, used):
-            used._obj[0] = 10 * handle.value
-            return 0 if sizes[handle.value - 1] is not None else 3
-
-        self.nvmlDeviceGetHandleByUUID, self.nvmlDeviceGetUtilizationRates = by_uuid, rates
-        self.nvmlDeviceGetUUID, self.nvmlDeviceGetMemoryInfo = uuid, memory
-
-    def answer(self, **answers):
-        """Answer further questions, each with a number; None is a driver that does not know."""
-        for question, number in answers.items():
-
-            def ask(*arguments, number=number):
-                arguments[-1]._obj.value = number or 0
-                return 0 if number is not None else 3
-
-            setattr(self, f"nvmlDeviceGet{question}", ask)
 
 
 @pytest.fixture
@@ -81,10 +16,11 @@ def install(monkeypatch):
     """Gives this machine a driver, and hides none of its GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setattr(nvml, "has_driver", lambda: True)
     nvml.cards.cache_clear()
 
     def installed(driver):
-        monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: driver)
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
         return driver
 
     yield installed
@@ -113,26 +49,66 @@ def test_a_framework_for_cuda_is_told_once_that_there_is_no_driver(asked_anew, m
     assert "no NVIDIA driver here (libcuda.so.1)" in str(warning.message)
 
 
-def test_a_framework_for_cuda_is_told_nothing_where_there_is_a_driver(asked_anew, install):
-    install(Driver())
+def test_a_framework_for_cuda_is_told_nothing_where_there_is_a_driver(asked_anew, monkeypatch):
+    monkeypatch.setattr(nvml.sys, "platform", "linux")
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nvml.warn_without_driver("mine")
     assert nvml.has_driver()
 
 
-def test_without_a_driver_nothing_is_known(install, monkeypatch):
-    def missing(name):
-        raise OSError(name)
+def test_without_a_driver_there_is_no_gpu_and_nobody_is_asked(install, monkeypatch):
+    driver = install(Driver())
+    monkeypatch.setattr(nvml, "has_driver", lambda: False)
+    assert nvml.visible_cards() == []
+    assert nvml.memory_of(0) is None
+    assert driver.calls == []
 
-    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+
+def test_a_driver_that_is_not_loaded_has_no_gpu(install):
+    install(Driver(status=fake_nvml.NOT_LOADED))
+    assert nvml.visible_cards() == []
+
+
+@pytest.mark.parametrize(
+    "driver", [None, Driver(status=fake_nvml.NO_LIBRARY)], ids=["no package", "no library"]
+)
+def test_where_nvml_cannot_be_asked_nothing_is_known(install, driver):
+    install(driver)
     assert nvml.visible_cards() is None
     assert nvml.memory_of(0) is None
+    assert nvml.utilisation_of(0) is None
+    assert nvml.bandwidth_of(0) == (None, None)
 
 
-def test_a_driver_that_is_not_loaded_is_none(install):
-    install(Driver(status=9))
-    assert nvml.visible_cards() is None
+def test_a_framework_that_counts_by_itself_says_once_what_that_costs():
+    nvml.warn_of_context.cache_clear()
+    with pytest.warns(DeviceInitializationWarning) as warned:
+        _told = [nvml.warn_of_context("mine"), nvml.warn_of_context("mine")]
+    nvml.warn_of_context.cache_clear()
+    (warning,) = warned
+    assert str(warning.message).startswith("mine initialises CUDA to count its GPUs")
+    assert "pip install 'd2ldev[cuda]'" in str(warning.message)
+
+
+def test_counting_asks_nothing_that_makes_a_context(install):
+    driver = install(Driver(uuids=UUIDS[:2]))
+    nvml.visible_cards()
+    of_each = [f"nvmlDeviceGet{question}" for question in ("HandleByIndex", "UUID", "MemoryInfo")]
+    assert driver.calls == ["nvmlInit", "nvmlDeviceGetCount", *of_each * 2, "nvmlShutdown"]
+
+
+def test_nvidia_s_package_has_all_that_is_asked():
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    names = {name for name in dir(Driver()) if name.startswith(("nvml", "NVML"))}
+    assert names <= {*dir(pynvml)}
+    assert pynvml.NVML_CLOCK_MEM == Driver.NVML_CLOCK_MEM
+    for code, name in fake_nvml.NAMES.items():
+        assert type(pynvml.NVMLError(code)).__name__ == name
+    assert {name for name, _ in pynvml.c_nvmlC2cModeInfo_v1_t._fields_} == {"isC2cEnabled"}
+    assert "total" in {name for name, _ in pynvml.c_nvmlMemory_t._fields_}
+    assert "gpu" in {name for name, _ in pynvml.c_nvmlUtilization_t._fields_}
 
 
 @pytest.mark.parametrize("answers", [{"status": 18}, {"counting": 18}])
@@ -258,14 +234,6 @@ def test_a_gpu_that_does_not_say_how_busy_it_is(install, monkeypatch):
     assert nvml.utilisation_of(1) is None  # CUDA may have another order
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert [nvml.utilisation_of(index) for index in range(2)] == [None, 20]
-
-
-def test_without_a_driver_nobody_says_how_busy_a_gpu_is(install, monkeypatch):
-    def missing(name):
-        raise OSError(name)
-
-    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
-    assert nvml.utilisation_of(0) is None
 
 
 # As NVML answers for an H200.

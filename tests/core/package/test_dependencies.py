@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 MODULES = {
     "cli": ("rich", "typer"),
+    "cuda": ("pynvml",),
     "files": ("ml_dtypes", "safetensors", "xxhash"),
     "memory": ("psutil",),
     "plots": ("matplotlib",),
@@ -209,5 +210,5 @@ def test_the_extras_that_errors_name_are_there():
     )
     named = {*re.findall(r'extra="([\w-]+)"', sources)}
     named |= {*re.findall(r"pip install 'd2ldev\[([\w-]+)\]'", sources)}
-    assert {"cli", "files", "memory", "plots", "test"} <= named
+    assert {"cli", "cuda", "files", "memory", "plots", "test"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
