@@ -525,6 +525,27 @@ def test_a_number_that_is_logged_costs_few_calls(torch_backend):
     assert calls_in(log.flush) <= 2 * len(losses)
 
 
+def test_what_has_nothing_to_do_costs_few_calls(torch_backend):
+    """A list of another class costs one call more than a list, and ``placement`` no second walk."""
+
+    class Rows(list):
+        pass
+
+    x, net = torch.ones(4, 2), torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+
+    def calls(run):
+        run()  # what is asked for the first time is remembered
+        return calls_in(run) - calls_in(lambda: None)
+
+    rows, plain = Rows([x, x]), [x, x]
+    in_a_list = calls(lambda: torch_backend.to(plain, "cpu"))
+    assert calls(lambda: torch_backend.to(rows, "cpu")) <= in_a_list + 1
+    assert calls(lambda: torch_backend.place(x, "cpu")) <= 25
+    assert calls(lambda: torch_backend.split((x, x), ["cpu"])) <= 72
+    of_a_place = calls(lambda: torch_backend.place(net, "cpu"))
+    assert calls(lambda: torch_backend.placement(net)) <= of_a_place
+
+
 def test_a_move_and_a_copy_of_one_tensor_cost_few_calls_beside_torch_s_own(meta):
     """Of Python: the backend, where and what the tensor is, the rule for errors, torch's room.
 
