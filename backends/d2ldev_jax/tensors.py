@@ -365,10 +365,10 @@ class JaxTensors(Tensors):
 
     def adopt(self, array: NDArray[Any], native: jax.Device) -> Tensor:
         """Return an array with the values of NumPy's: on the host, it may share the memory."""
-        if is_on_the_host(native):
-            return jax.device_put(array, native)
         aval, nbytes = ShapedArray(array.shape, array.dtype), array.nbytes
         with explicit_device_put_scope():
+            if is_on_the_host(native):
+                return batched_device_put(aval, _alone(native), [array], [native], True, False)
             return self._sent(aval, array, nbytes, native, is_copied=nbytes < LONG)
 
     def _sent(

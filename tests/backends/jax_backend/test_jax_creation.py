@@ -381,6 +381,22 @@ def test_the_cpu_has_the_machine_s_memory(backend, nbytes, is_large, monkeypatch
         backend.framework.devices.is_large(2**40 + 1, native)
 
 
+@places
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_numpy_s_array_on_the_host_is_one_call_below_device_put(
+    backend, puts, copies, place, dtype
+):
+    native = backend.native(place)
+    x = backend.asarray(np.arange(3).astype(dtype), device=place)
+    assert (copies, puts) == ([(native, False)], [])
+    assert (x.devices(), x.committed, x.tolist()) == ({native}, True, [0, 1, 2])
+
+
+def test_numpy_s_array_on_the_host_is_an_explicit_transfer(backend):
+    with jax.transfer_guard("disallow"):
+        assert backend.asarray(np.arange(3.0)).committed
+
+
 # -- from NumPy to a device with memory of its own -------------------------------------------------
 
 
