@@ -194,21 +194,25 @@ def classifiers(backend: Any) -> Mapping[str, Any]:
 
 
 def loops(backend: Any) -> Mapping[str, Any]:
-    """Return a loop by hand."""
+    """Return loops by hand, by name."""
 
-    def make(seed: int) -> Any:
+    def make(optimizer: Callable[[Any], Any], seed: int) -> Any:
         net = Tied(seed)
-        return {"net": net, "optimizer": nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)}
+        return {"net": net, "optimizer": optimizer(net)}
 
-    def begin(seed: int, device: Device) -> Any:
-        return _made_there(backend, partial(make, seed), device)
+    def begin(optimizer: Callable[[Any], Any], seed: int, device: Device) -> Any:
+        return _made_there(backend, partial(make, optimizer, seed), device)
 
     def go_on(device: Device, net: Tied, optimizer: Any) -> None:
         x = backend.rand((8, 3), seed=9, device=device)
         for _ in range(3):
             _step(net, optimizer, x)
 
-    return {"module": (begin, go_on)}
+    makers = {
+        "module": lambda net: nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param),
+        "variables of its own": Slowed,
+    }
+    return {name: (partial(begin, make), go_on) for name, make in makers.items()}
 
 
 @nnx.jit

@@ -183,14 +183,15 @@ def loops(backend: Any) -> Mapping[str, Any]:
     """Return loops by hand with each optimizer, by name."""
     nn = mx.gluon.nn
 
-    def begin(name: str, options: dict[str, float], seed: int, device: Device) -> Any:
+    def begin(name: Any, options: dict[str, float], seed: int, device: Device) -> Any:
         with NumPySemantics():
             net = NumPySequential()
             net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(1, in_units=4))
             net.initialize(mx.init.Xavier(), ctx=backend.native(device))
             for parameter in net.collect_params(".*weight").values():
                 parameter.set_data(backend.rand(parameter.shape, seed=seed, device=device))
-            trainer = mx.gluon.Trainer(net.collect_params(), name, options, kvstore=None)
+            optimizer = name if isinstance(name, str) else name()
+            trainer = mx.gluon.Trainer(net.collect_params(), optimizer, options, kvstore=None)
         return {"net": net, "trainer": trainer}
 
     def go_on(device: Device, net: Any, trainer: Any) -> None:
@@ -202,7 +203,12 @@ def loops(backend: Any) -> Mapping[str, Any]:
                 loss.backward()
                 trainer.step(1)
 
-    return {title: (partial(begin, *how), go_on) for title, how in _OPTIMIZERS.items()}
+    makers: dict[str, tuple[Any, dict[str, float]]] = {
+        **_OPTIMIZERS,
+        "momenta in a dict": (Listed, {}),
+        "around another": (lambda: Around(mx.optimizer.Adam(learning_rate=0.05)), {}),
+    }
+    return {title: (partial(begin, *how), go_on) for title, how in makers.items()}
 
 
 class Listed(mx.optimizer.Optimizer):

@@ -233,14 +233,14 @@ def lenet() -> Any:
 
 
 def loops(backend: Any) -> Mapping[str, Any]:
-    """Return a loop by hand; the optimizers that begin with another seed have other rates."""
+    """Return loops by hand, by name; those that begin with another seed may have other rates."""
 
-    def begin(seed: int, device: Device) -> Any:
+    def begin(make: Callable[[float], Any], seed: int, device: Device) -> Any:
         hidden, outer = (keras.layers.Dense(n, kernel_initializer=_drawn(seed)) for n in (4, 1))
         parts = [keras.Input((3,)), hidden, keras.layers.BatchNormalization(), outer]
         with backend.on(device):
             net = keras.Sequential(parts)
-            optimizer = keras.optimizers.Adam(seed / 10)
+            optimizer = make(seed / 10)
             optimizer.build(net.trainable_variables)
         return {"net": net, "optimizer": optimizer}
 
@@ -253,7 +253,12 @@ def loops(backend: Any) -> Mapping[str, Any]:
                 parameters = net.trainable_variables
                 optimizer.apply(tape.gradient(loss, parameters), parameters)
 
-    return {"layers": (begin, go_on)}
+    makers: dict[str, Callable[[float], Any]] = {
+        "layers": keras.optimizers.Adam,
+        "momenta in a list": lambda _rate: Listed(),
+        "around another": lambda rate: Around(keras.optimizers.Adam(rate)),
+    }
+    return {name: (partial(begin, make), go_on) for name, make in makers.items()}
 
 
 class Listed(keras.optimizers.Optimizer):

@@ -159,7 +159,8 @@ def loops(backend: Any) -> Mapping[str, Any]:
         for _ in range(3):
             optimizer.step(closure)
 
-    return {name: (partial(begin, make), go_on) for name, make in _BY_HAND.items()}
+    makers = {**_BY_HAND, **_OF_OWN_TENSORS}
+    return {name: (partial(begin, make), go_on) for name, make in makers.items()}
 
 
 class Listed(torch.optim.Optimizer):
@@ -173,6 +174,7 @@ class Listed(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take a step, which is the smaller the more there were."""
+        _compute(closure)
         self.steps += 1
         group = self.param_groups[0]
         for x, momentum in zip(group["params"], self.momenta, strict=True):
@@ -193,6 +195,7 @@ class Around(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take a step of the other optimizer."""
+        _compute(closure)
         parameters = [x for group in self.param_groups for x in group["params"]]
         for x in parameters:
             self.slow.setdefault(x, x.clone())
@@ -203,6 +206,16 @@ class Around(torch.optim.Optimizer):
             x.copy_(self.slow[x])
 
 
+def _compute(closure: Any) -> None:
+    if closure is not None:
+        with torch.enable_grad():
+            closure()
+
+
+_OF_OWN_TENSORS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momenta in a list": Listed,
+    "around another": lambda parameters: Around(torch.optim.Adam(parameters, 0.05)),
+}
 # torch replaces the ``step`` of a class when the first optimizer of it is made.
 Around(Listed([torch.zeros(1, device="cpu")]))
 
@@ -211,13 +224,9 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     """Return builders of torch's optimizers and of others, of a module, by name."""
 
     def make(name: str, net: torch.nn.Module) -> torch.optim.Optimizer:
-        return _BY_HAND[name](net.parameters())
+        return {**_BY_HAND, **_OF_OWN_TENSORS}[name](net.parameters())
 
-    return {
-        **{name: partial(make, name) for name in _FITTED},
-        "momenta in a list": lambda net: Listed(net.parameters()),
-        "around another": lambda net: Around(torch.optim.Adam(net.parameters(), 0.05)),
-    }
+    return {name: partial(make, name) for name in (*_FITTED, *_OF_OWN_TENSORS)}
 
 
 def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

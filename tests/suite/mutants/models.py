@@ -43,6 +43,15 @@ class InitializesAgain(Mutant, caught_by="place.keeps-values"):
             return super().place(obj, device)
 
 
+class LeavesMomentaBehind(Mutant, caught_by="place.loops-go-on"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            placed = super().place(obj, device)
+            if isinstance(obj, dict) and "momentum" in obj:
+                return {**placed, "momentum": obj["momentum"]}
+            return placed
+
+
 class RenamesParameters(Mutant, caught_by="place.keeps-names"):
     class Backend(Backend):
         def place(self, obj, device):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from d2ldev import D2LDevWarning, DeviceUnavailableError, UnsupportedValueError
-from d2ldev_conformance.provision import samples
+from d2ldev_conformance.provision import loops, samples
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, room_for, values_of
+from d2ldev_conformance.suite.data import assert_same_values, room_for, saved_values, values_of
 
 SECTION = "6.7.3"
 
@@ -114,6 +114,23 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
     assert set(backend.placement(obj).values()) == {source}
     assert all(backend.named_tensors(obj, gradients=True)[name] is x for name, x in tensors.items())
     assert_same_values(backend, obj, values)
+
+
+@requirement("place.loops-go-on", section=SECTION)
+def test_a_loop_goes_on_where_its_model_and_optimizer_were_placed(backend, route, loop):
+    source, target = route
+    begin, go_on = loops(backend)[loop]
+    unbroken, parts = begin(1, source), begin(1, source)
+    go_on(source, **unbroken)
+    go_on(source, **unbroken)
+    go_on(source, **parts)
+    placed = backend.place(parts, target)
+    assert set(backend.placement(placed).values()) == {target}
+    go_on(target, **placed)
+    found = saved_values(backend, placed["net"])
+    # Devices add in other orders, and optimizers divide by what is nearly 0.
+    for name, value in saved_values(backend, unbroken["net"]).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4)
 
 
 @requirement("place.missing-device", section=SECTION)
