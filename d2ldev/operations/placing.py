@@ -129,8 +129,7 @@ class Search:
                 vars(self).setdefault("again", {})[name] = self._seen[id(value)]
             return
         self._seen[id(value)] = name
-        kinds, keepers = self._kinds, self.framework.keepers
-        bound_types = self.framework.models.bound_types
+        kinds = self._kinds
         add_entry, may_be_put_back = self.entries.append, self.parts.append
         prefix = f"{name}." if name else ""
         try:
@@ -158,8 +157,9 @@ class Search:
                 self._add_object(full_name, inner)
             elif kind is UNKNOWN:
                 # Of most there is nothing to say, and a call takes longer than these questions.
-                is_noted = isinstance(inner, (_NOTED_TYPES, bound_types))
-                if is_noted or keepers[type(inner)] is not None:
+                framework = self.framework
+                is_noted = isinstance(inner, (_NOTED_TYPES, framework.models.bound_types))
+                if is_noted or framework.keepers[type(inner)] is not None:
                     self._add_other(full_name, inner)
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
