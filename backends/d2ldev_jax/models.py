@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
+from d2ldev.dependencies import import_optional
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, NoTensor, Part, Tensor
 from d2ldev.operations.keras import is_refused, keras_elsewhere
 
@@ -53,12 +54,7 @@ class JaxModels(Models):
         return n_in, n_out
 
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
-        try:
-            from flax import nnx
-        except ModuleNotFoundError as error:
-            raise BackendNotInstalledError(
-                "make an MLP", f"{error.name} is not installed", "pip install 'd2ldev[jax]'"
-            ) from error
+        nnx = import_optional("flax.nnx", "make an MLP", extra="jax")
         made: list[Any] = []
         for kernel, bias in layers:
             n_in, n_out = kernel.shape

@@ -24,6 +24,7 @@ from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import deep_copy, gpu_of_process, statistics_refusal, twin_refusal
 from d2ldev_jax.devices import JaxDevices, is_initialized
+from d2ldev_jax.training import check_libraries
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -56,6 +57,7 @@ class JaxParallel(Parallel):
         return deep_copy(model, {})
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
+        check_libraries()
         from flax import nnx
 
         is_model = isinstance(model, nnx.Module)
@@ -64,6 +66,7 @@ class JaxParallel(Parallel):
             raise statistics_refusal(wanted, problem, "batch_norm='global'")
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+        check_libraries()
         from d2ldev_jax.training.learner import JaxLearner
         from d2ldev_jax.training.places import SeveralDevices, ShardedDevices
 
@@ -137,6 +140,7 @@ class JaxParallel(Parallel):
         return _LIBRARIES.get(self._devices.platform(gpu(0)), "")
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        check_libraries()
         from d2ldev_jax.training.learner import JaxLearner, JaxShardLearner
         from d2ldev_jax.training.places import SeveralProcesses
 

@@ -11,9 +11,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from d2ldev.dependencies import import_optional
 from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
 from d2ldev.framework.training import NO_LABEL
 from d2ldev_jax.models import is_linen
+
+
+def check_libraries() -> None:
+    """Check that what trains models is installed.
+
+    Raises:
+        PackageNotInstalledError: without Flax or Optax.
+    """
+    for module in ("optax", "flax.nnx"):  # which needs the former
+        import_optional(module, "train or evaluate a model", extra="jax")
 
 
 class JaxTraining(Training):
@@ -29,6 +40,7 @@ class JaxTraining(Training):
         self._framework = framework
 
     def learner(self, model: Any, settings: Settings) -> Learner:
+        check_libraries()
         was_trained = settings.optimizer is None and hasattr(model, "trainer")
         if is_linen(model) and (was_trained or settings.methods is not None):
             from d2ldev_jax.training.book import BooksLearner
@@ -42,6 +54,7 @@ class JaxTraining(Training):
         return ("params", "batch", "state") if is_linen(model) else ("batch",)
 
     def module_class(self, methods: type) -> type:
+        check_libraries()
         from d2ldev_jax.training.book import books_module
 
         return books_module(methods)

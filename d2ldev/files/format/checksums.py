@@ -58,16 +58,20 @@ def xxh3_64(data: Buffer) -> Checksum:
     Raises:
         PackageNotInstalledError: without ``xxhash``.
     """
-    checksum: Checksum = check_files("compute a checksum").xxh3_64(data)
+    checksum: Checksum = _import_xxhash("compute a checksum").xxh3_64(data)
     return checksum
 
 
-def check_files(attempted: str) -> ModuleType:
-    """Check that files can be written and read here, and return ``xxhash``.
+def check_files(attempted: str) -> None:
+    """Check that files can be written and read here, before anything is done.
 
     Raises:
-        PackageNotInstalledError: without it.
+        PackageNotInstalledError: without ``xxhash``.
     """
+    _import_xxhash(attempted)
+
+
+def _import_xxhash(attempted: str) -> ModuleType:
     return import_optional("xxhash", attempted, extra="files")
 
 

@@ -851,18 +851,34 @@ show([name for name in ("flax", "optax") if name in sys.modules])
     assert run_virtual(code, D2LDEV_VIRTUAL_GPUS="1") == [[]]
 
 
-def test_without_flax_a_model_is_an_error_with_the_command_that_installs_it():
-    code = """
+@pytest.mark.parametrize(
+    ("missing", "call"),
+    [
+        ("flax", "backend.mlp([2, 1])"),
+        ("flax", "backend.learner(net)"),
+        ("optax", "backend.learner(net)"),
+        ("optax", "d2ldev.Trainer(1).fit(net, data)"),
+        ("optax", "d2ldev.Trainer(1, num_gpus=2).fit(net, data)"),
+        ("flax", "native.jax.Module"),
+    ],
+)
+def test_without_flax_or_optax_models_name_the_line_that_installs_them(missing, call):
+    code = f"""
 import d2ldev
+import numpy as np
+from d2ldev import native
 backend = d2ldev.get_backend("jax")
+net = {{"w": backend.ones((2, 1))}}
+data = [(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))]
 try:
-    backend.mlp([2, 1])
-except d2ldev.BackendNotInstalledError as error:
-    show(str(error))
+    {call}
+except d2ldev.PackageNotInstalledError as error:
+    show([error.problem, error.fix])
 """
-    (text,) = run_python(code, hide=("flax",))
-    assert "flax is not installed" in text
-    assert "pip install 'd2ldev[jax]'" in text
+    variables = {"D2LDEV_BACKEND": "jax", "D2LDEV_VIRTUAL_GPUS": "2"}
+    ((problem, fix),) = run_python(code, hide=(missing,), environment=variables)
+    assert problem.startswith(f"{missing} cannot be imported: No module named")
+    assert fix == "pip install 'd2ldev[jax]'"
 
 
 @pytest.mark.parametrize("text", ["cpu:{}", "TFRT_CPU_{}"])
