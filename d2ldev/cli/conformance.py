@@ -86,18 +86,19 @@ def thrice(request: Request) -> list[Request]:
 
 
 def run(request: Request, *, everywhere: bool) -> int:
-    """Run the suite and return the exit status: pytest's, or 4 if there is no pytest.
+    """Run the suite and return the exit status: pytest's, or 4 without pytest or hypothesis.
 
     Args:
         request: what was asked for.
         everywhere: whether to run it as ``thrice`` says, and return the worst status.
     """
-    if importlib.util.find_spec("pytest") is None:
-        complain(
-            "cannot run the conformance suite: pytest is not installed\n"
-            "  fix: pip install 'd2ldev[test]'"
-        )
-        return USAGE_ERROR
+    for module in ("pytest", "hypothesis"):
+        if importlib.util.find_spec(module) is None:
+            complain(
+                f"cannot run the conformance suite: {module} is not installed\n"
+                "  fix: pip install 'd2ldev[test]'"
+            )
+            return USAGE_ERROR
     os.getcwd()  # pytest would end with a traceback in a folder that is gone
     try:
         requests = thrice(request) if everywhere else [request]

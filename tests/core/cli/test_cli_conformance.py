@@ -92,14 +92,15 @@ def test_a_file_is_no_folder_for_a_report(tmp_path):
     assert done.returncode == 2
 
 
-def test_without_pytest_the_line_that_installs_it_is_shown():
+@pytest.mark.parametrize("module", ["pytest", "hypothesis"])
+def test_without_what_the_suite_needs_the_line_that_installs_it_is_shown(module):
     code = (
-        "import sys; sys.modules['pytest'] = None\n"
+        f"import sys; sys.modules[{module!r}] = None\n"
         "from d2ldev.cli.main import app; app(['conformance', 'reference'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 4
-    assert "fix: pip install 'd2ldev[test]'" in done.stderr
+    assert f"{module} is not installed\n  fix: pip install 'd2ldev[test]'" in done.stderr
 
 
 def test_a_suite_that_passes_has_exit_status_0_and_leaves_its_report(tmp_path):
