@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from d2ldev_conformance.requirement import ROOMS, room_of
+from d2ldev_conformance.profiles import PROFILES, Profile, Traits
+from d2ldev_conformance.requirement import ROOMS, requirement_of, room_of
 
 if TYPE_CHECKING:
     from d2ldev import Backend
@@ -53,9 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--d2ldev-requirement", metavar="ID", action="append", help="check only this requirement"
     )
     group.addoption(
-        "--d2ldev-nightly",
-        action="store_true",
-        help="also check what takes minutes; that alone: -m nightly",
+        "--d2ldev-profile",
+        metavar="NAME",
+        choices=sorted(PROFILES),
+        help=f"check what this profile has for the GPUs here: {', '.join(PROFILES)}",
     )
     group.addoption("--d2ldev-report", metavar="DIR", help="write conformance.json here")
 
@@ -65,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(id, section): what a test of the suite checks")
     config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
     config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
-    config.addinivalue_line("markers", "nightly: takes minutes, and waits for --d2ldev-nightly")
+    config.addinivalue_line("markers", "nightly: takes minutes; the profile nightly runs it")
     name = config.getoption("--d2ldev-backend")
     if name is None:
         return
@@ -152,11 +154,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     from d2ldev_conformance.known_gaps import known_gaps
     from d2ldev_conformance.report import platforms
-    from d2ldev_conformance.requirement import requirement_of
 
     _select(config, items)
+    _select_profile(config, items)
     if items and all(map(_waits, items)):
-        raise pytest.UsageError("nothing would be tested: all of it takes minutes, add --nightly")
+        raise pytest.UsageError(
+            "nothing would be tested: all of it takes minutes, add --profile nightly, "
+            "which needs GPUs or virtual ones"
+        )
     items.sort(key=_stage)
     backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], known_gaps()
     found = set(platforms(backend).values())
@@ -193,8 +198,6 @@ def _stage(item: pytest.Item) -> int:
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave only the tests of the requirements that were asked for."""
-    from d2ldev_conformance.requirement import requirement_of
-
     wanted = config.getoption("--d2ldev-requirement")
     if not wanted:
         return
@@ -207,24 +210,67 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
+def _profile(config: pytest.Config) -> Profile | None:
+    """Return the profile that was asked for."""
+    name = config.getoption("--d2ldev-profile")
+    return PROFILES[name] if name else None
+
+
+def _select_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave only the tests that the profile has for the virtual GPUs of this process."""
+    profile = _profile(config)
+    if profile is None:
+        return
+    virtual_gpus = config.stash[_BACKEND].virtual_gpus or 0
+    left_out = [
+        item
+        for item in items
+        if item.path.is_relative_to(_SUITE) and not profile.selects(_traits(item), virtual_gpus)
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _traits(item: pytest.Item) -> Traits:
+    """Return what a profile selects a test by."""
+    requirement = requirement_of(item)
+    needed = _needed_gpus(item)
+    return Traits(
+        room=room_of(item.path),
+        requirement=requirement.id if requirement else "",
+        gpus=needed,
+        names_gpu=needed > 0 or "gpu" in item.name or _needs_real_gpu(item),
+    )
+
+
 def _waits(item: pytest.Item) -> bool:
     """Return whether a test of the suite takes minutes, and was not asked for."""
     is_nightly = item.get_closest_marker("nightly") is not None
-    is_asked_for = item.config.getoption("--d2ldev-nightly")
+    profile = _profile(item.config)
+    has_gpus = item.config.stash[_BACKEND].num_gpus() > 0
+    is_asked_for = profile is not None and profile.is_nightly and has_gpus
     return is_nightly and not is_asked_for and item.path.is_relative_to(_SUITE)
 
 
 def _skip_by_day(item: pytest.Item) -> None:
     """Skip what takes minutes unless it was asked for: the report counts what was not tried."""
     if _waits(item):
-        item.add_marker(pytest.mark.skip(reason="takes minutes: --nightly tries it"))
+        item.add_marker(pytest.mark.skip(reason="takes minutes: --profile nightly tries it"))
+
+
+def _needed_gpus(item: pytest.Item) -> int:
+    """Return how many GPUs a test needs."""
+    return max((mark.args[0] for mark in item.iter_markers("needs_gpus")), default=0)
+
+
+def _needs_real_gpu(item: pytest.Item) -> bool:
+    return item.get_closest_marker("needs_real_gpu") is not None
 
 
 def _skip_without_gpus(item: pytest.Item, backend: Backend, platforms: set[str]) -> None:
     gpus = backend.num_gpus()
-    needed = max((mark.args[0] for mark in item.iter_markers("needs_gpus")), default=0)
-    real = item.get_closest_marker("needs_real_gpu") is not None
-    if real and platforms <= {"cpu", "virtual", "broken"}:
+    needed = _needed_gpus(item)
+    if _needs_real_gpu(item) and platforms <= {"cpu", "virtual", "broken"}:
         item.add_marker(pytest.mark.skip(reason=f"needs a real GPU; {backend.name} has none here"))
     elif gpus < needed:
         plural = "" if needed == 1 else "s"
@@ -239,8 +285,6 @@ def pytest_runtest_makereport(
     """Note the outcome of a test in its report, which goes from worker to controller."""
     result = yield
     if _REPORT in item.config.stash and item.path.is_relative_to(_SUITE):
-        from d2ldev_conformance.requirement import requirement_of
-
         requirement = requirement_of(item)
         outcome = _outcome(result)
         if call.excinfo is not None and _is_declared(item.config, call.excinfo.value):

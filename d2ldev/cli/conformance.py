@@ -6,12 +6,15 @@ and so that no import of the command line is in the way.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from d2ldev import settings
 from d2ldev.cli.screen import complain, environment, exit_status
@@ -34,7 +37,7 @@ class Request:
     require_gpus: int | None = None
     virtual_gpus: int | None = None
     report: Path | None = None
-    nightly: bool = False
+    profile: str | None = None
     extra: tuple[str, ...] = ()
 
 
@@ -51,8 +54,8 @@ def command(request: Request, suite: Path) -> list[str]:
         argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
     if request.report is not None:
         argv += ["--d2ldev-report", str(request.report)]
-    if request.nightly:
-        argv += ["--d2ldev-nightly"]
+    if request.profile is not None:
+        argv += ["--d2ldev-profile", request.profile]
     # The settings are the suite's own: those of a project in the working directory could turn
     # warnings into errors, or leave tests out.
     argv += ["-p", "no:cacheprovider", "-c", str(suite / "pytest.ini"), "--rootdir", str(suite)]
@@ -85,11 +88,37 @@ def thrice(request: Request) -> list[Request]:
     ]
 
 
+def profile_requests(request: Request, profiles: Mapping[str, Any]) -> list[Request]:
+    """Return the requests of a profile: one for each number of virtual GPUs that it has.
+
+    A request that names a number of virtual GPUs stays the only one.
+
+    Args:
+        request: the one that names the profile.
+        profiles: the profiles of the suite, by name.
+    """
+    name = discovery.canonical_name(request.name)
+    is_known = name in discovery.known_backends() and request.profile in profiles
+    if request.virtual_gpus is not None or not is_known:  # pytest names the choices
+        return [request]
+    most = loading.framework_class(name).max_virtual_gpus
+    return [
+        replace(
+            request,
+            virtual_gpus=number,
+            require_gpus=number or request.require_gpus,
+            report=request.report
+            and request.report / (f"virtual-{number}" if number else "machine"),
+        )
+        for number in profiles[request.profile].processes(most)
+    ]
+
+
 def run(request: Request, *, everywhere: bool) -> int:
     """Run the suite and return the exit status: pytest's, or 4 without pytest or hypothesis.
 
     Args:
-        request: what was asked for.
+        request: what was asked for; a profile has its own runs.
         everywhere: whether to run it as ``thrice`` says, and return the worst status.
     """
     for module in ("pytest", "hypothesis"):
@@ -101,7 +130,12 @@ def run(request: Request, *, everywhere: bool) -> int:
             return USAGE_ERROR
     os.getcwd()  # pytest would end with a traceback in a folder that is gone
     try:
-        requests = thrice(request) if everywhere else [request]
+        if request.profile is not None:
+            # The core imports no module of the suite; it finds the suite by its name.
+            suite_profiles = importlib.import_module(f"{SUITE}.profiles")
+            requests = profile_requests(request, suite_profiles.PROFILES)
+        else:
+            requests = thrice(request) if everywhere else [request]
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)

@@ -111,20 +111,23 @@ def conformance(
             help="Run it on the CPU alone, on two virtual GPUs, and on real ones if there are any.",
         ),
     ] = False,
-    nightly: Annotated[
-        bool, typer.Option("--nightly", help="Try what takes minutes, too; alone: -- -m nightly.")
-    ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Run a profile: quick, default, or nightly."),
+    ] = None,
     report: Annotated[Path | None, _folder("Write the report into this folder.")] = None,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
     if everywhere and (require_gpus is not None or virtual_gpus is not None):
         raise typer.BadParameter("--everywhere says how many GPUs each run needs")
+    if everywhere and profile is not None:
+        raise typer.BadParameter("--everywhere and --profile each say which runs there are")
     request = conformance_command.Request(
         name=name,
         require_gpus=require_gpus,
         virtual_gpus=virtual_gpus,
         report=report,
-        nightly=nightly,
+        profile=profile,
         extra=tuple(pytest_arguments or ()),
     )
     raise typer.Exit(conformance_command.run(request, everywhere=everywhere))

@@ -138,7 +138,7 @@ def test_what_takes_minutes_is_counted_and_waits_until_it_is_asked_for(outcomes,
     assert found == {"mlp.seeds": "passed", **dict.fromkeys(AT_NIGHT, "skipped")}
     report = json.loads((tmp_path / "conformance.json").read_text())
     reasons = {row["requirement"]: row["reasons"] for row in report["requirements"]}
-    assert reasons[AT_NIGHT[0]] == ["takes minutes: --nightly tries it"]
+    assert reasons[AT_NIGHT[0]] == ["takes minutes: --profile nightly tries it"]
 
 
 def test_a_mutant_that_crashes_or_hangs_is_not_taken_for_one_that_was_caught(ended):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from command_line import run_command
+from d2ldev_conformance.profiles import PROFILES
 from d2ldev_reference import ReferenceFramework
 
-from d2ldev.cli.conformance import Request, command, thrice
+from d2ldev.cli.conformance import Request, command, profile_requests, thrice
 from d2ldev.registry import loading
 
 SUITE = Path("suite")
@@ -33,8 +34,8 @@ def test_a_report_is_the_plugins_option():
     assert made(report=Path("out")) == [*START, "--d2ldev-report", "out", *SETTINGS]
 
 
-def test_what_takes_minutes_is_the_plugins_option():
-    assert made(nightly=True) == [*START, "--d2ldev-nightly", *SETTINGS]
+def test_a_profile_is_the_plugins_option():
+    assert made(profile="quick") == [*START, "--d2ldev-profile", "quick", *SETTINGS]
 
 
 def test_further_arguments_come_last_so_that_they_win():
@@ -117,10 +118,62 @@ def test_too_few_gpus_are_pytests_usage_error():
     assert "1 GPUs are required" in done.stderr
 
 
-def test_what_takes_minutes_alone_is_a_usage_error_without_its_option():
+def test_nightly_tests_alone_are_a_usage_error_without_their_profile():
     done = run_command("conformance", "reference", "--", "-m", "nightly")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "all of it takes minutes, add --nightly" in done.stderr
+    assert "all of it takes minutes, add --profile nightly" in done.stderr
+
+
+def test_a_profile_runs_once_for_each_number_of_virtual_gpus():
+    request = Request("torch", profile="default", report=Path("out"))
+    runs = profile_requests(request, PROFILES)
+    assert [(r.virtual_gpus, r.require_gpus) for r in runs] == [(None, None), (2, 2), (4, 4)]
+    assert [r.report for r in runs] == [
+        Path("out/machine"),
+        Path("out/virtual-2"),
+        Path("out/virtual-4"),
+    ]
+
+
+def test_a_profile_asks_a_backend_for_no_more_gpus_than_it_makes(monkeypatch):
+    for name in PROFILES:
+        runs = profile_requests(Request("reference", profile=name), PROFILES)
+        assert {run.virtual_gpus for run in runs} <= {None, 2}
+        assert len(runs) == len(set(runs))
+    monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 0)
+    (run,) = profile_requests(Request("reference", profile="quick"), PROFILES)
+    assert run.virtual_gpus is None
+
+
+def test_a_profile_with_a_number_of_virtual_gpus_is_one_run():
+    request = Request("torch", profile="default", virtual_gpus=4)
+    assert profile_requests(request, PROFILES) == [request]
+
+
+def test_a_misspelt_profile_is_a_usage_error_that_lists_the_choices():
+    done = run_command("conformance", "reference", "--profile", "quik")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert all(name in done.stderr for name in PROFILES)
+
+
+def test_a_profile_and_everywhere_exclude_each_other():
+    done = run_command("conformance", "reference", "--everywhere", "--profile", "quick")
+    assert done.returncode == 2
+
+
+def test_a_profile_runs_each_of_its_processes():
+    nothing = ("--", "--collect-only", "-q", "-k", "no_such_test")
+    done = run_command("conformance", "reference", "--profile", "default", *nothing)
+    assert done.stdout.count("The conformance suite on reference") == 2
+
+
+@pytest.mark.parametrize(("virtual_gpus", "status"), [("0", pytest.ExitCode.USAGE_ERROR), ("2", 0)])
+def test_the_nightly_profile_runs_nightly_tests_where_there_are_gpus(virtual_gpus, status):
+    done = run_command(
+        *("conformance", "reference", "--virtual-gpus", virtual_gpus, "--profile", "nightly"),
+        *("--", "--collect-only", "-q", "-m", "nightly"),
+    )
+    assert done.returncode == status, done.stdout + done.stderr
 
 
 def test_a_report_that_cannot_be_written_is_told_before_the_tests_run(tmp_path):

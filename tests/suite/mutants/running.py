@@ -100,7 +100,7 @@ def _run(
         arguments += [f"--basetemp={folder}/inner", "-p", "no:cacheprovider"]
         arguments += ["-p", "d2ldev_conformance.plugin"]
         arguments += [f"--d2ldev-backend={name}", f"--d2ldev-report={folder}"]
-        arguments += ["--d2ldev-nightly"] if is_nightly else []
+        arguments += ["--d2ldev-profile=nightly"] if is_nightly else []
         arguments += [f"--d2ldev-requirement={requirement}" for requirement in requirements]
         status = pytest.main(arguments + sorted(set().union(*map(files.get, requirements))))
     except BaseException:

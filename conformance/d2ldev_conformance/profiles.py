@@ -1,0 +1,92 @@
+"""The profiles of the suite: which tests a run has, and on how many virtual GPUs it has them.
+
+``d2ldev conformance NAME --profile quick`` runs the suite in a process for each number of virtual
+GPUs of the profile. ``pytest --d2ldev-profile quick`` selects the tests that the profile has for
+the virtual GPUs of its own process. A run without a profile has all tests but the nightly ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Traits(NamedTuple):
+    """The traits of a test that a profile selects it by.
+
+    Args:
+        room: the room of the contract that it tests.
+        requirement: the id of its requirement.
+        gpus: how many GPUs it needs.
+        names_gpu: whether it needs a GPU, or has "gpu" in its name.
+    """
+
+    room: str
+    requirement: str
+    gpus: int
+    names_gpu: bool
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A selection of the suite.
+
+    Args:
+        virtual_gpus: how many virtual GPUs each process has; None leaves the machine as it is.
+        selects: whether a process with so many virtual GPUs runs a test.
+        is_nightly: whether a process with GPUs, virtual ones included, runs the nightly tests.
+    """
+
+    virtual_gpus: tuple[int | None, ...]
+    selects: Callable[[Traits, int], bool]
+    is_nightly: bool = False
+
+    def processes(self, most: int) -> list[int | None]:
+        """Return how many virtual GPUs each process has, for a backend that makes ``most``.
+
+        >>> PROFILES["default"].processes(2)
+        [None, 2]
+        """
+        numbers = [None if each is None else min(each, most) or None for each in self.virtual_gpus]
+        return list(dict.fromkeys(numbers))
+
+
+# What a process ends with, or reads, is the same on the CPU and on a virtual GPU, and each of these
+# requirements starts processes, which takes long.
+_SAME_ON_VIRTUAL_GPUS = (
+    "fit.resumes-when-killed",
+    "processes.end-with-a-lost-one",
+    "processes.refuse-other-batches",
+)
+
+
+def _meets_numpy(test: Traits, _virtual_gpus: int) -> bool:
+    # The other rooms work with what these two have made.
+    return test.room in ("tensors", "files")
+
+
+def _differs(test: Traits, virtual_gpus: int) -> bool:
+    if virtual_gpus == 0:
+        return True
+    if virtual_gpus > 2:
+        # The process with two has run the rest.
+        return test.gpus > 2
+    if test.requirement in _SAME_ON_VIRTUAL_GPUS:
+        return False
+    # A step of training takes long, and the kernels of a virtual GPU are the CPU's.
+    return test.room != "training" or test.names_gpu
+
+
+def _everything(_test: Traits, _virtual_gpus: int) -> bool:
+    return True
+
+
+PROFILES = {
+    # For a further version of a framework or of NumPy: a few minutes.
+    "quick": Profile((2,), _meets_numpy),
+    # For each change: on the CPU, or on the GPUs that are there, and then what virtual GPUs change.
+    "default": Profile((None, 2, 4), _differs),
+    # For a night: also what takes minutes, of which some needs four GPUs.
+    "nightly": Profile((None, 4), _everything, is_nightly=True),
+}
