@@ -1,7 +1,9 @@
 """What stands beside the code: the licence, and CI that runs what tox runs."""
 
+import itertools
 import re
 import tomllib
+from configparser import ConfigParser
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,14 +25,58 @@ def test_the_licence_is_the_full_text_of_the_one_that_is_declared():
 def test_ci_has_a_job_for_each_environment_of_tox():
     tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
     workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
-    environments = re.search(r"^env_list =\n\s+(.+)$", tox, re.MULTILINE)[1].split(", ")
+    environments = re.search(r"^env_list = (.+)$", tox, re.MULTILINE)[1].split(", ")
     jobs = re.search(r"environment:\n((?:\s+- .+\n)+)", workflow)[1]
     assert re.findall(r"- (\S+)", jobs) == environments
 
 
-def test_ci_has_each_python_of_tox():
+def read_ini(name):
+    parser = ConfigParser(interpolation=None)
+    parser.read_string((ROOT / name).read_text(encoding="utf-8"))
+    return parser
+
+
+def expand(name):
+    """Return the environments that a generative name of tox stands for."""
+    parts = [part.split(",") for part in re.split(r"[{}]", name)]
+    return {"".join(each) for each in itertools.product(*parts)}
+
+
+def test_ci_runs_environments_of_the_nightly_file_each_night():
+    names = read_ini("nightly.ini")["tox"]["env_list"].split()
+    environments = set().union(*map(expand, names))
+    workflow = (ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
+    jobs = re.findall(r"^ +- ([a-z0-9.-]+)$", workflow, re.MULTILINE)
+    assert set(jobs) <= environments
+    assert {each for each in environments if each.startswith("nightly")} <= set(jobs)
+    assert "cron:" in workflow
+
+
+def test_tox_is_read_by_a_stranger():
+    assert len((ROOT / "tox.ini").read_text(encoding="utf-8").splitlines()) <= 110
+
+
+@pytest.mark.parametrize("name", ["tox.ini", "nightly.ini"])
+def test_tox_has_no_key_that_tox_does_not_know(name):
+    known = {
+        "description",
+        "package",
+        "wheel_build_env",
+        "base_python",
+        "extras",
+        "deps",
+        "set_env",
+    }
+    known |= {"change_dir", "allowlist_externals", "commands", "commands_pre", "skip_install"}
+    parser = read_ini(name)
+    used = {key for section in parser.sections()[1:] for key in parser[section]}
+    assert used - known - {"pass_env"} == set()
+
+
+@pytest.mark.parametrize("workflow", ["tests.yml", "nightly.yml"])
+def test_ci_has_each_python_of_tox(workflow):
     tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
-    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github" / "workflows" / workflow).read_text(encoding="utf-8")
     versions = re.search(r"python-version: \|\n((?:\s+[0-9.]+\n)+)", workflow)[1].split()
     # The last one is the ``python`` of the job, which is to have ``tox``.
     assert set(versions) == set(re.findall(r"base_python = python(\S+)", tox))

@@ -1,6 +1,7 @@
 """The book's package with d2ldev's ``Trainer``, as docs/d2l.md has it.
 
-``tox -e d2l`` runs the package itself. By day a package of the same shape stands in for it.
+``tox -c nightly.ini -e d2l`` runs the package itself. By day a package of the same shape stands in
+for it.
 """
 
 import json
@@ -236,7 +237,9 @@ def test_a_package_of_the_books_shape_trains_with_d2ldevs_trainer(tmp_path):
     np.testing.assert_allclose(values, [2, -3.4, 4.2], atol=2)
 
 
-@pytest.mark.skipif(find_spec("d2l") is None, reason="tox -e d2l installs the book's package")
+@pytest.mark.skipif(
+    find_spec("d2l") is None, reason="tox -c nightly.ini -e d2l installs the book's package"
+)
 def test_the_books_package_trains_with_d2ldevs_trainer(tmp_path):
     # The package imports torchvision, of which the program uses nothing.
     files = {"torchvision/__init__.py": "from . import transforms", "torchvision/transforms.py": ""}
