@@ -98,9 +98,10 @@ def profile_requests(request: Request, profiles: Mapping[str, Any]) -> list[Requ
         profiles: the profiles of the suite, by name.
     """
     name = discovery.canonical_name(request.name)
-    is_known = name in discovery.known_backends() and request.profile in profiles
-    if request.virtual_gpus is not None or not is_known:  # pytest names the choices
-        return [request]
+    profile = profiles.get(request.profile or "")
+    is_known = name in discovery.known_backends()
+    if request.virtual_gpus is not None or profile is None or not is_known:
+        return [request]  # pytest names the choices
     most = loading.framework_class(name).max_virtual_gpus
     return [
         replace(
@@ -110,7 +111,7 @@ def profile_requests(request: Request, profiles: Mapping[str, Any]) -> list[Requ
             report=request.report
             and request.report / (f"virtual-{number}" if number else "machine"),
         )
-        for number in profiles[request.profile].processes(most)
+        for number in profile.processes(most)
     ]
 
 
