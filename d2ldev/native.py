@@ -18,11 +18,11 @@ Source: D2L, sections 3.2, "Object-Oriented Design for Implementation", and 6.7,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from d2ldev.backend_class import Backend, backend_for
 from d2ldev.device import CPU, gpu
-from d2ldev.framework.made_once import made_once
 from d2ldev.registry.discovery import ALIASES, choices, known_backends
 from d2ldev.registry.selection import get_framework
 
@@ -75,7 +75,7 @@ class NativeDevices:
 
     # -- the classes of section 3.2 -------------------------------------------------------
 
-    @made_once
+    @cached_property
     def Trainer(self) -> type[Trainer]:  # noqa: N802  # the book's name of a class
         """``d2ldev.Trainer``, which trains on this backend."""
         from d2ldev.training.trainer import Trainer  # most programs do not train
@@ -83,7 +83,7 @@ class NativeDevices:
         made: type[Trainer] = type("Trainer", (Trainer,), {"backend": self._backend})
         return self._named(made)
 
-    @made_once
+    @cached_property
     def Module(self) -> type:  # noqa: N802
         """The book's ``Module``: the framework's own class of models with the book's methods.
 
@@ -94,14 +94,14 @@ class NativeDevices:
 
         return self._named(self._backend.framework.training.module_class(ModuleMethods))
 
-    @made_once
+    @cached_property
     def DataModule(self) -> type:  # noqa: N802
         """The book's ``DataModule``, to be derived from."""
         from d2ldev.training.book import DataModule
 
         return self._named(type("DataModule", (DataModule,), {}))
 
-    @made_once
+    @cached_property
     def HyperParameters(self) -> type:  # noqa: N802
         """The book's ``HyperParameters``, with ``save_hyperparameters``."""
         from d2ldev.training.book import HyperParameters

@@ -26,6 +26,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,7 +40,6 @@ from d2ldev.errors import (
 )
 from d2ldev.framework.devices import Devices, Memory
 from d2ldev.framework.files import Files, Layer, Layout
-from d2ldev.framework.made_once import made_once
 from d2ldev.framework.models import Models, NoTensor, Part, Put
 from d2ldev.framework.parallel import Parallel
 from d2ldev.framework.precision import MatmulPrecision, Switch
@@ -156,6 +156,8 @@ class Framework:
         self.parallel = Parallel()
         self.scope: Scopes[Device] = Scopes(f"{self.name}_scope")
         self.contexts = Contexts()
+        self.strictness = Strictness(self)
+        self.matmul_switch = Switch(self)
         # No property: every ``to`` reads it, and Python takes twice as long to read one.
         self.kinds = Kinds(self)
         # Nor this: what a property has made is in a dict, beside which Python reads slowly.
@@ -163,7 +165,7 @@ class Framework:
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
 
-    @made_once
+    @cached_property
     def files(self) -> Files:
         """The room of files; its defaults copy once more than they would have to."""
         return Files(self.tensors)
@@ -178,16 +180,6 @@ class Framework:
             text = f"{self.name} found GPUs and cannot use them: {error}"
             warn(text, DeviceInitializationWarning)
             return 0
-
-    @made_once
-    def strictness(self) -> Strictness:
-        """Where ``strict()`` is in force."""
-        return Strictness(self.name, self.strict)
-
-    @made_once
-    def matmul_switch(self) -> Switch:
-        """The switch of ``matmul_precision``."""
-        return Switch(self.devices)
 
     def checked_matmul_precision(self, precision: object, attempted: str, fix: str) -> str:
         """Return a precision of products that the framework can multiply in.

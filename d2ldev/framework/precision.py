@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import TYPE_CHECKING
 from weakref import ref
 
-from d2ldev.framework.devices import Devices
 from d2ldev.locks import Lock
 from d2ldev.scopes import surely
+
+if TYPE_CHECKING:
+    from d2ldev.framework import Framework
 
 
 class _Change:
@@ -40,24 +43,24 @@ class Switch:
     that it is a setting, which ends with the block around it.
 
     Args:
-        devices: whose precision it is.
+        framework: whose precision it is.
     """
 
-    def __init__(self, devices: Devices) -> None:
-        self._devices = devices
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
         self._refs: list[ref[_Change]] = []
         self._latest: ref[_Change] | None = None
         self._lock = Lock()
 
     def precision(self) -> str:
         """Return the precision in force."""
-        return self._devices.matmul_precision()
+        return self._framework.devices.matmul_precision()
 
     def make(self, change: _Change) -> None:
         """Make a change; a call that was interrupted can be made again."""
         with self._lock:
             if change.undo is None:
-                change.undo = self._devices.set_matmul_precision(change.precision)
+                change.undo = self._framework.devices.set_matmul_precision(change.precision)
             self._latest = ref(change)
             self._refs = [ref(each) for each in self._open() if each is not change]
             self._refs.append(self._latest)

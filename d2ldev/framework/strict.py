@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from d2ldev.locks import Lock
 from d2ldev.scopes import Entry, Scopes, surely
+
+if TYPE_CHECKING:
+    from d2ldev.framework import Framework
 
 
 class Strict:
@@ -40,15 +43,19 @@ class Strict:
 
 
 class Strictness:
-    """Where ``strict()`` is in force, and what is replaced meanwhile; kept for each framework."""
+    """Where ``strict()`` is in force, and what is replaced meanwhile.
 
-    def __init__(self, name: str, strict: Strict) -> None:
-        self._strict = strict
+    Args:
+        framework: whose operations are strict.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
         self._restore: Callable[[], None] | None = None
         self._lock = Lock()
         self._open: set[object] = set()
         self._everywhere = False
-        self._blocks: Scopes[bool] = Scopes(f"{name}_strict")
+        self._blocks: Scopes[bool] = Scopes(f"{framework.name}_strict")
 
     def in_force(self) -> bool:
         """Return whether this thread or task is in a block, or the whole process is under it."""
@@ -60,7 +67,7 @@ class Strictness:
         entry = self._blocks.enter(True)
         try:
             surely(self._begin, entry)
-            with self._strict.scope(everywhere=False):
+            with self._framework.strict.scope(everywhere=False):
                 yield
         finally:
             surely(self._leave, entry)
@@ -69,12 +76,12 @@ class Strictness:
         """Be strict in the whole process, in every thread, from now on."""
         self._begin(self)
         self._everywhere = True
-        self._strict.scope(everywhere=True).__enter__()
+        self._framework.strict.scope(everywhere=True).__enter__()
 
     def _begin(self, block: object) -> None:
         with self._lock:
             if not self._open:
-                self._restore = self._strict.refuse_mixing(self.in_force)
+                self._restore = self._framework.strict.refuse_mixing(self.in_force)
             self._open.add(block)
 
     def _leave(self, block: Entry[bool]) -> None:

@@ -8,12 +8,13 @@ import threading
 
 import array_api_strict as xp
 import pytest
+from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
 import d2ldev
 from d2ldev import DeviceMismatchError, UnsupportedValueError, settings
 from d2ldev.device import CPU, gpu
-from d2ldev.framework import Strict, Strictness
+from d2ldev.framework import Strict
 from d2ldev.operations.mixing import mismatch, operands_of, replace
 
 MIX = "b.ones(2, device='gpu:0') + b.ones(2, device='gpu:1')"
@@ -36,9 +37,16 @@ class Noting(Strict):
         return lambda: self.noted.append("put back")
 
 
+def strictness_of(strict):
+    """Return where a framework with this module ``strict`` is strict."""
+    framework = ReferenceFramework()
+    framework.strict = strict
+    return framework.strictness
+
+
 @pytest.fixture
 def strict(replaced):
-    return Strictness("made-up", Noting(replaced))
+    return strictness_of(Noting(replaced))
 
 
 def run(program, **environment):
@@ -129,13 +137,15 @@ def test_an_outer_block_is_in_force_in_a_copied_context_whose_inner_one_has_ende
 def test_everywhere_is_in_force_in_every_thread_and_is_not_put_back():
     code = """
         import threading
-        from d2ldev.framework import Strict, Strictness
+        from d2ldev.framework import Strict
+        from d2ldev_reference import ReferenceFramework
         noted, found = [], []
         class Noting(Strict):
             def refuse_mixing(self, in_force):
                 noted.append("replaced")
                 return lambda: noted.append("put back")
-        strict = Strictness("made-up", Noting())
+        framework = ReferenceFramework()
+        framework.strict, strict = Noting(), framework.strictness
         strict.everywhere()
         with strict.block():
             thread = threading.Thread(target=lambda: found.append(strict.in_force()))
@@ -154,7 +164,7 @@ def test_a_replacement_that_fails_leaves_no_block(replaced):
                 raise ZeroDivisionError
             return super().refuse_mixing(in_force)
 
-    strict = Strictness("made-up", FailsFirst(replaced))
+    strict = strictness_of(FailsFirst(replaced))
     with pytest.raises(ZeroDivisionError), strict.block():
         pass
     assert not strict.in_force()

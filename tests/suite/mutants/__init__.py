@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import d2ldev_reference.models
@@ -122,6 +122,7 @@ class Mutant(ReferenceFramework):
         self.files = self.Files(self.tensors)
         self.training = self.Training(self.tensors)
         self.strict = self.Strict(self)
+        self.strictness = self.Strictness(self)
         self.parallel = self.Parallel(self)
         for room in (
             *(self.devices, self.tensors, self.models),
@@ -130,10 +131,6 @@ class Mutant(ReferenceFramework):
             room.framework = self
         # The first ``Backend`` of a framework is the one that everybody gets.
         self.backend = self.Backend(self)
-
-    @cached_property
-    def strictness(self) -> Strictness:
-        return self.Strictness(self.name, self.strict)
 
     @property
     def here(self) -> Device | None:
