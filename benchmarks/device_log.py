@@ -12,11 +12,12 @@ that ``read`` waits for nothing there. It is the third exercise of D2L's section
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -91,7 +92,7 @@ def main() -> None:
     if arguments.json is not None:
         found = document(results, arguments.framework) | {"device": arguments.device}
         found["platform"] = platform
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ minute; a peer that is not installed is left out.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -249,7 +250,7 @@ def main() -> None:
     if arguments.json is not None:
         made = document([], "torch", ("accelerate", "lightning", "lightning-fabric"))
         made |= {"results": rows, "device": str(device), "platform": backend.platform(device)}
-        arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(made), encoding="utf-8")
 
 
 if __name__ == "__main__":

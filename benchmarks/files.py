@@ -15,7 +15,6 @@ a tensor is used, so that the tensors change with the file.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -129,7 +130,7 @@ def main() -> None:
     Console().print(table(f"files of 100 MB, {arguments.framework}", found))
     if arguments.json is not None:
         written = document(found, arguments.framework)
-        arguments.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(written), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import math
 import os
 import sys
@@ -33,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -463,7 +464,7 @@ def main() -> None:
     if arguments.json is not None:
         made = document(results, arguments.framework)
         made["samples"] = {name: [*map(vars, samples)] for name, samples in measured.items()}
-        arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(made), encoding="utf-8")
     if arguments.plot is not None:
         plot(measured, arguments.plot)
 

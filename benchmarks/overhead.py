@@ -24,6 +24,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from d2ldev_conformance.lines import format_lines
+
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -160,7 +162,7 @@ def main() -> None:
     Console().print(table(title, results))
     if arguments.json is not None:
         found = document(results, arguments.framework)
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import tempfile
 from pathlib import Path
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -46,8 +47,8 @@ def main() -> None:
 
         compared = {result.against.partition(",")[0] for result in found}
         installs = tuple(peer.install for name, peer in PEERS.items() if name in compared)
-        text = json.dumps(document(found, arguments.framework, installs), indent=2)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        text = format_lines(document(found, arguments.framework, installs))
+        arguments.json.write_text(text, encoding="utf-8")
 
 
 def results(framework: str, only: str = "") -> list:

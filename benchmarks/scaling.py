@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from d2ldev_conformance.lines import format_lines
+
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -429,7 +431,7 @@ def main() -> None:
     Console().print(table(f"d2ldev and {arguments.framework}'s own loop, {where}", found))
     if arguments.json is not None:
         made = document(results_of(found), arguments.framework) | {"rows": found}
-        arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(made), encoding="utf-8")
     if arguments.plot is not None:
         plot(found, arguments.plot)
 

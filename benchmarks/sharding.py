@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -77,7 +78,7 @@ def main() -> None:
     if arguments.json is not None:
         made = document([], arguments.framework, ())
         made["results"] = rows
-        arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(made), encoding="utf-8")
 
 
 if __name__ == "__main__":

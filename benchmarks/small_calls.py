@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -20,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -144,7 +145,7 @@ def main() -> None:
     if arguments.json is not None:
         made = document([], arguments.framework, ("accelerate",)) | {"results": rows}
         made |= {"device": str(device), "platform": backend.platform(device)}
-        arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        arguments.json.write_text(format_lines(made), encoding="utf-8")
 
 
 if __name__ == "__main__":

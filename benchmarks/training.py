@@ -20,13 +20,14 @@ for information. The exit status is 0 also where an aim is not met.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -208,8 +209,8 @@ def main() -> None:
     title = f"a training epoch of d2ldev's against {arguments.framework}'s own loop, on the CPU"
     Console().print(table(title, found))
     if arguments.json is not None:
-        text = json.dumps(document(found, arguments.framework), indent=2)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        text = format_lines(document(found, arguments.framework))
+        arguments.json.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from d2ldev_conformance.lines import format_lines
 
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -232,8 +233,8 @@ def main() -> None:
     Console().print(table(title, found))
     if arguments.json is not None:
         made = document(found, arguments.framework, ()) | {"device": str(place.device)}
-        text = json.dumps(made | {"platform": platform}, indent=2)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        text = format_lines(made | {"platform": platform})
+        arguments.json.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

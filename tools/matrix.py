@@ -26,6 +26,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+# d2ldev is installed where a row runs, and not here.
+sys.path.append(str(ROOT / "conformance"))
+from d2ldev_conformance.lines import format_lines  # noqa: E402
+
 RESULTS = ROOT / "conformance" / "results" / "versions"
 # What takes long is left to those who ask for it: --rooms "". Training stands on the other rooms,
 # and hostile arguments meet every framework each day.
@@ -64,7 +68,7 @@ def main() -> int:
     for row in chosen:
         result = result_of(row, arguments.rooms, arguments.logs, own=arguments.own)
         RESULTS.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(result, indent=1) + "\n"
+        text = format_lines(result)
         (RESULTS / f"{row['name']}.json").write_text(text, encoding="utf-8")
         sys.stdout.write(f"{row['name']}: {result['outcome']}\n")
         sys.stdout.flush()

@@ -1,8 +1,7 @@
-"""The report of a run: one row for each requirement, as JSON."""
+"""The report of a run: JSON with one line for each requirement."""
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 
 import d2ldev
 from d2ldev.bench.machine import cards
+from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.requirement import Requirement
 
 # A requirement has the worst outcome of its tests, except for skipping: one that passed on the CPU
@@ -86,7 +86,7 @@ class Report:
     def write(self, folder: Path) -> None:
         """Write ``conformance.json`` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.document(), indent=1) + "\n"
+        text = format_lines(self.document())
         (folder / "conformance.json").write_text(text, encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
+from d2ldev_conformance.lines import format_lines
 from d2ldev_reference import ReferenceFramework
 
 import d2ldev
@@ -213,6 +214,19 @@ def test_no_missed_figure_is_shown_as_its_aim():
     rows = re.findall(missed, DOCUMENTS["speed.md"])
     assert len(rows) == DOCUMENTS["speed.md"].count("**missed**")
     assert [row for row in rows if float(row[0]) == float(row[1])] == []
+
+
+KEPT = sorted(
+    path
+    for folder in ("benchmarks", "conformance")
+    for path in (ROOT / folder).rglob("results/**/*.json")
+)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_a_kept_result_has_a_line_for_each_row(path):
+    text = path.read_text(encoding="utf-8")
+    assert text == format_lines(json.loads(text))
 
 
 def kept_results():
