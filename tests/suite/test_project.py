@@ -86,7 +86,7 @@ def test_ci_has_each_python_of_tox(workflow):
 @pytest.mark.parametrize("page", ["README.md", "docs/d2l.md"])
 def test_readers_are_told_what_of_the_chapter_does_not_run_as_it_is_printed(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    told = re.search(r"need a line of yours:\n\n((?:- .*\n)+)", text)[1].splitlines()
+    told = re.search(r"need a change:\n\n((?:- .*\n)+)", text)[1].splitlines()
     assert [each.removeprefix("- ").rstrip(";.") for each in told] == list(EXCEPTIONS.values())
 
 

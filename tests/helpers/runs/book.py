@@ -44,12 +44,12 @@ show_as('fit', history['loss'][-1] < 0.05 * history['loss'][0], len(model.board.
 """A ``LinearRegression`` of section 3.5 is trained with the Trainer of section 6.7.3."""
 
 EXCEPTIONS = {
-    "all": "the cells that define `cpu`, `gpu`, `num_gpus`, `try_gpu` and `try_all_gpus`: take "
-    "them from `d2l`, because the framework itself counts no virtual GPUs",
-    "tensorflow": "`net(X)` in TensorFlow: write `with try_gpu():` around it, because a virtual "
-    "GPU is not TensorFlow's default device",
+    "all": "Cells that define `cpu`, `gpu`, `num_gpus`, `try_gpu` and `try_all_gpus`: take these "
+    "functions from `d2l`. The framework itself counts no virtual GPUs",
+    "tensorflow": "`net(X)` in TensorFlow: write `with try_gpu():` around it. A virtual GPU is "
+    "not TensorFlow's default device",
 }
-"""What of the chapter does not run as it is printed; README and docs/d2l.md say the same."""
+"""Cells of the chapter that need a change; README.md and docs/d2l.md list the same ones."""
 
 # ``show_as`` is in place of a notebook, which shows the last line of a cell.
 _NOTEBOOK = """
