@@ -36,19 +36,16 @@ class JaxFiles(Files):
     """JAX's arrays and Flax's models in files."""
 
     tensors: JaxTensors
+    number_dtypes = dict.fromkeys(_GENERATORS, "uint32")
 
     def borrow(self, x: Tensor) -> NDArray[Any]:
         self.tensors.device_of(x)  # a tensor without memory is refused, with the reason
         return np.asarray(numbers_of(x))
 
-    def adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
-        return self.tensors.adopt(array, native)
-
-    def numbers_dtype(self, dtype: str) -> str | None:
-        return "uint32" if dtype in _GENERATORS else None
-
-    def from_numbers(self, x: Tensor, dtype: str) -> Tensor:
-        return jax.random.wrap_key_data(x, impl=_GENERATORS[dtype])
+    def adopt(self, array: NDArray[Any], dtype: str, native: Any) -> Tensor:
+        made = self.tensors.adopt(array, native)
+        is_key = dtype in _GENERATORS
+        return jax.random.wrap_key_data(made, impl=_GENERATORS[dtype]) if is_key else made
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
         nnx: Any = sys.modules.get("flax.nnx")

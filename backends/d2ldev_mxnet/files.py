@@ -13,6 +13,7 @@ import numpy as np
 
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer, Tensor
+from d2ldev.framework.files import SPARSE
 from d2ldev_mxnet.framework import NumPyShapes, mx
 from d2ldev_mxnet.models import NumPySequential, attributes_of, optimizers_of, ranks
 
@@ -25,8 +26,10 @@ _FUNCTIONS = (_nn.Lambda, _nn.HybridLambda)
 class MXNetFiles(Files):
     """MXNet's arrays, blocks and trainers in files."""
 
-    def is_dense(self, x: Tensor) -> bool:
-        return bool(x.stype == "default")
+    def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
+        if x.stype != "default":
+            raise ValueError(SPARSE)
+        return super().borrow(x)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -92,7 +95,7 @@ class MXNetFiles(Files):
             **({"attributes": kept} if kept else {}),
         }
 
-    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         updater = optimizer._updaters[0]
         if state["shapes"] != (mine := _shapes(optimizer)):
             raise ValueError(f"its shapes: {mine}, {state['shapes']} in the state")

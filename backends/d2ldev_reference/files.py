@@ -19,8 +19,8 @@ class ReferenceFiles(Files):
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
         return numpy_of(x)
 
-    def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
-        return xp.asarray(array, dtype=dtype, device=native)
+    def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
+        return xp.asarray(array, dtype=self.tensors.dtype(dtype), device=native)
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
         if type(model) is not MLP:

@@ -21,7 +21,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Files, Framework, Layer, Tensor
 from d2ldev.framework.files import turned, turned_after_flattening
 from d2ldev.operations import moving, placing
-from d2ldev_tensorflow.models import inner_optimizers, is_of_keras, learned_beside_variables
+from d2ldev_tensorflow.models import inner_optimizers, is_of_keras
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
 _WITHOUT_PARAMETERS = (
@@ -37,7 +37,7 @@ class TensorFlowFiles(Files):
         super().__init__(framework.tensors)
         self._framework = framework
 
-    def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
+    def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         # Of the array's own dtype: one copy less.
         return self.tensors.from_data(array, None, native)
 
@@ -78,9 +78,6 @@ class TensorFlowFiles(Files):
         except Exception:  # whatever a class of the user's raises
             return None
 
-    def unsaved(self, model: Any) -> Sequence[str]:
-        return [f"{layer.name}.{what}" for layer, what in learned_beside_variables(model)]
-
     def complete(
         self,
         model: Any,
@@ -113,23 +110,24 @@ class TensorFlowFiles(Files):
         mine = dict(placing.named_tensors(self._framework, model))
         return not {*names} - _of_optimizer(names) <= mine.keys()
 
-    def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
-        # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of
-        # it, and its state is passed over if the model is not compiled.
+    def optional_names(
+        self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str], *, is_strict: bool
+    ) -> Set[str]:
         here, there = _of_optimizer(mine), _of_optimizer(theirs)
-        # What every optimizer has, before its first step too.
-        is_without = _is_of_another(model, here, there) and all(
-            name.endswith((".iteration", ".learning_rate")) for name in there
-        )
-        is_free = is_of_keras(model, "Model") and (not here or is_without)
-        return here | there if is_free else frozenset()
-
-    def strangers(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
+        if not is_of_keras(model, "Model"):
+            return frozenset()
+        is_of_another = _is_of_another(model, here, there)
         # What two optimizers call by one name need not be the same: the momentum of SGD is a sum of
         # gradients, and that of Adam a mean.
-        here, there = _of_optimizer(mine), _of_optimizer(theirs)
-        is_foreign = is_of_keras(model, "Model") and here and _is_of_another(model, here, there)
-        return there if is_foreign else frozenset()
+        if not is_strict and here and is_of_another:
+            return there
+        # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of
+        # it, and its state is passed over if the model is not compiled.
+        # What every optimizer has, before its first step too.
+        is_without = is_of_another and all(
+            name.endswith((".iteration", ".learning_rate")) for name in there
+        )
+        return here | there if not here or is_without else frozenset()
 
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
         if not is_of_keras(optimizer, "Optimizer"):
@@ -138,7 +136,7 @@ class TensorFlowFiles(Files):
         # from model to model.
         return {"class": _class_of(optimizer), "variables": self._variables_of(optimizer)}
 
-    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         if not optimizer.built:
             raise ValueError(
                 "it has not been built: call optimizer.build(model.trainable_variables) first"

@@ -175,6 +175,9 @@ class TensorFlowModels(Models):
             for index, each in enumerate(variables)
         ]
 
+    def unsaved(self, model: Any) -> Sequence[str]:
+        return [f"{layer.name}.{what}" for layer, what in learned_beside_variables(model)]
+
     def unlisted(self, obj: Any) -> Collection[str]:
         # Keras' weights are variables, as those of a ``tf.Module`` are: all others are attributes.
         is_model = not isinstance(obj, KerasObject) or is_of_keras(obj, "Layer")

@@ -13,11 +13,12 @@ from torch.nn.parameter import is_lazy
 
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer, Tensor, Tensors
+from d2ldev.framework.files import SPARSE
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.nesting.objects import Keepers
 from d2ldev.nesting.walk import joined, mapped
 from d2ldev_torch.devices import NATIVE_CPU
-from d2ldev_torch.models import original, plain_name
+from d2ldev_torch.models import WRAPPED, original, plain_name
 from d2ldev_torch.optimizers import States, is_kept_on_host, is_of_torch
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
 
@@ -39,6 +40,8 @@ class TorchFiles(Files):
         keepers: how objects are looked through.
     """
 
+    wrappers = frozenset({WRAPPED})
+
     def __init__(self, tensors: Tensors, kinds: Kinds, keepers: Keepers) -> None:
         super().__init__(tensors)
         self._kinds = kinds
@@ -47,18 +50,17 @@ class TorchFiles(Files):
     # -- tensors ----------------------------------------------------------------------------------
 
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
+        if x.layout is not torch.strided:
+            raise ValueError(SPARSE)
         return array_of(strided(x).to("cpu").resolve_conj().resolve_neg())
 
-    def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
+    def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         if native != NATIVE_CPU:
-            return self.tensors.from_data(array, dtype, native)
+            return super().adopt(array, dtype, native)
         foreign = foreign_dtype(array)
         if foreign is None:
             return torch.from_numpy(array)
         return torch.from_numpy(unsigned(array)).view(foreign)
-
-    def is_dense(self, x: Tensor) -> bool:
-        return bool(x.layout is torch.strided)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -74,9 +76,6 @@ class TorchFiles(Files):
             elif not _keeps_order(layer):
                 return None
         return layers
-
-    def plain_name(self, name: str) -> str:
-        return plain_name(name)
 
     def complete(
         self,
@@ -130,7 +129,7 @@ class TorchFiles(Files):
             **(optimizer.state_dict() if is_known else self._states.of(optimizer)),
         }
 
-    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         current = self.state(optimizer)
         assert current is not None  # it was asked before
         _check(current, state)

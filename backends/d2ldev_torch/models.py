@@ -28,7 +28,7 @@ _OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 # What a module without slots takes; each slot makes it larger.
 _SIZE = torch.nn.Module.__basicsize__
 # The one module in a module that ``torch.compile`` has made.
-_WRAPPED = "_orig_mod"
+WRAPPED = "_orig_mod"
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS: frozenset[type] = frozenset({bool, int, float, str, type(None), torch.dtype})
 
@@ -69,8 +69,8 @@ class TorchModels(Models):
         # A module's ``__getattr__`` makes its attributes slow to read. A traced one has properties.
         kept = attributes if "_parameters" in attributes else _properties(obj)
         modules = kept["_modules"]
-        if _WRAPPED in modules:
-            return self.parts(modules[_WRAPPED])
+        if WRAPPED in modules:
+            return self.parts(modules[WRAPPED])
         parts: list[Part] = []
         for tensors in (kept["_parameters"], kept["_buffers"]):
             if tensors:
@@ -177,7 +177,7 @@ def _extent(x: torch.Tensor) -> int:
 
 def original(obj: Any) -> Any:
     """Return the module of which ``torch.compile`` made ``obj``; ``obj`` itself if it did not."""
-    return getattr(obj, _WRAPPED, obj)
+    return getattr(obj, WRAPPED, obj)
 
 
 def plain_name(name: str) -> str:
@@ -186,7 +186,7 @@ def plain_name(name: str) -> str:
     So a compiled model and a plain one read each other's files. torch's own distributed checkpoints
     name them so, too.
     """
-    return ".".join(part for part in name.split(".") if part != _WRAPPED)
+    return ".".join(part for part in name.split(".") if part != WRAPPED)
 
 
 def _properties(module: torch.nn.Module) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import html
 import importlib
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from d2ldev.bench.conclusions import number
 from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests, by_exercise
 from d2ldev.dependencies import import_optional
-from d2ldev.files.format.atomic import replacing
+from d2ldev.files.format.atomic import replace_file
 
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 _STYLE = """
@@ -61,8 +60,8 @@ def write(folder: Path, document: Mapping[str, Any], results: Sequence[Result]) 
 
 
 def _replace(path: Path, data: bytes) -> None:
-    with replacing(str(path)) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
-        file.write(data)
+    with replace_file(str(path)) as new:
+        Path(new).write_bytes(data)
 
 
 def plot(results: Sequence[Result], kind: str) -> bytes:

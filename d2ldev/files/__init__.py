@@ -5,10 +5,10 @@ lacks: the nesting, the true dtypes, checksums, and how the layers of a model ar
 in a file is ever executed: there is no pickle, and no class is imported.
 
 - ``save.py``, ``load.py``, ``load_into.py``: the three calls.
-- ``description.py``: from a nesting to its description as JSON, and back.
+- ``match.py``: which tensor of a file belongs to which of an object.
+- ``inventory.py``: what files have of a model; ``structure.py``: of a nesting.
 - ``tensors_by_name.py``: a mapping in memory, in the place of a file.
-- ``layouts.py``: the same layers in the layouts of another framework.
-- ``format/``: the header, checksums, dtypes, and a file that is either the old or the new one.
+- ``format/``: what the ``safetensors`` library does not do.
 
 Source of the format: https://github.com/huggingface/safetensors#format; D2L, section 6.6,
 "File I/O".

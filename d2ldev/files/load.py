@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -21,32 +19,29 @@ from d2ldev.errors import (
     describe,
     warn,
 )
-from d2ldev.files.description import (
-    VERSION,
-    Stored,
-    built,
-    check,
-    filled,
-    is_record,
-    outlined,
-    tensors_in,
-)
-from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, check_files, checksum_of
-from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
-from d2ldev.files.format.header import (
-    CHECKSUM,
-    HEADER,
-    OURS,
-    STRUCTURE,
-    Entry,
-    HeaderError,
-    check_sum,
-    length_of,
-    parse_json,
+from d2ldev.files.format.container import (
+    NAMES,
+    FileError,
+    check_files,
     quoted,
+    read_array,
     read_header,
+    start_checksum,
+    storage_of,
+    structure_in,
 )
 from d2ldev.files.format.other_programs import recognised
+from d2ldev.files.structure import (
+    Outline,
+    Stored,
+    build,
+    check,
+    fill,
+    flatten,
+    is_record,
+    parse,
+    read_outlines,
+)
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import devices
 from d2ldev.operations.arguments import as_path, is_iterable
@@ -54,10 +49,6 @@ from d2ldev.operations.creation import refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-# In bytes; XLA asks for it, and ``np.empty`` gives 16.
-_ALIGNMENT = 64
 
 
 class Wanted(NamedTuple):
@@ -78,69 +69,79 @@ class Checkpoint:
     """An open, unbuffered file whose header and description have been checked.
 
     Raises:
-        HeaderError: if one of them is wrong.
+        FileError: if one of them is wrong.
     """
 
     called = "the file"
     look = "backend.load(path) shows what is in the file"
 
-    def __init__(self, framework: Framework, file: BinaryIO, attempted: str) -> None:
+    def __init__(self, framework: Framework, path: str, file: BinaryIO, attempted: str) -> None:
         self._framework = framework
         self._file = file
         self.attempted = attempted
-        size = os.fstat(file.fileno()).st_size
-        length = length_of(file.read(8), size)
-        text = file.read(length)
-        if len(text) < length:
-            raise HeaderError("it has become shorter while it was read")
-        self._start = 8 + length
-        self._entries, metadata = read_header(text, size - self._start)
-        told = _description(self._entries, metadata)
-        if HEADER in metadata:
-            check_sum(text, metadata[HEADER])
-        del text, metadata  # their memory is needed for what is made of them
-        self.writer: str | None = told["backend"]
-        self._algorithm: str = told["checksums"]
-        table = [self._checked(row) for row in told.pop("tensors")]
-        self._sums = {stored.name: total for stored, total in table}
+        self._entries, metadata = read_header(path, file)
+        text = structure_in(self._entries, metadata, file)
+        self.writer: str | None = None
+        self._sums: dict[str, str | None] = {}
+        if text is None:
+            stored = [self._store(name, NAMES[entry.tag]) for name, entry in self._entries.items()]
+            self.outline: Any = Outline("dict", list(self._entries), stored, 0, size=len(stored))
+            self._rows = [self.outline]
+        else:
+            self.outline, self._rows = self._read_description(text)
+
+    def _read_description(self, text: str) -> tuple[Any, list[Outline]]:
+        told = parse(text)
+        check(isinstance(told, dict), "a part")
+        parts = [told.get(name) for name in ("backend", "tensors", "containers")]
+        are_right = map(isinstance, parts, (str, list, list))
+        check(all(are_right) and "root" in told, "a part")
+        self.writer = told["backend"]
+        table = []
+        for row in told["tensors"]:
+            check(isinstance(row, list) and len(row) == 3, "a tensor")
+            name, dtype, total = row
+            check(all(isinstance(x, str) for x in (name, dtype, total or "")), "a tensor")
+            self._sums[name] = total
+            table.append(self._store(name, dtype))
         used: dict[Stored, None] = {}
 
-        def found(kind: str, number: int) -> Stored:
+        def find(kind: str, number: int) -> Stored:
             check(0 <= number < len(table), "a tensor")
-            stored = table[number][0]._replace(kind=kind)
+            stored = table[number]._replace(kind=kind)
             used[stored] = None
             return stored
 
-        self.outline, self._rows = outlined(told, found)
+        outline, rows = read_outlines(told, find)
         names = {stored.name for stored in used}
-        if names != set(self._entries) or len(table) != len(names):
-            raise HeaderError("its description tells of other tensors than it has")
-        if len(used) != len(names):
-            raise HeaderError("its description has one tensor as an array, too")
-        self.stored = sorted(used, key=lambda stored: self._entries[stored.name].begin)
-        """The tensors in the order in which they are in the file."""
+        if names != set(self._entries) or not len(table) == len(names) == len(used):
+            raise FileError("its description tells of other tensors than it has")
+        return outline, rows
 
-    def _checked(self, row: Any) -> tuple[Stored, str | None]:
-        check(isinstance(row, list) and len(row) == 3 and isinstance(row[0], str), "a tensor")
-        name, dtype, total = row
-        entry, known = self._entries.get(name), isinstance(dtype, str)
-        numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
-        shape = entry.shape if entry else ()
-        suffixes = [
-            way.suffix
-            for way in storages_of(numbers)
-            if entry and way == (entry.tag, shape[len(shape) - len(way.suffix) :])
-        ]
-        if not suffixes:
-            raise HeaderError(
-                f"its description tells of a tensor {quoted(name)} of {quoted(str(dtype))}, which "
+    def _store(self, name: str, dtype: str) -> Stored:
+        """Return what a tensor of a true dtype is in the file."""
+        numbers = self._framework.files.number_dtypes.get(dtype, dtype)
+        entry, (tag, suffix) = self._entries.get(name), storage_of(numbers) or ("", ())
+        is_packed = entry is not None and NAMES[entry.tag] == dtype and not tag
+        cut = len(entry.shape) - len(suffix) if entry else 0
+        if entry is None or not (is_packed or (tag, suffix) == (entry.tag, entry.shape[cut:])):
+            raise FileError(
+                f"its description tells of a tensor {quoted(name)} of {quoted(dtype)}, which "
                 + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        return Stored("tensor", name, dtype, numbers, shape[: len(shape) - len(suffixes[0])]), total
+        return Stored("tensor", name, dtype, numbers, entry.shape[:cut])
 
     def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
-        """Read the whole file; see ``part`` and ``built``."""
-        return self._filled(self.outline, self.stored, device, classes)
+        """Read the whole file; see ``part`` and ``build``."""
+        by_name = {x.name: x for x in self._tensors_of(self._rows)}
+        if isinstance(self.outline, Stored):
+            by_name[self.outline.name] = self.outline
+        # In the order in which they are in the file.
+        stored = [by_name[name] for name in self._entries if name in by_name]
+        return self._fill(self.outline, stored, device, classes)
+
+    def _tensors_of(self, rows: Iterable[Outline]) -> Iterator[Stored]:
+        return (x for row in rows for x in row.items if isinstance(x, Stored))
 
     def part(self, node: Any) -> Any:
         """Read a part of the file, its tensors on the CPU.
@@ -150,41 +151,43 @@ class Checkpoint:
 
         Raises:
             CheckpointError: if the framework cannot hold one of the tensors.
-            HeaderError: if they are damaged, or if containers that share children make them too
+            FileError: if they are damaged, or if containers that share children make them too
                 many.
         """
-        return self._filled(node, tensors_in(node), CPU, {})
+        stored = {x: None for x in flatten(node).values() if isinstance(x, Stored)}
+        return self._fill(node, list(stored), CPU, {})
 
-    def _filled(
+    def _fill(
         self, node: Any, stored: Sequence[Stored], device: Device, classes: Mapping[str, type]
     ) -> Any:
         tensors = self.read([Wanted(each, device) for each in stored])
         values = dict(zip(stored, tensors, strict=True))
-        return filled(node, built(self._rows, values, classes), values)
+        return fill(node, build(self._rows, values, classes), values)
 
     def read(self, wanted: Sequence[Wanted]) -> list[Any]:
         """Read tensors and arrays, in new memory, and compare their checksums.
 
         Raises:
             CheckpointError: if the framework cannot hold one of them; nothing is read then.
-            HeaderError: if they are damaged.
+            FileError: if they are damaged.
         """
         for stored, *_ in wanted:
-            if stored.numbers in PACKED or (stored.kind == "tensor" and not self._held(stored)):
-                raise self._dtype_refusal(stored, f"which {self._framework.name} has not now")
-        made = [self._tensor(each) for each in wanted]
-        other = [each.stored for each in wanted if self._is_held_otherwise(each.stored)]
+            is_packed = storage_of(stored.numbers) is None
+            if is_packed or (stored.kind == "tensor" and not self._held_dtype(stored)):
+                raise self._refuse_dtype(stored, f"which {self._framework.name} has not now")
+        made = [self._read_tensor(each) for each in wanted]
+        other = [each.stored for each in wanted if self._is_narrowed(each.stored)]
         if other:
             more = f"; {len(other) - 1} more were read likewise" if len(other) > 1 else ""
             name = self._framework.name
             warn(
                 f"{self.attempted}: the tensor {quoted(other[0].name)} is of "
                 f"{other[0].numbers}, which {name} has not now, and was read as "
-                f"{self._held(other[0])}, into which all of its values fit{more}"
+                f"{self._held_dtype(other[0])}, into which all of its values fit{more}"
             )
         return made
 
-    def _held(self, stored: Stored) -> str:
+    def _held_dtype(self, stored: Stored) -> str:
         """Return the dtype as which the framework holds the numbers of a tensor; empty for none.
 
         Of the integers, it is one that holds all of their dtype, else the widest.
@@ -202,10 +205,10 @@ class Checkpoint:
                 return each
         return found[-1] if found else ""
 
-    def _is_held_otherwise(self, stored: Stored) -> bool:
-        return stored.kind == "tensor" and self._held(stored) != stored.numbers
+    def _is_narrowed(self, stored: Stored) -> bool:
+        return stored.kind == "tensor" and self._held_dtype(stored) != stored.numbers
 
-    def _dtype_refusal(self, stored: Stored, problem: str) -> CheckpointError:
+    def _refuse_dtype(self, stored: Stored, problem: str) -> CheckpointError:
         tensors = self._framework.tensors
         fix = "load it with a backend that has, or save it as one of "
         return CheckpointError(
@@ -214,51 +217,40 @@ class Checkpoint:
             tensors.dtype_fix(stored.numbers) or f"{fix}{', '.join(tensors.dtype_names)}",
         )
 
-    def _array(self, stored: Stored) -> NDArray[Any]:
-        """Read the values of a tensor."""
-        entry, total = self._entries[stored.name], self._sums[stored.name]
-        checksum = checksum_of(stored.dtype, entry.shape, self._algorithm)
-        dtype = numpy_dtype(stored.numbers)
-        is_array = stored.kind == "array"
-        array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
-        view = memoryview(bytes_of(array))  # type: ignore[arg-type]
-        self._file.seek(self._start + entry.begin)
-        while view:
-            count = self._file.readinto(view[:PIECE])  # type: ignore[attr-defined]
-            if not count:
-                raise HeaderError("it has become shorter while it was read")
-            if total is not None:
-                checksum.update(view[:count])
-            view = view[count:]
-        if total not in (None, checksum.hexdigest()):
-            raise HeaderError(f"its tensor {quoted(stored.name)} is damaged: the checksum differs")
+    def _read_values(self, stored: Stored) -> NDArray[Any]:
+        """Read the values of a tensor, and compare their checksum."""
+        entry, total = self._entries[stored.name], self._sums.get(stored.name)
+        checksum = None
+        if total is not None:
+            checksum = start_checksum(stored.dtype, entry.shape)
+        array = read_array(self._file, entry.begin, stored.shape, stored.numbers, checksum)
+        if checksum is not None and checksum.hexdigest() != total:
+            raise FileError(f"its tensor {quoted(stored.name)} is damaged: the checksum differs")
         return array
 
-    def _narrowed(self, stored: Stored, array: NDArray[Any]) -> NDArray[Any]:
+    def _narrow(self, stored: Stored, array: NDArray[Any]) -> NDArray[Any]:
         """Return integers in a dtype that the framework has, if all of them fit."""
-        held = np.iinfo(self._held(stored))
+        held = np.iinfo(self._held_dtype(stored))
         if array.size and not (held.min <= array.min() and array.max() <= held.max):
             name = self._framework.name
-            raise self._dtype_refusal(
+            raise self._refuse_dtype(
                 stored, f"which {name} has not now, and has values that {held.dtype} does not hold"
             )
-        narrowed = _aligned(array.shape, held.dtype)
-        narrowed[...] = array
-        return narrowed
+        return array.astype(held.dtype)
 
-    def _tensor(self, wanted: Wanted) -> Any:
+    def _read_tensor(self, wanted: Wanted) -> Any:
         framework, stored = self._framework, wanted.stored
         native = devices.native(framework, wanted.device, self.attempted)
         try:
-            array = wanted.convert(self._array(stored))
+            array = wanted.convert(self._read_values(stored))
             if stored.kind == "array":
                 return array
-            if self._is_held_otherwise(stored):
-                array = self._narrowed(stored, array)
-            made = framework.files.adopt(array, framework.tensors.dtype(array.dtype.name), native)
-            has_numbers = stored.numbers == stored.dtype
-            return made if has_numbers else framework.files.from_numbers(made, stored.dtype)
-        except (HeaderError, CheckpointError, PackageNotInstalledError, OSError):
+            dtype = stored.dtype
+            if self._is_narrowed(stored):
+                array = self._narrow(stored, array)
+                dtype = array.dtype.name
+            return framework.files.adopt(array, dtype, native)
+        except (FileError, CheckpointError, PackageNotInstalledError, OSError):
             raise
         except Exception as error:
             fix = f"backend.load(path), on the CPU, or with another backend than {framework.name}"
@@ -266,23 +258,23 @@ class Checkpoint:
 
 
 @contextmanager
-def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoint]:
+def open_checkpoint(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoint]:
     """Open and check a file; an error in it, now or later, is raised as a ``CheckpointError``."""
     check_files(attempted)
     try:
         # Not by opening the file, because opening a pipe waits for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise HeaderError("it is no regular file")
+            raise FileError("it is no regular file")
         with open(path, "rb", buffering=0) as file:
-            yield Checkpoint(framework, file, attempted)
+            yield Checkpoint(framework, path, file, attempted)
     except OSError as error:
         raise _of_another_program(path, attempted) or CheckpointError(
             attempted, error.strerror or str(error), "give the path of a file that can be read"
         ) from error
-    except HeaderError as error:
+    except FileError as error:
         raise _of_another_program(path, attempted) or CheckpointError(
             attempted,
-            str(error),
+            shorten(error),
             "give a file that backend.save or another program has written as safetensors; "
             "of one that is damaged, take a copy",
         ) from error
@@ -302,17 +294,16 @@ def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[
     path = as_path(path, "load")
     attempted = f"load {path}"
     by_name = _by_name(classes, attempted)
-    with opened(framework, path, attempted) as checkpoint:
+    with open_checkpoint(framework, path, attempted) as checkpoint:
         return checkpoint.whole(target, by_name)
 
 
 def from_bytes(framework: Framework, data: bytes) -> Any:
     """Return what ``to_bytes`` was given in another process, on the CPU."""
-    with tempfile.TemporaryFile(buffering=0) as file:
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
         file.write(data)
-        file.seek(0)
-        checkpoint = Checkpoint(framework, file, "read what another process has sent")
-        return checkpoint.whole(CPU, {})
+        with open_checkpoint(framework, file.name, "read what another process has sent") as found:
+            return found.whole(CPU, {})
 
 
 def _by_name(classes: Any, attempted: str) -> dict[str, type]:
@@ -328,58 +319,12 @@ def _by_name(classes: Any, attempted: str) -> dict[str, type]:
     return found
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return new memory that a framework may keep: XLA copies memory that is not aligned."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
-    array: NDArray[Any] = memory[begin : begin + size].view(dtype).reshape(shape)
-    return array
+def shorten(text: object) -> str:
+    """Return what a file may have made long, or of characters that cannot be printed."""
+    told = str(text)
+    if len(told) > _LONGEST:
+        told = f"{told[: _LONGEST // 2]}...{told[-_LONGEST // 2 :]}"
+    return "".join(c if c.isprintable() else "?" for c in told)
 
 
-def _description(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return the description of a file's nesting; for another program's file, name -> tensor."""
-    ours = {key for key in metadata if key.startswith(OURS)}
-    if not ours:
-        return {
-            "backend": None,
-            "checksums": OLDEST,
-            "root": {"at": 0},
-            "containers": [
-                {
-                    "type": "dict",
-                    "labels": list(entries),
-                    "items": [{"tensor": i} for i in range(len(entries))],
-                }
-            ],
-            "tensors": [[name, NAMES[entry.tag], None] for name, entry in entries.items()],
-        }
-    if not ours >= {STRUCTURE, CHECKSUM}:
-        raise HeaderError("its description is damaged: the metadata has a part of its keys")
-    text = metadata[STRUCTURE]
-    if f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}" != metadata[CHECKSUM]:
-        raise HeaderError("its description is damaged: the checksum differs")
-    told: dict[str, Any] = parse_json(text)
-    check(isinstance(told, dict) and type(told.get("version")) is int, "a version")
-    version = told["version"]
-    if version > VERSION:
-        raise HeaderError(
-            f"its description is of version {quoted(str(version))}, and this d2ldev reads "
-            f"{VERSION}: a newer one wrote it"
-        )
-    if ours != ({STRUCTURE, CHECKSUM} if version < 4 else {STRUCTURE, CHECKSUM, HEADER}):
-        raise HeaderError("its description is damaged: the metadata has a part of its keys")
-    algorithm = told.setdefault("checksums", OLDEST)
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise HeaderError(
-            f"its checksums are {str(algorithm)[:40]!r}, and this d2ldev computes "
-            f"{', '.join(ALGORITHMS)}: a newer one wrote it"
-        )
-    is_whole = (
-        set(told) == {"version", "backend", "root", "containers", "checksums", "tensors"}
-        and isinstance(told["backend"], str)
-        and isinstance(told["tensors"], list)
-        and isinstance(told["containers"], list)
-    )
-    check(is_whole, "a part")
-    return told
+_LONGEST = 1000

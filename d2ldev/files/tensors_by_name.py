@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from d2ldev.errors import UnsupportedValueError, describe, said
-from d2ldev.files.description import Outline, Stored
 from d2ldev.files.load import Wanted
+from d2ldev.files.match import form_of
+from d2ldev.files.structure import Outline, Stored
 from d2ldev.framework import Framework
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, moving
@@ -37,7 +38,7 @@ class TensorsByName:
                 stored[id(x)] = self._described(said(name), x)
         items = [stored[id(x)] for x in tensors.values()]
         unlisted = tensors.unlisted if isinstance(tensors, NamedTensors) else frozenset()
-        self.outline = Outline("dict", list(tensors), items, 0, unlisted=unlisted)
+        self.outline = Outline("dict", list(tensors), items, optional=unlisted)
 
     def _described(self, name: str, x: Any) -> Stored:
         framework = self._framework
@@ -49,8 +50,8 @@ class TensorsByName:
                 "backend.load_into(net, backend.named_tensors(other)); nestings go through a file",
             )
         self._values[name] = x
-        dtype, shape = dtype_and_shape(framework, x)
-        return Stored("tensor", name, dtype, framework.files.numbers_dtype(dtype) or dtype, shape)
+        dtype, shape = form_of(framework, x)
+        return Stored("tensor", name, dtype, dtype, shape)
 
     def read(self, wanted: Sequence[Wanted]) -> list[Any]:
         """Return tensors and arrays in new memory, on the devices where they are wanted."""
@@ -66,19 +67,3 @@ class TensorsByName:
             return creation.asarray(framework, x, wanted.stored.dtype, device, None, None)
         x = framework.tensors.detached(x)
         return moving.copied(framework, framework.tensors.copy, x, wanted.device, self.attempted)
-
-
-def dtype_and_shape(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the dtype and the shape of a tensor or an array; of random keys that of their numbers.
-
-    Raises:
-        RuntimeError: if it has no shape yet, as before the first batch of a lazy module.
-        UnsupportedValueError: if its shape is none of numbers, as that of a nested tensor.
-    """
-    if isinstance(x, np.ndarray):
-        return x.dtype.name, x.shape
-    dtype = framework.tensors.dtype_of(x)
-    if framework.files.numbers_dtype(dtype) is not None:
-        return dtype, framework.tensors.to_numpy(x).shape
-    _ = x.shape  # where the RuntimeError comes from
-    return dtype, creation.shape_of(x, "read the shape of a tensor")

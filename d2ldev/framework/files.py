@@ -10,6 +10,7 @@ into the first of these forms, the canonical one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError
@@ -79,12 +80,25 @@ class Layer(NamedTuple):
     layout: Callable[[str, tuple[int, ...]], Layout] = same
 
 
+SPARSE = "it is sparse: save a dense copy of it, or the tensors that it is made of"
+"""What ``Files.borrow`` says of a sparse tensor."""
+
+
 class Files:
     """Methods a framework implements about files; each has a default that copies once more.
 
     Args:
         tensors: the framework's room of tensors, which the defaults use.
+
+    Attributes:
+        number_dtypes: for each dtype without numbers, such as that of JAX's random keys, the dtype
+            of the numbers that stand for its tensors in a file.
+        wrappers: what a wrapper of a model adds to the names of its tensors: ``'_orig_mod'`` in
+            ``'0._orig_mod.weight'``. ``Models.parts`` gives names without it.
     """
+
+    number_dtypes: Mapping[str, str] = MappingProxyType({})
+    wrappers: Set[str] = frozenset()
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -92,33 +106,28 @@ class Files:
     # -- tensors ----------------------------------------------------------------------------------
 
     def borrow(self, x: Tensor) -> NDArray[Any]:
-        """Return the values in a NumPy array, which the caller reads at once and does not write to.
+        """Return the values in a NumPy array, which the caller does not write to.
 
-        It may alias the tensor's memory. Called by ``save``.
+        It may alias the tensor's memory. Of a dtype in ``number_dtypes`` it has the numbers. Called
+        by ``save``.
+
+        Raises:
+            ValueError: if the tensor cannot be made again of its numbers, its dtype and its shape;
+                the message says what to save in its place.
         """
         return self.tensors.to_numpy(x)
 
-    def adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
+    def adopt(self, array: NDArray[Any], dtype: str, native: Any) -> Tensor:
         """Return a tensor with the values of an array that nobody else holds.
 
-        It may alias the array, which begins at a multiple of 64 bytes. Called by ``load``.
+        Called by ``load``.
+
+        Args:
+            array: of the numbers; the tensor may alias it. It begins at a multiple of 64 bytes.
+            dtype: the name of the tensor's dtype: the array's, or one in ``number_dtypes``.
+            native: the framework's own device.
         """
-        return self.tensors.from_data(array, dtype, native)
-
-    def is_dense(self, x: Tensor) -> bool:
-        """Return whether a tensor can be made again of its numbers, its dtype and its shape."""
-        return True
-
-    def numbers_dtype(self, dtype: str) -> str | None:
-        """Return the dtype of the numbers that stand for tensors of a dtype without numbers.
-
-        None for every other dtype. Only JAX has such dtypes: those of its random keys.
-        """
-        return None
-
-    def from_numbers(self, x: Tensor, dtype: str) -> Tensor:
-        """Return the tensor, of a dtype without numbers, that these numbers stand for."""
-        return x
+        return self.tensors.from_data(array, self.tensors.dtype(dtype), native)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -137,20 +146,6 @@ class Files:
         Called by ``save`` for every model; None if there is nothing to know.
         """
         return None
-
-    def unsaved(self, model: Any) -> Sequence[str]:
-        """Return the names of what a model has learned and no file has, such as a vocabulary.
-
-        Called by ``save`` for every model, which warns of it.
-        """
-        return ()
-
-    def plain_name(self, name: str) -> str:
-        """Return the name of a tensor in any file without what a wrapper of a model adds to it.
-
-        ``Models.parts`` gives names without that.
-        """
-        return name
 
     def complete(
         self,
@@ -181,25 +176,19 @@ class Files:
         """
         return ()
 
-    def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
-        """Return the names that ``load_into`` passes over, in the model and in the file.
+    def optional_names(
+        self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str], *, is_strict: bool
+    ) -> Set[str]:
+        """Return the names of tensors that ``load_into`` leaves alone, here and in the file.
 
-        They are of what the framework itself reads from no file, or only if the file has it.
+        They are what the framework itself reads from no file, or only if the file has it.
 
         Args:
             model: one of ``Models.types``.
             mine: the model's tensors by their names.
             theirs: the names in the file.
-        """
-        return frozenset()
-
-    def strangers(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
-        """Return the names in the file that ``load_into(strict=False)`` leaves out.
-
-        They are of what is no part of such a model, though it may have the same name.
-
-        Args:
-            model, mine, theirs: see ``dispensable``.
+            is_strict: whether all other names have to be on both sides. If not, what the file has
+                of another object under the same names is left alone, too.
         """
         return frozenset()
 
@@ -212,7 +201,7 @@ class Files:
         """
         return None
 
-    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         """Return a function that gives an optimizer a state; nothing changes before its call.
 
         Args:

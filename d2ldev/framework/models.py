@@ -129,6 +129,13 @@ class Models:
         """
         return ()
 
+    def unsaved(self, model: Any) -> Sequence[str]:
+        """Return the names of what a model has learned and no file has, such as a vocabulary.
+
+        Called by ``save`` for every model, which warns of it.
+        """
+        return ()
+
     def remade(self, obj: Any) -> Collection[str]:
         """Return the names of the parts that one of ``types`` makes anew before each call.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from d2ldev.dependencies import import_optional
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.files.format.atomic import replacing
+from d2ldev.files.format.atomic import replace_file
 from d2ldev.settings import peers
 from d2ldev.training.callbacks import NeedsHistory, history_refusal
 from d2ldev.typing import History
@@ -93,8 +93,8 @@ class CSVLogger(_Logger):
     def _begin(self, rows: list[dict[str, float]]) -> None:
         lines: list[list[Any]] = [["epoch", *rows[0]]]
         lines += [[i, *row.values()] for i, row in enumerate(rows)]
-        with replacing(self._path) as descriptor:
-            _write(descriptor, _csv(lines))
+        with replace_file(self._path) as new, open(new, "wb") as file:
+            _write(file.fileno(), _csv(lines))
 
     def _add(self, epoch: int, row: Mapping[str, float]) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)

@@ -26,11 +26,11 @@ from d2ldev.errors import (
     said,
     shown,
 )
-from d2ldev.files.description import Outline
-from d2ldev.files.format.checksums import check_files
-from d2ldev.files.load import Checkpoint, opened
-from d2ldev.files.load_into import Fitting
+from d2ldev.files.format.container import check_files
+from d2ldev.files.load import Checkpoint, open_checkpoint
+from d2ldev.files.load_into import prepare
 from d2ldev.files.save import save
+from d2ldev.files.structure import Outline
 from d2ldev.framework import Learner
 from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.options import KEEPS, Keep, nearest, problem_of
@@ -297,7 +297,8 @@ class Run:
         if not self._team.of_the_first("whether there is a checkpoint", is_there):
             self.save(device)
             return
-        with opened(self._framework, str(self._path), f"resume from {self._path}") as checkpoint:
+        attempted = f"resume from {self._path}"
+        with open_checkpoint(self._framework, str(self._path), attempted) as checkpoint:
             self._resume(checkpoint, device, first_inputs, is_handed_over=is_handed_over)
 
     def _resume(
@@ -395,7 +396,7 @@ class Run:
             finally:
                 put_data_back()
         learner.sync()
-        put = Fitting(self._framework, checkpoint).prepared(learner.parts, found)
+        put, _ = prepare(self._framework, checkpoint, learner.parts, found)
         return lambda: learner.replace(put())
 
     def _take_parts(
@@ -407,8 +408,8 @@ class Run:
         except Exception:
             parts, model = self._learner.parts, found and found.children()["model"]
             if model is not None:
-                fitting = Fitting(self._framework, checkpoint)
-                self._learner.replace({**parts, "model": fitting.prepared(parts["model"], model)()})
+                put, _ = prepare(self._framework, checkpoint, parts["model"], model)
+                self._learner.replace({**parts, "model": put()})
                 self._learner.sync()
             raise
 

@@ -25,7 +25,7 @@ from d2ldev.active import get_backend
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
-from d2ldev.files.format.checksums import check_files
+from d2ldev.files.format.container import check_files
 from d2ldev.framework import Learner, Settings
 from d2ldev.framework.parallel import gpu_of_process
 from d2ldev.framework.training import shard_refusal

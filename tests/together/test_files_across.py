@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev.files.layouts import layouts_of_model
+from d2ldev.files.inventory import ModelInventory
 
 NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
 PAIRS = list(itertools.permutations(NAMES, 2))
@@ -49,7 +49,7 @@ def test_a_model_is_read_as_its_parameters_by_the_names_that_it_had(pair, path):
 
 def test_layers_have_the_same_roles_and_canonical_shapes_everywhere(pair):
     def forms(backend):
-        layouts = layouts_of_model(backend.framework, backend.mlp([3, 4, 2]))
+        layouts = ModelInventory(backend.framework, backend.mlp([3, 4, 2]), "test").layouts
         return {layout.role: layout.shape for layout in layouts.values()}
 
     source, target = pair

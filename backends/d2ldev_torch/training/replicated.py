@@ -219,7 +219,7 @@ def begin_as_the_first(framework: Framework, optimizer: Any) -> None:
         state = [mapped(torch.Tensor.cpu, found, framework.kinds, "send an optimizer's state")]
     distributed.broadcast_object_list(state)
     if not is_first:
-        framework.files.checked_state(optimizer, state[0])()
+        framework.files.prepare_state(optimizer, state[0])()
 
 
 def broadcast_buffers(modules: Iterable[torch.nn.Module]) -> None:

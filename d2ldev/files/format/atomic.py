@@ -1,12 +1,12 @@
 """Replace a file atomically: whenever the writer dies, it is the old file or the new one.
 
-The new file is written to a temporary file in the same folder. It is synchronised to the disk, then
-renamed, and then the folder is synchronised. So a power loss, too, leaves the old file or the new
-one.
+The new file is written in a temporary folder beside the old one. It is synchronised to the disk,
+then renamed, and then the folder around it is synchronised. So a power loss, too, leaves the old
+file or the new one.
 
-A temporary file is named ``.<name>.<process>.<token>.d2ldev-partial``. Its writer locks it, and the
-operating system releases the lock when the process ends, however it ends. The next writer into the
-folder removes those that nobody has locked, and touches no file of any other name.
+A temporary folder is named ``.<name>.<process>.<token>.d2ldev-partial``. Its writer locks it, and
+the operating system releases the lock when the process ends, however it ends. The next writer
+removes those that nobody has locked, and touches nothing of any other name.
 
 Held by ``tests/core/files/test_files_atomic.py``.
 """
@@ -17,13 +17,14 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 try:
     import fcntl
-except ImportError:  # Windows, where no temporary file is removed
+except ImportError:  # Windows, where no temporary folder is removed
     fcntl = None  # type: ignore[assignment]
 
 _SUFFIX = "d2ldev-partial"
@@ -31,10 +32,10 @@ _PARTIAL = re.compile(rf"\..+\.[0-9]+\.[0-9a-f]{{16}}\.{_SUFFIX}", re.DOTALL)
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[int]:
-    """Yield a file descriptor, and rename its file to ``path`` at the end of the block.
+def replace_file(path: str) -> Iterator[str]:
+    """Yield the path where the block writes a new file, which replaces ``path`` at its end.
 
-    If the block raises, ``path`` does not change, and the temporary file is removed.
+    If the block raises, ``path`` does not change, and the new file is removed.
 
     Args:
         path: the file to replace. A symbolic link is followed. The permissions of an existing
@@ -45,21 +46,25 @@ def replacing(path: str) -> Iterator[int]:
     """
     target = os.path.realpath(path)
     mode = _mode_of(target)
-    folder, name = os.path.split(target)
-    _remove_abandoned(folder)
-    descriptor, temporary = _create(folder, name, mode)
+    around, name = os.path.split(target)
+    _remove_abandoned(around)
+    folder, lock = _create(around, name)
     try:
+        new = os.path.join(folder, "new")
+        yield new
+        descriptor = os.open(new, os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
-            yield descriptor
+            # A new file gets what its folder has got by the user's mask.
+            os.chmod(new, os.stat(folder).st_mode & 0o666 if mode is None else mode)
             os.fsync(descriptor)
-            os.replace(temporary, target)
         finally:
             os.close(descriptor)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(folder)
+        os.replace(new, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+    _sync_folder(around)
 
 
 def _mode_of(target: str) -> int | None:
@@ -72,53 +77,50 @@ def _mode_of(target: str) -> int | None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
     if not stat.S_ISREG(status.st_mode):  # /dev/null, a pipe
         raise OSError(errno.EINVAL, "it is not a regular file", target)
-    return stat.S_IMODE(status.st_mode)
+    return stat.S_IMODE(status.st_mode) & 0o777
 
 
-def _create(folder: str, name: str, mode: int | None) -> tuple[int, str]:
-    """Create a temporary file and lock it; return its descriptor and its path."""
+def _create(around: str, name: str) -> tuple[str, int | None]:
+    """Create a temporary folder and lock it; return its path and the descriptor of the lock."""
     # Shortened, so that what stands around it fits into the limit of the file system.
     short = os.fsdecode(os.fsencode(name)[:200])
     while True:
-        own = f"{os.getpid()}.{secrets.token_hex(8)}.{_SUFFIX}"
-        temporary = os.path.join(folder, f".{short}.{own}")
-        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(temporary, flags, 0o666 if mode is None else mode & 0o777)
-        try:
-            if fcntl is not None:
-                # On a file system without locks, no other writer can lock and remove it either.
-                with suppress(OSError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if mode is not None and hasattr(os, "fchmod"):
-                os.fchmod(descriptor, mode)
-            # Another writer may have removed it before it was locked.
-            if os.fstat(descriptor).st_nlink:
-                return descriptor, temporary
-        except BaseException:
-            os.close(descriptor)
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        os.close(descriptor)
+        own = f".{short}.{os.getpid()}.{secrets.token_hex(8)}.{_SUFFIX}"
+        folder = os.path.join(around, own)
+        os.mkdir(folder)
+        if fcntl is None:
+            return folder, None
+        # Another writer may remove it before it is locked.
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            # On a file system without locks, no other writer can lock and remove it either.
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.isdir(folder):
+                return folder, lock
+            os.close(lock)
 
 
-def _remove_abandoned(folder: str) -> None:
-    """Remove the temporary files of writers that were killed."""
+def _remove_abandoned(around: str) -> None:
+    """Remove the temporary folders of writers that were killed."""
     if fcntl is None:
         return
     with suppress(OSError):  # a folder may be writable and not readable
-        for found in os.listdir(folder):
+        for found in os.listdir(around):
             if _PARTIAL.fullmatch(found):
                 # It may be locked, belong to another user, or be gone already.
                 with suppress(OSError):
-                    _remove_if_unlocked(os.path.join(folder, found))
+                    _remove_if_unlocked(os.path.join(around, found))
 
 
 def _remove_if_unlocked(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mode = os.fstat(descriptor).st_mode
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(path)
+        elif stat.S_ISREG(mode):  # as earlier versions wrote them
             os.unlink(path)
     finally:
         os.close(descriptor)

@@ -18,8 +18,8 @@ from saved_files import bits
 
 import d2ldev
 from d2ldev import CheckpointError, D2LDevWarning
-from d2ldev.files.format.dtypes import storage_of
-from d2ldev.files.layouts import layouts_of_model
+from d2ldev.files.format.container import storage_of
+from d2ldev.files.inventory import ModelInventory
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
@@ -186,7 +186,7 @@ NOT_STANDARD = {
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layers_are_claimed_for_other_models(backend, make):
-    assert layouts_of_model(backend.framework, make()) is None
+    assert ModelInventory(backend.framework, make(), "test").layouts is None
 
 
 def test_a_linen_module_is_told_that_its_parameters_are_elsewhere(backend, path):

@@ -9,7 +9,7 @@ from saved_files import bits
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev.files.layouts import layouts_of_model
+from d2ldev.files.inventory import ModelInventory
 
 nn, rnn = mx.gluon.nn, mx.gluon.rnn
 
@@ -92,7 +92,7 @@ def test_what_is_no_state_is_refused_and_nothing_is_changed(backend, made, spoil
     state = files.state(whole["trainer"])
     before = flat(backend, state)
     with pytest.raises(ValueError, match=problem):
-        files.checked_state(whole["trainer"], {**state, **spoilt})
+        files.prepare_state(whole["trainer"], {**state, **spoilt})
     assert flat(backend, files.state(whole["trainer"])) == before
 
 
@@ -107,7 +107,7 @@ def test_a_number_of_another_kind_is_refused(backend, made, value):
     state = files.state(trainer)
     state["numbers"]["lr"] = value
     with pytest.raises(ValueError, match="its numbers: lr is"):
-        files.checked_state(trainer, state)
+        files.prepare_state(trainer, state)
 
 
 def test_a_number_is_no_flag(backend, made):
@@ -115,7 +115,7 @@ def test_a_number_is_no_flag(backend, made):
     state = files.state(trainer)
     state["numbers"]["lazy_update"] = 5
     with pytest.raises(ValueError, match="its numbers: lazy_update is 5"):
-        files.checked_state(trainer, state)
+        files.prepare_state(trainer, state)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -128,7 +128,7 @@ def test_the_arrays_of_a_state_have_the_shapes_of_its_parameters(backend, made, 
     state["states"][here] = state["states"][there]
     message = rf"the state of parameter {here} does not fit: it is .*\(1, 4\)"
     with pytest.raises(ValueError, match=message):
-        files.checked_state(trainer, state)
+        files.prepare_state(trainer, state)
 
 
 def test_nothing_is_changed_before_what_was_checked_is_called(backend, path, made):
@@ -139,7 +139,7 @@ def test_nothing_is_changed_before_what_was_checked_is_called(backend, path, mad
     old = flat(backend, files.state(trainer))
     train(backend, **whole, device="gpu:0")
     new = flat(backend, files.state(trainer))
-    put = files.checked_state(trainer, backend.load(path))
+    put = files.prepare_state(trainer, backend.load(path))
     assert flat(backend, files.state(trainer)) == new != old
     put()
     assert flat(backend, files.state(trainer)) == old
@@ -286,7 +286,7 @@ NOT_STANDARD = {
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layouts_are_claimed_for_other_models(backend, make):
-    assert layouts_of_model(backend.framework, make()) is None
+    assert ModelInventory(backend.framework, make(), "test").layouts is None
 
 
 def test_a_trainer_is_known_by_the_order_in_which_its_parameters_were_made(backend, path, made):

@@ -413,7 +413,7 @@ def test_a_broken_state_of_an_optimizer_is_refused_and_nothing_changes(backend, 
     before = [np.array(v.numpy()) for v in optimizer.variables]
     files = backend.framework.files
     with pytest.raises((ValueError, TypeError, AttributeError)):
-        files.checked_state(optimizer, break_it(dict(files.state(optimizer))))
+        files.prepare_state(optimizer, break_it(dict(files.state(optimizer))))
     for variable, value in zip(optimizer.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
 

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev.files.format.dtypes import storage_of
+from d2ldev.files.format.container import storage_of
 
 # -- tensors and models ----------------------------------------------------------------------------
 
@@ -477,7 +477,7 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     optimizer.state[weight]["momentum_buffer"] = torch.full((3,), 1 / 3)
     files = torch_backend.framework.files
-    files.checked_state(optimizer, files.state(optimizer))()
+    files.prepare_state(optimizer, files.state(optimizer))()
     assert optimizer.state[weight]["momentum_buffer"].dtype == torch.float32
 
 
@@ -497,7 +497,7 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
 def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):
     optimizer = made(torch_backend, OPTIMIZERS["Adam"], 1)["optimizer"]
     with pytest.raises(ValueError, match=problem):
-        torch_backend.framework.files.checked_state(
+        torch_backend.framework.files.prepare_state(
             optimizer, spoil(torch_backend.framework.files.state(optimizer))
         )
 
@@ -546,7 +546,7 @@ def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key,
     kept = {**state["state"][0], key: value}
     spoilt = {**state, "state": {**state["state"], 0: kept}}
     with pytest.raises(ValueError, match=f"its {key}"):
-        files.checked_state(optimizer, spoilt)
+        files.prepare_state(optimizer, spoilt)
 
 
 @pytest.mark.parametrize("settings", [{"betas": 5}, {"betas": [0.9]}, {"lr": "a"}], ids=str)
@@ -555,13 +555,13 @@ def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, se
     state = files.state(optimizer)
     spoilt = {**state, "param_groups": [{**state["param_groups"][0], **settings}]}
     with pytest.raises(ValueError, match="its settings"):
-        files.checked_state(optimizer, spoilt)
+        files.prepare_state(optimizer, spoilt)
 
 
 def test_a_state_without_what_is_kept_from_the_beginning_is_refused(torch_backend):
     optimizer, files = _stepped(torch.optim.Adagrad), torch_backend.framework.files
     with pytest.raises(ValueError, match="its step"):
-        files.checked_state(optimizer, {**files.state(optimizer), "state": {}})
+        files.prepare_state(optimizer, {**files.state(optimizer), "state": {}})
 
 
 @pytest.mark.parametrize(
@@ -579,7 +579,7 @@ def test_a_state_of_any_optimizer_of_torch_is_taken(torch_backend, name, setting
     optimizer = _stepped(getattr(torch.optim, name), **settings)
     files = torch_backend.framework.files
     before = files.state(optimizer)
-    files.checked_state(optimizer, before)()
+    files.prepare_state(optimizer, before)()
     torch.testing.assert_close(files.state(optimizer)["state"], before["state"])
 
 

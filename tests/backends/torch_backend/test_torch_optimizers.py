@@ -360,7 +360,7 @@ def test_a_file_changes_no_attribute_of_torchs_own(virtual, name):
     state = virtual.framework.files.state(optimizer)
     state["attributes"] = {**state["attributes"], name: 3}
     with pytest.raises(ValueError, match="no attribute of an optimizer's own"):
-        virtual.framework.files.checked_state(optimizer, state)
+        virtual.framework.files.prepare_state(optimizer, state)
 
 
 @pytest.mark.parametrize("name", ["in a list", "around another", "by parameter", "in an object"])

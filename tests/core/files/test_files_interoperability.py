@@ -6,12 +6,12 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from hostile_files import entry, file_of, told
+from hostile_files import entry, file_of
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from d2ldev import Backend, CheckpointError, DeviceUnavailableError, get_backend
-from d2ldev.files.format.dtypes import NAMES, numpy_dtype
+from d2ldev.files.format.container import NAMES, numpy_dtype
 
 DTYPES = get_backend("reference").dtype_names
 ODD_BYTES = bytes(range(240, 256)) * 3
@@ -116,26 +116,6 @@ def test_complex_numbers_of_another_program_are_read(reference, path):
     assert reference.to_numpy(loaded).tolist() == [1 + 2j, -3j]
 
 
-OLDER = {
-    "complex64": ("F32", [2, 2]),
-    "float8_e8m0fnu": ("U8", [2]),
-    "float8_e4m3fnuz": ("U8", [2]),
-    "float8_e5m2fnuz": ("U8", [2]),
-}
-
-
-@pytest.mark.parametrize("dtype", OLDER)
-def test_files_from_before_the_format_had_a_dtype_are_read(reference, path, dtype):
-    tag, shape = OLDER[dtype]
-    array = np.frombuffer(ODD_BYTES[:16], numpy_dtype(dtype))[:2]
-    header = told(version=3, root={"array": 0}, tensors=[["x", dtype, None]])
-    header["x"] = entry(tag, shape, (0, array.nbytes))
-    path.write_bytes(file_of(header, array.tobytes()))
-    loaded = reference.load(path)
-    assert loaded.dtype == array.dtype
-    assert loaded.tobytes() == array.tobytes()
-
-
 PACKED = {"F4": ([4], 2), "F6_E2M3": ([2, 2], 3), "F6_E3M2": ([4], 3)}
 
 
@@ -169,11 +149,20 @@ def test_a_header_may_end_with_white_space(reference, path, padding):
     assert list(load_file(path)) == list(reference.load(path)) == ["x"]
 
 
-@pytest.mark.parametrize("first", [b" ", b"\n", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("first", [b"x", b"\xef\xbb\xbf"])
 def test_a_header_begins_with_a_brace(reference, path, first):
     path.write_bytes(file_of(first + json.dumps({"x": entry()}).encode(), bytes(4)))
-    with pytest.raises(CheckpointError, match="not a JSON object"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         reference.load(path)
+
+
+def test_one_nesting_gives_the_same_bytes(reference, path):
+    nesting = {"y": reference.ones(2), "x": [np.ones(3, "int8"), reference.zeros(2)], "n": 1}
+    reference.save(nesting, path)
+    first = path.read_bytes()
+    for _ in range(20):
+        reference.save(nesting, path)
+        assert path.read_bytes() == first
 
 
 def test_the_header_is_padded_with_blanks(reference, path):

@@ -64,7 +64,7 @@ class CellFiles(ReferenceFiles):
             return {"steps": optimizer.steps, "moment": [optimizer.moment]}
         return None
 
-    def checked_state(self, optimizer, state):
+    def prepare_state(self, optimizer, state):
         if state["moment"][0].shape != optimizer.moment.shape:
             raise ValueError("its moment has another shape")
         return lambda: vars(optimizer).update(steps=state["steps"], moment=state["moment"][0])
@@ -184,7 +184,7 @@ def test_one_model_that_is_two_in_the_file_is_refused(framework, path):
     framework.framework.models.refilled = False
     framework.save([Cell(w=framework.ones(2)), Cell(w=framework.zeros(2))], path)
     cell = Cell(w=framework.zeros(2))
-    with pytest.raises(CheckpointError, match="1 is the Cell that is 0, too"):
+    with pytest.raises(CheckpointError, match=r"0\.w and 1\.w are one tensor here"):
         framework.load_into([cell, cell], path)
 
 
@@ -289,6 +289,6 @@ def test_models_and_optimizers_that_were_read_are_listed(framework, path):
     mine = {"net": Cell(a=framework.zeros(2), b=framework.zeros(2)), "p": framework.zeros(1)}
     mine["o"] = Optimizer(0, framework.zeros(3))
     loaded = framework.load_into(mine, path, strict=False)
-    assert (loaded.matched, loaded.missing) == (["net.a", "o"], ["p", "net.b"])
+    assert (loaded.matched, loaded.missing) == (["net.a", "o"], ["net.b", "p"])
     assert mine["o"].steps == 5
     assert values(framework, mine["net"].tensors["a"]) == [1, 1]

@@ -117,4 +117,4 @@ def test_what_a_room_that_was_left_out_would_do_is_an_error_of_ours(small, call,
 
 def test_an_optimizer_that_takes_no_state_says_so(small):
     with pytest.raises(UnsupportedValueError, match="a dict takes no state"):
-        small.framework.files.checked_state({}, {})
+        small.framework.files.prepare_state({}, {})

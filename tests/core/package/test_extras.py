@@ -109,8 +109,7 @@ def test_files_brings_files_and_the_dtypes_that_numpy_lacks(install):
     run = install("files")
     assert packages(run) == {"d2ldev", "numpy", "ml-dtypes", "safetensors", "xxhash"}
     code = """
-from d2ldev.files.format.checksums import check_files
-from d2ldev.files.format.dtypes import numpy_dtype
+from d2ldev.files.format.container import check_files, numpy_dtype
 check_files("save")
 print(numpy_dtype("bfloat16"))
 """

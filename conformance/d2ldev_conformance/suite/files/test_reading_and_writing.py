@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, Trainer, UnsupportedValueError
-from d2ldev.files.layouts import layouts_of_model
+from d2ldev.files.inventory import ModelInventory
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.provision import composites, loops, networks, samples
 from d2ldev_conformance.requirement import requirement
@@ -468,7 +468,7 @@ def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place)
     stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
     by_role = {
         layout.role: layout.canonical(stored[name])
-        for name, layout in layouts_of_model(backend.framework, net).items()
+        for name, layout in ModelInventory(backend.framework, net, "test").layouts.items()
     }
     x = numbers("float32", (5, 4)) / 7
     hidden = np.tanh(x @ by_role["0.weight"].T + by_role["0.bias"])

@@ -44,7 +44,7 @@ def test_what_two_gpus_learned_comes_back_if_the_optimizer_takes_no_state(virtua
         raise ValueError("no such state")
 
     # In this process alone: the others are started anew.
-    monkeypatch.setattr(virtual.framework.files, "checked_state", refuse)
+    monkeypatch.setattr(virtual.framework.files, "prepare_state", refuse)
     net = attentive(virtual)
     before = net.net[0].weight.detach().clone()
     with pytest.raises(d2ldev.CheckpointError, match="no such state"):

@@ -5,10 +5,9 @@ import os
 
 import numpy as np
 import pytest
-from hostile_files import DATA, entry, file_of, told
+from hostile_files import DATA, KEY, entry, file_of, told
 
 from d2ldev import CheckpointError
-from d2ldev.files.format.header import CHECKSUM, HEADER, STRUCTURE
 
 # A name that JSON escapes, and so few bytes that all pairs can be tried.
 SMALL = {"\u00e9": np.ones(1, "int8")}
@@ -64,13 +63,9 @@ def test_every_bit_of_the_header_with_one_of_the_data_is_found(small):
     assert small.unnoticed(itertools.product(small.header, small.data)) == []
 
 
-@pytest.mark.parametrize(
-    "keys", [*itertools.combinations((STRUCTURE, CHECKSUM, HEADER), 2)], ids=str
-)
-def test_a_file_with_two_damaged_keys_is_not_that_of_another_program(small, keys):
-    # The bits that change a character but not its meaning in JSON have been tried above.
-    first, second = (small.places(f'"{key}"'.encode())[::3] for key in keys)
-    assert small.unnoticed(itertools.product(first, second)) == []
+def test_a_file_with_a_key_that_is_damaged_twice_is_not_that_of_another_program(small):
+    key = small.places(f'"{KEY}"'.encode())
+    assert small.unnoticed(itertools.combinations(key, 2)) == []
 
 
 @pytest.mark.nightly
@@ -89,13 +84,11 @@ def test_every_bit_of_the_header_of_a_run_with_every_bit_of_its_last_tensor_is_f
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [{STRUCTURE}, {CHECKSUM}, {HEADER}, {CHECKSUM, HEADER}, {STRUCTURE, CHECKSUM}],
-    ids=lambda keys: "+".join(sorted(keys)),
+    "keys", [{"d2ldev.checksum"}, {KEY, "d2ldev.header"}, {"d2ldev_structuRe"}]
 )
 def test_a_file_that_has_some_of_the_keys_is_damaged(reference, path, keys):
     header = told()
-    header["__metadata__"] = {key: header["__metadata__"][key] for key in keys}
+    header["__metadata__"] = dict.fromkeys(keys, header["__metadata__"][KEY])
     path.write_bytes(file_of(header, DATA))
     with pytest.raises(CheckpointError, match="a part of its keys"):
         reference.load(path)
@@ -105,8 +98,3 @@ def test_a_file_of_another_program_has_none_of_the_keys_and_is_read(reference, p
     header = {"x": entry(), "__metadata__": {"format": "pt", "structure": "none"}}
     path.write_bytes(file_of(header, DATA))
     assert list(reference.load(path)) == ["x"]
-
-
-def test_a_file_of_the_version_before_needs_no_checksum_of_its_header(reference, path):
-    path.write_bytes(file_of(told(version=3), DATA))
-    assert reference.to_numpy(reference.load(path)).tolist() == [0]

@@ -1,12 +1,10 @@
 """Whatever is done to a file, it is read or refused."""
 
 import json
-import zlib
-from collections import deque
 
 import numpy as np
 import pytest
-from hostile_files import described, entry, file_of
+from hostile_files import KEY, described, description_of, entry, file_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +18,8 @@ def nesting():
     return {
         "x": x,
         "tied": [x, (x, np.arange(3))],
-        "n": [1, 2**70, float("inf"), 1j, b"ab", None, "text", np.float32(1), deque([1], 2)],
-        ("a", 1): {3, (4, "b")},
+        "n": [1, 2**70, float("inf"), 1j, b"ab", None, "text", np.float32(1)],
+        ("a", 1): {3: (4, "b")},
         "y": REFERENCE.zeros((2, 0, 3), dtype="complex128"),
     }
 
@@ -109,7 +107,7 @@ def test_json_that_is_changed_with_checksums_that_are_right(whole, path, edits):
     length = int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8 : 8 + length])
     metadata = header["__metadata__"]
-    description = json.loads(metadata["d2ldev.structure"])
+    description = description_of(header)
     for in_description, where, is_dropped, new in edits:
         found = places(description if in_description else header)
         if not found:
@@ -120,7 +118,7 @@ def test_json_that_is_changed_with_checksums_that_are_right(whole, path, edits):
         else:
             container[key] = new
     text = json.dumps(description)
-    if header.get("__metadata__") is metadata and "d2ldev.structure" in metadata:
+    if header.get("__metadata__") is metadata and KEY in metadata:
         metadata |= described(text)
     is_read_or_refused(path, file_of(header, whole[8 + length :]))
 
@@ -160,19 +158,19 @@ def test_hostile_values_in_each_place_of_a_header(whole, path, new):
 def _parts(text):
     """Return the header and the description in it."""
     header = json.loads(text)
-    return header, json.loads(header["__metadata__"]["d2ldev.structure"])
+    return header, description_of(header)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        '{"version": NaN}',
-        '{"version": Infinity}',
-        '{"version": 4, "version": 4}',
-        '{"version": 1e999}',
-        '{"version": ' + "9" * 5000 + "}",
-        '{"version": ' + "[" * 100_000,
-        '{"version": 4, "root": "\\ud800"}',
+        '{"backend": NaN}',
+        '{"backend": Infinity}',
+        '{"backend": "a", "backend": "a"}',
+        '{"backend": 1e999}',
+        '{"backend": ' + "9" * 5000 + "}",
+        '{"backend": ' + "[" * 100_000,
+        '{"backend": 4, "root": "\\ud800"}',
         '"\\ud800"',
         "\ud800",
         "",
@@ -181,12 +179,7 @@ def _parts(text):
     ids=lambda text: ascii(text[:30]),
 )
 def test_a_description_that_is_no_json_of_ours(path, text):
-    metadata = {
-        "d2ldev.header": "0" * 16,
-        "d2ldev.checksum": f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}",
-        "d2ldev.structure": text,
-    }
-    path.write_bytes(file_of({"__metadata__": metadata, "x": entry()}, bytes(4)))
+    path.write_bytes(file_of({"__metadata__": described(text), "x": entry()}, bytes(4)))
     for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(nesting(), path)):
         with pytest.raises(CheckpointError):
             read()

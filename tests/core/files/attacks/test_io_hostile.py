@@ -3,16 +3,17 @@
 import json
 import os
 import sys
-import tracemalloc
 
 import pytest
 from hostile_files import (
+    DAMAGED,
     DATA,
     DESCRIPTION,
     FORMAT,
     containers,
     deep,
     described,
+    description_of,
     entry,
     file_of,
     layouts,
@@ -53,23 +54,10 @@ def test_what_the_errors_are_told_from_is_a_file_that_can_be_read(reference, pat
     assert list(reference.load(path)) == ["x"]
 
 
-@pytest.mark.parametrize("name", [name for name in FORMAT if "end" not in name])
-def test_what_a_header_claims_is_not_allocated(reference, path, name):
-    path.write_bytes(FORMAT[name][0])
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointError):
-            reference.load(path)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 1_000_000
-
-
 def test_a_file_of_a_terabyte_without_a_header_is_not_read(reference, path):
     with open(path, "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(CheckpointError, match="not a JSON object"):
+    with pytest.raises(CheckpointError, match=DAMAGED):
         reference.load(path)
 
 
@@ -90,20 +78,15 @@ def test_a_file_that_was_cut_anywhere_is_an_error(reference, path):
             reference.load(path)
 
 
-def test_a_description_that_was_changed_is_an_error(reference, path):
-    header = told()
-    text = header["__metadata__"]["d2ldev.structure"]
-    header["__metadata__"]["d2ldev.structure"] = text.replace("reference", "Reference")
-    path.write_bytes(file_of(header, DATA))
-    with pytest.raises(CheckpointError, match="description is damaged"):
-        reference.load(path)
-
-
-def test_a_description_without_a_checksum_is_an_error(reference, path):
-    header = told()
-    del header["__metadata__"]["d2ldev.checksum"]
-    path.write_bytes(file_of(header, DATA))
-    with pytest.raises(CheckpointError, match="description is damaged"):
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"reference", b"Reference"), (b'"x":{', b'"y":{'), (b"F32", b"I32"), (b"[1]", b"[ ]")],
+)
+def test_a_header_that_was_changed_is_an_error(reference, path, old, new):
+    whole = file_of(told(), DATA)
+    path.write_bytes(whole.replace(old, new))
+    assert path.read_bytes() != whole
+    with pytest.raises(CheckpointError, match="its header is damaged: the checksum differs"):
         reference.load(path)
 
 
@@ -139,8 +122,7 @@ def test_containers_that_share_without_end_have_no_names(reference, path):
 
 def test_json_of_the_description_is_read_as_strictly(reference, path):
     header = told()
-    text = header["__metadata__"]["d2ldev.structure"].replace('"version": 4', '"version": NaN')
-    assert json.loads(text)["version"] != 4
+    text = json.dumps(description_of(header)).replace('"reference"', "NaN")
     header["__metadata__"] = described(text)
     path.write_bytes(file_of(header, DATA))
     with pytest.raises(CheckpointError, match="NaN"):

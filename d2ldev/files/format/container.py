@@ -1,0 +1,322 @@
+"""Write and read a safetensors file by the ``safetensors`` safetensors.
+
+The library checks the header, and does all of a file but three things. NumPy lacks dtypes, which
+``ml_dtypes`` has: so the bytes of a tensor are read here, from where the library says that they
+are. The format lacks dtypes: the bytes of such a tensor are stored as another one. And the format
+has no checksums: the metadata has one key of d2ldev's, whose value is the version, a checksum of
+all names, dtypes, shapes and the structure, and the structure, which has each tensor's own.
+
+A key that is nearly the same is a damaged one; so no two flipped bits make a file
+that of another program, which has no checksums. One key, because the library writes several in any
+order, and the same nesting shall give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from d2ldev.dependencies import import_optional
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+VERSION = 5
+"""The version of the files that are written; those of version 4 are read, too."""
+_KEY = "d2ldev.structure"
+_KEYS_OF_4 = frozenset({_KEY, "d2ldev.checksum", "d2ldev.header"})
+
+TAGS = {
+    "bool": "BOOL",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    # Packed in a file, and one to a byte in memory: these are not read.
+    "float4_e2m1fn": "F4",
+    "float6_e2m3fn": "F6_E2M3",
+    "float6_e3m2fn": "F6_E3M2",
+}
+"""The format's name of each dtype that it has."""
+NAMES = {tag: name for name, tag in TAGS.items()}
+_BITS = {tag: int("".join(re.findall(r"\d+", tag)[:1]) or 8) for tag in NAMES}
+
+MAX_HEADER = 100_000_000
+"""The longest header in bytes, by the rules of the format."""
+# In bytes; XLA copies memory that does not begin at a multiple of it.
+_ALIGNMENT = 64
+# How many bytes are read at once; the checksum then finds them in the cache.
+_PIECE = 1 << 20
+
+
+class FileError(ValueError):
+    """A file cannot be read; the message says why, and names no path."""
+
+
+class Entry(NamedTuple):
+    """A tensor in a file.
+
+    Args:
+        tag: the format's name of its dtype.
+        shape: its shape there.
+        begin: where its bytes begin in the file.
+    """
+
+    tag: str
+    shape: tuple[int, ...]
+    begin: int
+
+
+def check_files(attempted: str) -> None:
+    """Check that files can be written and read here, before anything is done.
+
+    Raises:
+        PackageNotInstalledError: without ``safetensors`` or ``xxhash``.
+    """
+    for module in ("safetensors", "xxhash"):
+        import_optional(module, attempted, extra="files")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of a name, from ``ml_dtypes`` if NumPy has none.
+
+    Raises:
+        PackageNotInstalledError: if NumPy has none, and ``ml_dtypes`` is missing.
+    """
+    if name.startswith(("bfloat", "float8")):
+        module = import_optional("ml_dtypes", f"hold {name} in NumPy", extra="files")
+        dtype: np.dtype[Any] = np.dtype(getattr(module, name))
+        return dtype
+    return np.dtype(name)
+
+
+def storage_of(name: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return how a dtype is stored: its tag, and the sizes that follow the tensor's shape.
+
+    None if it is not a dtype of numbers, or is packed.
+
+    >>> storage_of("bfloat16"), storage_of("complex128")
+    (('BF16', ()), ('F64', (2,)))
+    """
+    if name == "complex128":  # as real and imaginary parts
+        return "F64", (2,)
+    if name in TAGS:
+        return (TAGS[name], ()) if _BITS[TAGS[name]] >= 8 else None
+    if not re.fullmatch(r"float8_e\dm\d[a-z0-9]*", name):
+        return None
+    try:
+        numpy_dtype(name)
+    except AttributeError:
+        return None
+    return "U8", ()
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """View an array as bytes in C order; copy it if it is not contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def start_checksum(dtype: str, shape: tuple[int, ...]) -> Any:
+    """Start the checksum of a tensor: of its dtype and shape, and then of its bytes.
+
+    XXH3 (https://github.com/Cyan4973/xxHash) takes less time than copying the bytes does.
+    """
+    import xxhash
+
+    return xxhash.xxh3_64(f"{dtype}{list(shape)}".encode())
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def make_file(arrays: Mapping[str, NDArray[Any]], structure: str, path: str | None = None) -> bytes:
+    """Write a file, or return its bytes where no path is given.
+
+    Args:
+        arrays: by their names, each in C order.
+        structure: the description of the nesting, in ASCII.
+        path: where nothing is yet.
+
+    Raises:
+        FileError: if the library cannot write it.
+    """
+    import safetensors
+
+    specs, entries = {}, {}
+    for name, array in arrays.items():
+        tag, suffix = storage_of(array.dtype.name) or ("", ())
+        shape = (*array.shape, *suffix)
+        entries[name] = Entry(tag, shape, 0)
+        # Where the format has no such dtype, it is stored as one of the same bytes.
+        as_dtype = array.dtype.name if array.dtype.name in TAGS else NAMES[tag]
+        specs[name] = safetensors.TensorSpec(
+            dtype=as_dtype, shape=shape, data_ptr=array.ctypes.data, data_len=array.nbytes
+        )
+    metadata = {_KEY: f"{VERSION} {_sum_of(entries, structure)} {structure}"}
+    try:
+        if path is None:
+            made: bytes = safetensors.serialize(specs, metadata)
+        else:
+            safetensors.serialize_file(specs, path, metadata)
+            with open(path, "rb") as file:
+                made = file.read(8)
+    except safetensors.SafetensorError as error:
+        raise FileError(str(error)) from error
+    # The library writes a header that it does not read.
+    if int.from_bytes(made[:8], "little") > MAX_HEADER:
+        raise FileError("its header is too long: long lists of numbers belong into arrays")
+    return made
+
+
+def _sum_of(entries: Mapping[str, Entry], structure: str) -> str:
+    """Return the checksum of the names, dtypes and shapes of tensors, and of the structure."""
+    tensors = sorted((name, entry.tag, entry.shape) for name, entry in entries.items())
+    import xxhash
+
+    digest: str = xxhash.xxh3_64_hexdigest(json.dumps([VERSION, tensors, structure]).encode())
+    return digest
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[str, str]]:
+    """Return the tensors of a file in the order of their bytes, and its metadata.
+
+    Args:
+        path: of the file.
+        file: the same, opened.
+
+    Raises:
+        FileError: if it breaks a rule of the format.
+    """
+    import safetensors
+
+    position = 8 + int.from_bytes(file.read(8), "little")
+    entries = {}
+    try:
+        with safetensors.safe_open(path, framework="numpy", backend="pread") as opened:
+            for name in opened.offset_keys():
+                part = opened.get_slice(name)
+                tag, shape = part.get_dtype(), tuple(part.get_shape())
+                if tag not in _BITS:
+                    raise FileError(f"its tensor {quoted(name)} has an unknown dtype: {tag}")
+                entries[name] = Entry(tag, shape, position)
+                position += math.prod(shape) * _BITS[tag] // 8
+            metadata = opened.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise FileError(f"it is not a safetensors file, or is damaged: {error}") from error
+    status = os.fstat(file.fileno())
+    if not os.path.samestat(status, os.stat(path)) or status.st_size != position:
+        raise FileError("it has changed while it was read")
+    return entries, metadata
+
+
+def structure_in(
+    entries: Mapping[str, Entry], metadata: Mapping[str, str], file: BinaryIO
+) -> str | None:
+    """Return the description of the nesting in a file; None for the file of another program.
+
+    Args:
+        entries, metadata: what ``read_header`` returned.
+        file: the file.
+
+    Raises:
+        FileError: if a checksum differs, or another version wrote the file.
+    """
+    ours = {key for key in metadata if any(_is_nearly(key, known) for known in _KEYS_OF_4)}
+    if not ours:
+        return None
+    if ours not in ({_KEY}, _KEYS_OF_4):
+        raise FileError("its description is damaged: the metadata has a part of its keys")
+    structure = metadata[_KEY]
+    if ours == _KEYS_OF_4:
+        is_whole = _is_whole_4(metadata, file)
+    else:
+        version, digits, structure = (*structure.split(" ", 2), "", "")[:3]
+        if version != str(VERSION):
+            raise FileError(
+                f"it is of version {quoted(version)}, and this d2ldev reads 4 and {VERSION}: a "
+                "newer one wrote it"
+            )
+        is_whole = _sum_of(entries, structure) == digits
+    if not is_whole:
+        raise FileError("its header is damaged: the checksum differs")
+    return structure
+
+
+def _is_nearly(key: str, known: str) -> bool:
+    """Return whether two flipped bits, or none, make a key of a known one."""
+    # Two of them make "\\r" of "tr", which is one character.
+    return abs(len(key) - len(known)) <= 1 and SequenceMatcher(None, key, known).ratio() > 0.8
+
+
+def _is_whole_4(metadata: Mapping[str, str], file: BinaryIO) -> bool:
+    """Return whether the header of a file of version 4 is as it was written.
+
+    It has a CRC-32 of the structure, and an XXH3 of all its bytes and its length, with zeros for
+    the digits.
+    """
+    file.seek(0)
+    first = file.read(8)
+    text = file.read(int.from_bytes(first, "little"))
+    key, digits = b'"d2ldev.header":"', metadata["d2ldev.header"].encode()
+    blank = text.replace(key + digits, key + b"0" * len(digits), 1)
+    import xxhash
+
+    crc = f"{zlib.crc32(metadata[_KEY].encode()):08x}"
+    found = xxhash.xxh3_64_hexdigest(first + blank).encode()
+    return bool(found == digits and crc == metadata["d2ldev.checksum"])
+
+
+def read_array(
+    file: BinaryIO, begin: int, shape: tuple[int, ...], dtype: str, checksum: Any = None
+) -> NDArray[Any]:
+    """Read a tensor into new memory that a framework may keep.
+
+    Args:
+        file: unbuffered.
+        begin: where its bytes begin.
+        shape, dtype: of the array.
+        checksum: gets all the bytes; None for none.
+
+    Raises:
+        FileError: if the file has become shorter, or NumPy has no such array.
+    """
+    native = numpy_dtype(dtype)
+    size = math.prod(shape) * native.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    memory = memory[first : first + size]
+    view = memoryview(memory)  # type: ignore[arg-type]
+    file.seek(begin)
+    while view:
+        count = file.readinto(view[:_PIECE])  # type: ignore[attr-defined]
+        if not count:
+            raise FileError("it has become shorter while it was read")
+        if checksum is not None:
+            checksum.update(view[:count])
+        view = view[count:]
+    try:
+        return memory.view(native).reshape(shape)
+    except ValueError as error:  # NumPy has fewer dimensions than the format
+        raise FileError(f"NumPy has no array of the shape {shape}: {error}") from error
+
+
+def quoted(name: str) -> str:
+    """Return a name in a file for a message: never long, and of characters that can be printed."""
+    return repr(name if len(name) <= 80 else f"{name[:77]}...")

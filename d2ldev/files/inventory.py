@@ -1,0 +1,105 @@
+"""List what files have of a model: once for each model in a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from d2ldev.files.format.container import FileError
+from d2ldev.framework import Framework, Layout
+from d2ldev.framework.files import same
+from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
+from d2ldev.nesting.walk import joined, labelled
+from d2ldev.operations.placing import Inventory
+
+
+def is_model(framework: Framework, x: Any) -> bool:
+    """Return whether files have a value by the names of its tensors: a model or an optimizer."""
+    return framework.kinds[type(x)] is OBJECT or framework.files.layers(x) is not None
+
+
+class ModelInventory(Inventory):
+    """What files have of a model: its tensors by name, and their layouts.
+
+    Attributes:
+        model: the model.
+        layouts: by the names of the tensors. None if the layers are not in one sequence, or if the
+            model has tensors outside of them.
+        settings: what the containers in a model have besides its tensors, such as batch sizes: by
+            its name the name of the container, and the setting as text.
+    """
+
+    def __init__(self, framework: Framework, model: Any, attempted: str) -> None:
+        super().__init__(framework, model, attempted, is_saved=True)
+        self.model = model
+        self.settings = dict(self._find_settings())
+        self.layouts = self._find_layouts(framework.files.layers(model))
+
+    def _find_layouts(self, layers: Any) -> dict[str, Layout] | None:
+        tensors = {name: x for name, x in self.entries if name not in self.unlisted}
+        names = {id(x): name for name, x in tensors.items()}
+        found: dict[str, Layout] = {}
+        for index, layer in enumerate(layers or ()):
+            if layer.weight is None:
+                return None
+            parts = ("weight", layer.weight, layer.layout), ("bias", layer.bias, same)
+            for part, x, layout in parts:
+                name = names.get(id(x))
+                if name in found:
+                    return None  # a layer that is there twice
+                if name is not None:
+                    found[name] = layout(f"{index}.{part}", tuple(int(size) for size in x.shape))
+        # A tied tensor would be found by one of its names only: a model with ties has no layouts.
+        return found if found and found.keys() == tensors.keys() else None
+
+    def _find_settings(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        waiting = [(name, value) for name, value, _, _ in reversed(self.parts)]
+        seen: dict[int, Any] = {}
+        while waiting:
+            path, x = waiting.pop()
+            kind = self.framework.kinds[type(x)]
+            if isinstance(kind, Kind) or id(x) in seen:
+                continue
+            seen[id(x)] = x  # kept, so that its id stays its own
+            children = labelled(x, kind, path, self.attempted)
+            waiting += [(joined(path, label), child) for label, child in reversed(children)]
+            known = {label for label, _ in children}
+            for label, value in labelled(x, kind.saved or kind, path, self.attempted):
+                if kind.saved is not None and label not in known:
+                    yield joined(path, label), (path, self._in_words(value))
+
+    def _in_words(self, x: Any) -> str:
+        if self.framework.kinds[type(x)] is TENSOR:
+            x = self.framework.files.borrow(x).tolist()
+        if isinstance(x, (list, tuple)):
+            return f"[{', '.join(map(self._in_words, x))}]"
+        return repr(x.item() if isinstance(x, np.generic) else x)
+
+
+def read_layouts(told: Any) -> Mapping[str, Layout]:
+    """Read the layouts in a file.
+
+    Raises:
+        FileError: if they are no layouts.
+    """
+    if not isinstance(told, dict):
+        raise FileError("its layouts are none")
+    return {name: _read_layout(what) for name, what in told.items()}
+
+
+def _read_layout(what: Any) -> Layout:
+    is_four = isinstance(what, list) and len(what) == 4 and isinstance(what[0], str)
+    if is_four and all(map(_is_sizes, what[1:])):
+        role, split, axes, shape = what
+        if sorted(axes) == list(range(len(split))) and math.prod(split) == math.prod(shape):
+            return Layout(role, tuple(split), tuple(axes), tuple(shape))
+    raise FileError("one of its layouts is none")
+
+
+def _is_sizes(values: object) -> bool:
+    """Return whether a value can be a shape."""
+    is_list = isinstance(values, list) and len(values) <= 32  # as many as NumPy 1 has
+    return is_list and all(type(value) is int and 0 <= value < 2**63 for value in values)  # type: ignore[attr-defined]

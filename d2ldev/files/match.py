@@ -1,0 +1,420 @@
+"""Match what an object holds with what a file has, by names: nowhere else are names compared.
+
+A name is the path to a value: keys, indices and fields, and in a model the names of its tensors,
+with dots between them. So a model of another framework, another program's file and a nesting are
+matched alike. Where the layers of a model are known on both sides, their roles are its names.
+
+Held by the requirements ``io.load-into-*`` of the suite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from d2ldev.errors import D2LDevError, UnsupportedValueError, said, shown
+from d2ldev.files.inventory import ModelInventory, is_model
+from d2ldev.files.load import shorten
+from d2ldev.files.structure import MODEL, STATE, Outline, Stored, flatten, make_unique
+from d2ldev.framework import Framework, Layout
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
+from d2ldev.nesting.walk import joined, labelled
+from d2ldev.operations.creation import shape_of
+from d2ldev.operations.other_backends import of_another_backend
+
+
+class Pair(NamedTuple):
+    """A tensor or an array, and what it is in the file.
+
+    Args:
+        value: the tensor or the array.
+        stored: what it is in the file.
+        layouts: its layout in the file, and here, if they differ.
+    """
+
+    value: Any
+    stored: Stored
+    layouts: tuple[Layout, Layout] | None
+
+
+class Place(NamedTuple):
+    """Where in an object a value is: its path, and the id of the value that is there now."""
+
+    path: str
+    now: int
+
+
+class Match:
+    """What of a file goes where in an object; nothing is changed but what ``complete`` makes.
+
+    Args:
+        framework: whose object it is.
+        obj: an object like the one that was saved.
+        found: the file's ``Outline``, or what is in it.
+        attempted: what the caller is doing, for messages.
+        called: how messages call the file.
+        is_strict: whether each name has to be on both sides.
+        is_by_name: whether only tensors have names in the file.
+        undo: see ``Files.complete``.
+
+    Attributes:
+        matched, missing, unexpected: the names that are on both sides, here, and there.
+        different: in words, what is of another shape, dtype or kind.
+        pairs: the tensors to read, each once: by the id of the tensor here and its name there.
+        places: for each place the key of its pair.
+        ties: pairs of such keys whose values have to be equal.
+        values: for each place the number or the text of the file.
+        states: optimizers, and the state of each in the file.
+        models: the models in the object by their names.
+
+    Raises:
+        UnsupportedValueError: if the object holds something that no file can.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        obj: Any,
+        found: Any,
+        attempted: str,
+        called: str,
+        *,
+        is_strict: bool,
+        is_by_name: bool,
+        undo: Callable[..., object],
+    ) -> None:
+        self._framework, self._attempted, self._called = framework, attempted, called
+        self._is_strict, self._is_by_name = is_strict, is_by_name
+        self.matched: list[str] = []
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.different: list[str] = []
+        self.pairs: dict[tuple[int, str], Pair] = {}
+        self.places: dict[Place, tuple[int, str]] = {}
+        self.ties: list[tuple[tuple[int, str], tuple[int, str]]] = []
+        self.values: dict[Place, Any] = {}
+        self.states: list[tuple[Any, Outline]] = []
+        self.models: dict[str, ModelInventory] = {}
+        # Here: name -> the place and the value; the models by their names; other name -> first.
+        self._mine: dict[str, tuple[str, Any]] = {}
+        self._objects: dict[str, Any] = {}
+        self._first_names: dict[str, str] = {}
+        self._seen: dict[int, str] = {}
+        self._survey(obj, "")
+        # There: name -> a tensor, a number, text, or the state of an optimizer.
+        self._their_models: dict[str, Outline] = {}
+        self._optional: set[str] = set()
+        self._theirs = self._plain(flatten(found, self._is_state))
+        # The keys of the pairs of what has one value: the id of a tensor that is filled in place,
+        # or the first name of a place.
+        self._keys: dict[int | str, tuple[int, str]] = {}
+        # The layouts of tensors in models, and the names of the file for them.
+        self._layouts: dict[str, tuple[Layout, Layout]] = {}
+        self._renamed: dict[str, str] = {}
+        for path, model in self._objects.items():
+            self._add_model(path, model, undo)
+        self._mine = dict(self._with_tensors())
+        self._match_tensors()
+        for name, (path, x) in self._mine.items():
+            if name in self._theirs or not (is_by_name or self._is_in_model(name)):
+                self._match_value(name, Place(path, id(x)), x)
+        self.unexpected += [name for name in self._theirs if name not in self._used]
+
+    # -- what is here, and what is there ----------------------------------------------------------
+
+    def _survey(self, x: Any, path: str) -> None:
+        """Note what is in the object, by its names."""
+        framework = self._framework
+        kind = framework.kinds[type(x)]
+        if is_model(framework, x):
+            if id(x) in self._seen:
+                self._first_names[path] = self._seen[id(x)]
+                return
+            self._seen[id(x)] = path
+            is_optimizer = kind is OBJECT and framework.files.state(x) is not None
+            self._mine[path] = path, x
+            if not is_optimizer or self._is_by_name:
+                self._objects[path] = x
+        elif kind is PLAIN or kind is TENSOR or isinstance(x, (np.generic, np.ndarray)):
+            self._mine[make_unique(path, self._mine)] = path, x
+        elif isinstance(kind, Kind) or isinstance(x, AbstractSet):
+            foreign = of_another_backend(framework, self._attempted, x, path)
+            raise foreign or UnsupportedValueError(
+                self._attempted,
+                f"the {type(x).__name__} at {path or 'the top'} is in no file",
+                "backend.load_into(obj, path), where obj has what backend.save takes: tensors, "
+                "models, optimizers, numbers, text, and dicts, lists and tuples of them",
+            )
+        else:
+            for label, child in labelled(x, kind.in_files, path, self._attempted):
+                self._survey(child, joined(path, label))
+
+    def _is_state(self, path: str, outline: Outline) -> bool:
+        """Note what a container of the file is; tell whether an optimizer takes it as it is."""
+        if outline.type == MODEL:
+            self._their_models[path] = outline
+        self._optional |= {joined(path, name) for name in outline.optional}
+        first = self._first_names.get(path, path)
+        is_optimizer = first in self._mine and self._is_object(self._mine[first][1])
+        return outline.type == STATE and is_optimizer and first not in self._objects
+
+    def _is_object(self, x: Any) -> bool:
+        return self._framework.kinds[type(x)] is OBJECT
+
+    def _plain(self, theirs: dict[str, Any]) -> dict[str, Any]:
+        """Return the file's names without what wrappers add, if they stay different."""
+        wrappers = self._framework.files.wrappers
+
+        def plain(name: str) -> str:
+            return ".".join(part for part in name.split(".") if part not in wrappers)
+
+        made = {plain(name): value for name, value in theirs.items()} if wrappers else theirs
+        if made is theirs or len(made) < len(theirs):
+            return theirs
+        self._optional = set(map(plain, self._optional))
+        return made
+
+    def _is_in_model(self, name: str) -> bool:
+        """Return whether the file has a model at this name or around it, and so names alone."""
+        return any(not path or f"{name}.".startswith(f"{path}.") for path in self._their_models)
+
+    def _add_model(self, path: str, model: Any, undo: Callable[..., object]) -> None:
+        """Complete a model as the file has it, list its tensors, and match its layers."""
+        files, outline = self._framework.files, self._their_models.get(path)
+        prefix = f"{path}." if path else ""
+        if self._is_object(model):
+            stored = {
+                name.removeprefix(prefix): x
+                for name, x in self._theirs.items()
+                if name.startswith(prefix) and isinstance(x, Stored)
+            }
+            shapes = {name: x.shape for name, x in stored.items()}
+            dtypes = {name: x.dtype for name, x in stored.items()}
+            try:
+                inputs = None if outline is None else outline.inputs
+                lacking = files.complete(model, shapes, dtypes, inputs, undo)
+            except D2LDevError:
+                raise
+            except Exception as error:  # whatever the file's shapes and arguments make it raise
+                self.different.append(f"{path or 'the top'}: {shorten(error)}")
+                lacking = ()
+            self.missing += [prefix + name for name in lacking]
+        inventory = ModelInventory(self._framework, model, self._attempted)
+        self.models[path] = inventory
+        for name, first in inventory.again.items():
+            self._first_names[prefix + name] = prefix + first if first else path
+        theirs = {} if outline is None else outline.layouts or {}
+        names = {layout.role: name for name, layout in theirs.items()}
+        for name, layout in (inventory.layouts or {}).items():
+            if layout.role in names:
+                its_name = names[layout.role]
+                self._renamed[prefix + name] = prefix + its_name
+                if theirs[its_name] != layout:
+                    self._layouts[prefix + name] = theirs[its_name], layout
+
+    def _with_tensors(self) -> Iterator[tuple[str, tuple[str, Any]]]:
+        """Yield what is in the object, with the tensors of its models in their places."""
+        for name, (path, x) in self._mine.items():
+            if name in self.models:
+                for inner, tensor in self.models[name].entries:
+                    full_name = joined(name, inner) if inner else name
+                    yield full_name, (full_name, tensor)
+            else:
+                yield name, (path, x)
+
+    def _first_name(self, name: str, depth: int) -> str:
+        """Return the name under which what has a name was found first.
+
+        Args:
+            name: one of the file's.
+            depth: how many dots the names of objects have at most.
+        """
+        parts = name.split(".", depth + 1)  # a file's name may have millions
+        for count in range(len(parts), 0, -1):
+            part = ".".join(parts[:count])
+            if part in self._first_names:
+                rest = name.removeprefix(part).removeprefix(".")
+                first = self._first_names[part]
+                return self._first_name(joined(first, rest) if rest else first, depth)
+        return name
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def _match_tensors(self) -> None:
+        """Match tensors and arrays, each under one of its names."""
+        self._used: set[str] = set()
+        mine, theirs = self._mine, self._theirs
+        # Under its other names, too, an object's tensors may be in the file.
+        depth = max((name.count(".") for name in self._first_names), default=0)
+        firsts = {name: self._first_name(name, depth) for name in theirs} if mine else {}
+        firsts = {name: first for name, first in firsts.items() if first in mine}
+        mine.update({name: mine[first] for name, first in firsts.items() if name not in mine})
+        unlisted = {
+            f"{path}.{name}" if path else name
+            for path, model in self.models.items()
+            for name in model.unlisted
+        }
+        unlisted |= {name for name, first in firsts.items() if first in unlisted}
+        others = self._compare_settings(unlisted)
+        # What neither side needs is passed over, if it is on one side only, or differs.
+        for name in unlisted & mine.keys():
+            if name in others or not self._fits(mine[name][1], theirs.get(name)):
+                del mine[name]
+        for name in [name for name in theirs if name not in mine]:
+            if name in unlisted | self._optional:
+                del theirs[name]
+        for path, model in self.models.items():
+            self._leave_out(path, model)
+        # A tensor with several names is in most files once, under one of them.
+        ties = {
+            id(x): name
+            for name, (path, x) in reversed(mine.items())
+            if self._renamed.get(name, name) in theirs and self._has_one_value(path, x)
+        }
+        for name, (path, x) in list(mine.items()):
+            if not isinstance(x, np.ndarray) and self._framework.kinds[type(x)] is not TENSOR:
+                continue
+            del mine[name]
+            its_name = self._renamed.get(name, name)
+            if its_name not in theirs and self._has_one_value(path, x) and id(x) in ties:
+                its_name = self._renamed.get(ties[id(x)], ties[id(x)])
+            self._used.add(its_name)
+            if its_name in theirs:
+                self._match_tensor(name, Place(path, id(x)), x, theirs[its_name])
+            else:
+                self.missing.append(name)
+
+    def _compare_settings(self, unlisted: AbstractSet[str]) -> set[str]:
+        """Return the names of what is in containers that have other settings in the file.
+
+        Notes these settings, if one of the names is needed, and not in ``unlisted``.
+        """
+        others: set[str] = set()
+        for path, model in self.models.items():
+            outline = self._their_models.get(path)
+            settings = {} if outline is None else outline.settings
+            for name, (container, text) in model.settings.items():
+                if settings.get(name, text) != text:
+                    prefix = f"{joined(path, container)}."
+                    inner = {each for each in self._mine if each.startswith(prefix)}
+                    others |= inner
+                    if not inner <= unlisted:
+                        told = f"{joined(path, name)} is {text}, and {self._called}"
+                        self.different.append(f"{told} has {settings[name]}")
+        return others
+
+    def _leave_out(self, path: str, inventory: ModelInventory) -> None:
+        """Leave out what a model need not have, or is another's; see ``Files.optional_names``."""
+        model, prefix = inventory.model, f"{path}." if path else ""
+        if not self._is_object(model):
+            return
+        mine, theirs = (
+            {name.removeprefix(prefix): x for name, x in side.items() if name.startswith(prefix)}
+            for side in (self._mine, self._theirs)
+        )
+        named = {name: x for name, (_, x) in mine.items()}
+        names = self._framework.files.optional_names(
+            model, named, theirs.keys(), is_strict=self._is_strict
+        )
+        optional = {prefix + name for name in names}
+        for side, lacking in ((self._mine, self.missing), (self._theirs, self.unexpected)):
+            for name in [name for name in side if name in optional]:
+                del side[name]
+                if not self._is_strict:
+                    lacking.append(name)
+
+    def _has_one_value(self, path: str, x: Any) -> bool:
+        """Return whether a tensor has one value, under however many names it is kept."""
+        prefixes = (f"{model}." if model else "" for model in self.models)
+        return self.is_refilled(x) or any(map(path.startswith, prefixes))
+
+    def is_refilled(self, x: Any) -> bool:
+        is_tensor = self._framework.kinds[type(x)] is TENSOR
+        return is_tensor and self._framework.models.is_refilled(x)
+
+    def _fits(self, x: Any, found: Any) -> bool:
+        try:
+            form = form_of(self._framework, x)
+            return isinstance(found, Stored) and form == (found.dtype, found.shape)
+        except (D2LDevError, RuntimeError):  # it has no shape
+            return False
+
+    def _match_tensor(self, name: str, place: Place, x: Any, found: Any) -> None:
+        try:
+            dtype, shape = form_of(self._framework, x)
+        except RuntimeError as error:  # a lazy module's, before its first batch
+            if self._is_strict:
+                self._differ(name, f"has no shape yet ({said(error)})", found)
+            else:
+                self.missing.append(name)
+                self.unexpected.append(name)
+            return
+        layouts = self._layouts.get(name)
+        if not isinstance(found, Stored):
+            self._differ(name, f"is {dtype} {shape}", found)
+            return
+        theirs, wanted = found.shape, shape
+        if layouts is not None:
+            theirs, wanted = (layout.shape for layout in layouts)
+        # A file may have a layout of another tensor.
+        is_lie = math.prod(found.shape) != math.prod(theirs)
+        if is_lie or (dtype, wanted) != (found.dtype, theirs):
+            self._differ(name, f"is {dtype} {shape}", found)
+            return
+        key = id(x), found.name
+        self.pairs.setdefault(key, Pair(x, found, layouts))
+        self.places.setdefault(place, key)
+        other = self._keys.setdefault(id(x) if self.is_refilled(x) else place.path, key)
+        if other != key and other[0] == id(x):
+            self.ties.append((other, key))
+        self.matched.append(name)
+
+    # -- numbers, text and optimizers -------------------------------------------------------------
+
+    def _match_value(self, name: str, place: Place, x: Any) -> None:
+        self._used.add(name)
+        if name not in self._theirs:
+            self.missing.append(name)
+            return
+        found = self._theirs[name]
+        if self._is_object(x):
+            if not isinstance(found, Outline):
+                self._differ(name, f"is a {type(x).__name__}", found)
+            elif all(optimizer is not x for optimizer, _ in self.states):
+                self.states.append((x, found))
+                self.matched.append(name)
+            return
+        is_plain = not isinstance(found, (Outline, Stored))
+        is_alike = type(x) is type(found) or x is None or found is None
+        if not is_plain or not is_alike:
+            self._differ(name, f"is a {type(x).__name__}", found)
+        elif type(x) is not type(found) or x != found:
+            self.values[place] = found
+
+    def _differ(self, name: str, mine: str, found: Any) -> None:
+        told = f"{shown(found)}, of type {type(found).__name__}"
+        if isinstance(found, Stored):
+            told = f"{found.dtype} {found.shape}"
+        elif isinstance(found, Outline):
+            told = f"a {found.type}"
+        self.different.append(f"{name or 'the top'} {mine}, and {self._called} has {told}")
+
+
+def form_of(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the dtype and the shape of a tensor or an array; of random keys that of their numbers.
+
+    Raises:
+        RuntimeError: if it has no shape yet, as before the first batch of a lazy module.
+        UnsupportedValueError: if its shape is none of numbers, as that of a nested tensor.
+    """
+    if isinstance(x, np.ndarray):
+        return x.dtype.name, x.shape
+    dtype = framework.tensors.dtype_of(x)
+    if dtype in framework.files.number_dtypes:
+        return dtype, framework.tensors.to_numpy(x).shape
+    _ = x.shape  # where the RuntimeError comes from
+    return dtype, shape_of(x, "read the shape of a tensor")

@@ -1,0 +1,594 @@
+"""Describe a nesting as JSON, and read such a description without trusting it.
+
+The description is a flat table: each container is a row, and refers to rows above it by their
+number. So it is read without recursion, and holds no cycles. A list that is in two places is
+written once.
+
+``None``, booleans, text, and numbers that JSON keeps stand for themselves. Everything else is an
+object of one key: ``at`` with the number of a row, ``tensor`` or ``array`` with the number of a
+tensor, or the kind of a value with its text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from d2ldev.device import CPU
+from d2ldev.errors import D2LDevError, UnsupportedValueError, said, shown
+from d2ldev.files.format.container import FileError, numpy_dtype, storage_of
+from d2ldev.files.inventory import ModelInventory, is_model, read_layouts
+from d2ldev.framework import Framework, Layout
+from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
+from d2ldev.nesting.kinds import TENSOR, Kind
+from d2ldev.nesting.walk import depth_refusal, joined
+from d2ldev.operations.moving import copy_refusal
+from d2ldev.operations.other_backends import of_another_backend
+from d2ldev.operations.placing import NamedTensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_UNLABELLED: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque}
+# What files of version 4 have besides.
+_UNLABELLED |= {"set": set, "frozenset": frozenset}
+NAMEDTUPLE = "namedtuple"
+MODEL = "model"
+"""A model: its tensors by their names."""
+STATE = "state"
+"""An optimizer: its state, in a dict."""
+_LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
+
+# Python goes through a nesting recursively, to compare it or to show it.
+_MAX_DEPTH = 500
+# A tuple computes its hash anew each time; a file may refer to one tuple any number of times.
+_MAX_KEY = 32
+# Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
+_MAX_ALIKE = 100
+# Containers that share children can have exponentially many values, each with a name as long as
+# those of all containers that it is in. A short one takes memory, too.
+_MAX_VALUES = 1_000_000
+_MAX_LETTERS = 20_000_000
+_LEAST_LETTERS = 100
+
+
+class Stored(NamedTuple):
+    """A tensor in a file, before it is read.
+
+    Args:
+        kind: ``'tensor'``, or ``'array'`` for a NumPy array.
+        name: its name there.
+        dtype: the name of its dtype.
+        numbers: the name of the dtype of its numbers, the same but for random keys.
+        shape: its shape; of random keys that of their numbers.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    numbers: str
+    shape: tuple[int, ...]
+
+
+# Without a ``repr``, which could be exponentially long where containers share children.
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
+class Outline:
+    """A container of the file, before any tensor is read.
+
+    Args:
+        type: one of the types of rows.
+        labels: the keys, fields or indices of what is in it.
+        items: an ``Outline``, a ``Stored`` or a plain value for each of them.
+        number: of its row.
+        layouts, inputs: of a model, if they are known; see ``Files.inputs``.
+        optional: the names of tensors that are not needed; see ``Models.unlisted``.
+        settings: of a model; see ``ModelInventory``.
+        maxlen: of a deque.
+        name: of the class of a namedtuple or a dataclass.
+        size: how many values it has, itself included; what is in it twice counts twice.
+    """
+
+    type: str
+    labels: Sequence[Any]
+    items: Sequence[Any]
+    number: int = -1
+    layouts: Mapping[str, Layout] | None = None
+    inputs: Any = None
+    optional: AbstractSet[str] = frozenset()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    maxlen: int | None = None
+    name: str | None = None
+    size: int = 1
+
+    def children(self) -> dict[Any, Any]:
+        """Return what is in it, by key, field or index."""
+        return dict(zip(self.labels, self.items, strict=True))
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+class Structure:
+    """The structure of a nesting, and its tensors apart.
+
+    Attributes:
+        arrays: the values of its tensors by their names in the file.
+        dtypes: the names of their dtypes.
+        unsaved: the names of what its models have learned, and the file has not.
+
+    Raises:
+        UnsupportedValueError: if it holds something that cannot be saved.
+    """
+
+    def __init__(self, framework: Framework, obj: Any, attempted: str) -> None:
+        self._framework = framework
+        self._attempted = attempted
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.dtypes: dict[str, str] = {}
+        self.unsaved: list[str] = []
+        self._rows: list[dict[str, Any]] = []
+        self._depths: list[int] = []
+        # id -> (the object, kept so that its id stays its own; its node, None until it is made).
+        self._done: dict[int, tuple[Any, Any]] = {}
+        try:
+            self._root = self._node(obj, "")
+        except RecursionError:
+            raise depth_refusal(attempted) from None
+
+    def to_json(self, checksums: Mapping[str, str]) -> str:
+        """Return the description, with the checksum of each tensor."""
+        told = {
+            "backend": self._framework.name,
+            "root": self._root,
+            "containers": self._rows,
+            "tensors": [[name, dtype, checksums[name]] for name, dtype in self.dtypes.items()],
+        }
+        return json.dumps(told, separators=(",", ":"), allow_nan=False)
+
+    def _refusal(self, value: object, path: str, problem: str) -> UnsupportedValueError:
+        return UnsupportedValueError(
+            self._attempted,
+            f"the {type(value).__name__} at {path or 'the top'} cannot be saved: {problem}",
+            "save tensors, models, optimizers, numbers, text, and dicts, lists and tuples of them; "
+            "what else there is, such as a set or a function, your program makes again",
+        )
+
+    def _node(self, x: Any, path: str) -> Any:
+        try:
+            return _leaf_node(x)
+        except TypeError:
+            pass
+        if id(x) in self._done:
+            node = self._done[id(x)][1]
+            if node is None:
+                raise self._refusal(x, path, "it contains itself")
+            return node
+        self._done[id(x)] = (x, None)
+        kind = self._framework.kinds[type(x)]
+        if kind is TENSOR:
+            dtype = self._framework.tensors.dtype_of(x)
+            node = self._tensor("tensor", x, dtype, self._borrow(x, path), path)
+        elif type(x) is np.ndarray:
+            node = self._tensor("array", x, x.dtype.name, x, path)
+        elif is_model(self._framework, x):
+            node = self._object(x, path)
+        elif isinstance(kind, Kind):
+            foreign = of_another_backend(self._framework, self._attempted, x, path)
+            raise foreign or self._refusal(x, path, "no file can hold it")
+        else:
+            node = self._container(x, kind, path)
+        self._done[id(x)] = (x, node)
+        return node
+
+    def _borrow(self, x: Any, path: str) -> NDArray[Any]:
+        framework = self._framework
+        try:
+            return framework.files.borrow(x)
+        except Exception as error:
+            if type(error) is ValueError:
+                raise self._refusal(x, path, said(error)) from error
+            native = framework.devices.native(CPU)
+            ours = copy_refusal(framework, error, f"save {path or 'a tensor'}", native, x)
+            if ours is None:
+                raise
+            raise ours from error
+
+    def _tensor(
+        self, kind: str, x: Any, dtype: str, array: NDArray[Any], path: str
+    ) -> dict[str, int]:
+        if storage_of(array.dtype.name) is None:
+            raise self._refusal(x, path, f"no file can hold its dtype, {dtype}")
+        # A name in the file is Unicode, which half of a surrogate pair is not. JSON has more than
+        # one way to write a control character.
+        name = path.encode("utf-8", "backslashreplace").decode() or "tensor"
+        name = re.sub(r"[\0-\x1f]", lambda found: f"\\x{ord(found[0]):02x}", name)
+        unique = make_unique(name, self.arrays)
+        self.arrays[unique] = np.ascontiguousarray(array).reshape(array.shape)
+        self.dtypes[unique] = dtype
+        return {kind: len(self.arrays) - 1}
+
+    def _object(self, x: Any, path: str) -> Any:
+        files = self._framework.files
+        state = files.state(x)
+        if state is not None:
+            return self._row({"type": STATE}, x, list(state), list(state.values()), path)
+        row: dict[str, Any] = {"type": MODEL}
+        model = ModelInventory(self._framework, x, self._attempted)
+        model.check_tensors(is_saved=True)
+        if model.layouts is not None:
+            row["layouts"] = {name: list(layout) for name, layout in model.layouts.items()}
+        if (inputs := files.inputs(x)) is not None:
+            row["inputs"] = inputs
+        tensors = dict(model.entries)
+        for name in sorted(model.unlisted):
+            # What is not needed, and no file can hold, is left out.
+            try:
+                self._node(tensors[name], joined(path, name))
+            except (D2LDevError, RuntimeError):
+                self._done.pop(id(tensors.pop(name)), None)
+                self.unsaved.append(joined(path, name))
+        unsaved = [*model.unsaved(), *self._framework.models.unsaved(x)]
+        self.unsaved += [joined(path, name) for name in unsaved]
+        if optional := sorted(model.unlisted & tensors.keys()):
+            row["unlisted"] = optional
+        if model.settings:
+            row["settings"] = {name: text for name, (_, text) in model.settings.items()}
+        return self._row(row, x, list(tensors), list(tensors.values()), path)
+
+    def _container(self, x: Any, kind: Container, path: str) -> Any:
+        try:
+            kind = kind.saved or kind
+            labels, children = list(kind.labels(x)), list(kind.children(x))
+            if len(labels) != len(children):
+                raise ValueError(f"it has {len(labels)} keys and {len(children)} values")
+            if isinstance(x, AbstractSet):
+                raise ValueError("give it as a list, or sorted(...)")
+            kept = children if kind.items is None else list(kind.items.children(x))
+            known, count = {id(child) for child in kept}, len(kept)
+            # Beside the items of a list or a dict there may be attributes, and fields.
+            beside = [*zip(labels[count:], children[count:], strict=True)]
+            labels = labels[:count]
+            beside = [(name, value) for name, value in beside if id(value) not in known]
+            if lost := [name for name, _ in [*beside, *_fields_beside(x, labels)]]:
+                raise ValueError(f"its attributes {lost} are not in it")
+        except Exception as error:  # whatever a class's own methods raise
+            raise self._refusal(x, path, said(error)) from error
+        row: dict[str, Any] = {"type": _type_of(x, labels)}
+        if is_record(type(x)):
+            row["class"] = type(x).__qualname__
+        if row["type"] == "deque":
+            row["maxlen"] = x.maxlen
+        if isinstance(x, NamedTensors) and x.unlisted:
+            row["unlisted"] = sorted(x.unlisted)
+        return self._row(row, x, labels, kept, path)
+
+    def _row(
+        self, row: dict[str, Any], x: Any, labels: list[Any], children: list[Any], path: str
+    ) -> dict[str, int]:
+        is_named = row["type"] in _LABELLED
+        if is_named and (problem := _problem_of_keys(labels)):
+            raise self._refusal(x, path, problem)
+        row["items"] = [
+            self._node(child, joined(path, label))
+            for label, child in zip(labels, children, strict=True)
+        ]
+        if is_named:
+            row["labels"] = [self._node(label, path) for label in labels]
+        self._depths.append(_depth(row["items"], self._depths))
+        if self._depths[-1] > _MAX_DEPTH:
+            raise self._refusal(x, path, f"it is nested deeper than {_MAX_DEPTH} levels")
+        self._rows.append(row)
+        return {"at": len(self._rows) - 1}
+
+
+def make_unique(name: str, known: Collection[str]) -> str:
+    """Return a name that is not known yet: that of ``'a.b'``, and of ``'b'`` in ``'a'``."""
+    unique, count = name, 1
+    while unique in known or unique == "__metadata__":
+        count += 1
+        unique = f"{name}#{count}"
+    return unique
+
+
+def is_record(cls: type) -> bool:
+    """Return whether a class is a namedtuple or a dataclass."""
+    return is_namedtuple(cls) or is_dataclass(cls)
+
+
+def _fields_beside(x: Any, labels: Collection[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass that is a dict or a list, too, and has them not in it."""
+    cls: Any = type(x)
+    if is_dataclass(cls) and isinstance(x, (Mapping, Sequence)):
+        for field in fields(cls):
+            value = getattr(x, field.name, None)
+            if field.name not in labels and value is not None:
+                yield field.name, value
+
+
+def _type_of(x: Any, labels: Collection[Any]) -> str:
+    """Return the type of a container's row.
+
+    A subclass of a container of Python's is written as that container. A class that was only
+    registered is written as the tuple of its children, or as a dict if they have names.
+    """
+    if is_namedtuple(type(x)):
+        return NAMEDTUPLE
+    if type(x) in (OrderedDict, deque):
+        return type(x).__name__
+    has_names = not all(isinstance(label, int) for label in labels)
+    if isinstance(x, Mapping) or is_dataclass(type(x)) or has_names:
+        return "dict"
+    return "list" if hasattr(x, "append") else "tuple"
+
+
+def _leaf_node(x: Any) -> Any:
+    """Return the node of a plain value.
+
+    Raises:
+        TypeError: if its exact type is no plain one. A subclass, such as an enumeration, would lose
+            its class.
+    """
+    cls = type(x)
+    if x is None or cls is bool or cls is str:
+        return x
+    if cls is int:
+        # In hexadecimal, because Python limits how many decimal digits it reads.
+        return x if abs(x) < 2**53 else {"int": hex(x)}
+    if cls is float:
+        return x if math.isfinite(x) else {"float": str(x)}
+    if cls is complex:
+        return {"complex": [_leaf_node(x.real), _leaf_node(x.imag)]}
+    if cls is bytes or cls is bytearray:
+        return {cls.__name__: base64.b64encode(x).decode()}
+    if isinstance(x, np.generic) and storage_of(x.dtype.name) is not None:
+        return {"scalar": [x.dtype.name, x.tobytes().hex()]}
+    raise TypeError
+
+
+def _problem_of_keys(keys: Collection[Any]) -> str:
+    """Return what is wrong with the keys of a dict or the elements of a set, if anything is."""
+    if not all(map(_is_key, keys)):
+        return (
+            "its keys are not all None, text, bytes, numbers of 64 bits, or tuples of at most "
+            f"{_MAX_KEY} of them"
+        )
+    if len(keys) > _MAX_ALIKE and max(Counter(map(hash, keys)).values()) > _MAX_ALIKE:
+        return f"it has more than {_MAX_ALIKE} keys of one hash"
+    return ""
+
+
+def _is_key(x: Any) -> bool:
+    if type(x) is tuple:
+        return len(x) <= _MAX_KEY and all(type(y) is not tuple and _is_key(y) for y in x)
+    # A larger integer computes its hash from all its digits, each time.
+    return type(x) in (str, bytes, bool, float, NoneType) or (type(x) is int and abs(x) < 2**63)
+
+
+def _depth(items: Iterable[Any], depths: list[int]) -> int:
+    rows = (node["at"] for node in items if isinstance(node, dict) and "at" in node)
+    return 1 + max((depths[number] for number in rows), default=0)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def parse(text: str) -> Any:
+    """Parse strict JSON: without NaN and duplicate keys, and no deeper than Python can.
+
+    Raises:
+        FileError: if it is anything else.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        check(len(made) == len(pairs), "keys that differ")
+        return made
+
+    def refuse(number: str) -> None:
+        check(False, f"a number, and has {number}")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except FileError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"its description cannot be read: {error}") from None
+
+
+def read_outlines(
+    told: Mapping[str, Any], stored: Callable[[str, int], Stored]
+) -> tuple[Any, list[Outline]]:
+    """Read a description.
+
+    Args:
+        told: the description, as it was parsed.
+        stored: ``(kind, number) -> Stored`` of a tensor or an array.
+
+    Returns:
+        The nesting, and the rows of the table, in order.
+
+    Raises:
+        FileError: if it is no such description.
+    """
+    rows: list[Outline] = []
+    depths: list[int] = []
+
+    def value(node: Any) -> Any:
+        if not isinstance(node, dict):
+            check(node is None or isinstance(node, (bool, int, float, str)), "a value")
+            return node
+        check(len(node) == 1, "a value")
+        ((kind, what),) = node.items()
+        if kind == "at":
+            check(type(what) is int and 0 <= what < len(rows), "a reference")
+            return rows[what]
+        if kind in ("tensor", "array"):
+            check(type(what) is int, "a reference")
+            return stored(kind, what)
+        return _leaf(kind, what, value)
+
+    def key(node: Any) -> Any:
+        found = value(node)
+        is_tuple = isinstance(found, Outline) and found.type == "tuple"
+        return tuple(found.items) if is_tuple and len(found.items) <= _MAX_KEY else found
+
+    def outline(row: Any) -> Outline:
+        kind, nodes = row["type"], row["items"]
+        is_set = kind in ("set", "frozenset")
+        check(isinstance(nodes, list), "items")
+        items = [key(node) if is_set else value(node) for node in nodes]
+        labels: Sequence[Any] = range(len(items))
+        keys: Sequence[Any] = items if is_set else ()
+        if kind not in _UNLABELLED:
+            check(kind in _LABELLED, "a type that is known")
+            labels = keys = [key(node) for node in row["labels"]]
+            check(len(labels) == len(items), "as many labels as items")
+        depths.append(_depth(nodes, depths))
+        too_deep = depths[-1] > _MAX_DEPTH
+        problem = f"it is nested deeper than {_MAX_DEPTH} levels" if too_deep else ""
+        if problem := problem or _problem_of_keys(keys):
+            raise FileError(problem)
+        check(len(set(keys)) == len(keys), "keys that differ")
+        name, optional = row.get("class"), row.get("unlisted", [])
+        settings = row.get("settings", {})
+        check(name is None or isinstance(name, str), "the name of a class")
+        check(isinstance(optional, list), "names of tensors")
+        check(isinstance(settings, dict), "settings")
+        check(all(isinstance(each, str) for each in optional), "names of tensors")
+        check(all(isinstance(text, str) for text in settings.values()), "settings")
+        return Outline(
+            *(kind, labels, items, len(rows)),
+            layouts=read_layouts(row["layouts"]) if "layouts" in row else None,
+            inputs=row.get("inputs"),
+            optional=frozenset(optional),
+            settings=settings,
+            maxlen=deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None,
+            name=name,
+            size=min(1 + sum(getattr(x, "size", 1) for x in items), _MAX_VALUES + 1),
+        )
+
+    try:
+        for row in told["containers"]:
+            rows.append(outline(row))  # noqa: PERF401  # it refers to the rows before
+        return value(told["root"]), rows
+    except FileError:
+        raise
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError, IndexError),
+        *(OverflowError, RecursionError),
+    ) as error:
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise FileError(f"its description cannot be read: {what}") from error
+
+
+def check(holds: bool, what: str) -> None:
+    """Raise a ``FileError`` if a description lacks something."""
+    if not holds:
+        raise FileError(f"its description cannot be read: it lacks {what}")
+
+
+def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
+    if kind == "int":
+        return int(what, 16)
+    if kind == "float":
+        check(what in ("nan", "inf", "-inf"), "a number")
+        return float(what)
+    if kind == "complex":
+        real, imaginary = map(value, what)
+        return complex(real, imaginary)
+    if kind in ("bytes", "bytearray"):
+        data = base64.b64decode(what, validate=True)
+        return data if kind == "bytes" else bytearray(data)
+    check(kind == "scalar", f"what is known: {kind[:40]}")
+    dtype, digits = what
+    check(storage_of(dtype) is not None, "a dtype")
+    return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
+
+
+def build(
+    rows: Iterable[Outline], values: Mapping[Stored, Any], classes: Mapping[str, type]
+) -> list[Any]:
+    """Return the value of each row, with None for the tensors that are not in ``values``.
+
+    Instances are made of ``classes`` only: namedtuples and dataclasses, by their names.
+
+    Raises:
+        FileError: if the file has other fields for one of them.
+    """
+    made: list[Any] = []
+    for row in rows:
+        items = [fill(child, made, values) for child in row.items]
+        if row.name is not None and row.name in classes:
+            made.append(_record(classes[row.name], dict(zip(row.labels, items, strict=True))))
+        elif row.type == "deque":
+            made.append(deque(items, row.maxlen))
+        elif row.type in _UNLABELLED:
+            made.append(_UNLABELLED[row.type](items))
+        elif row.type == NAMEDTUPLE:
+            made.append(tuple(items))
+        else:
+            cls = OrderedDict if row.type == "OrderedDict" else dict
+            made.append(cls(zip(row.labels, items, strict=True)))
+    return made
+
+
+def _record(cls: Any, values: dict[Any, Any]) -> Any:
+    """Make a namedtuple or a dataclass; as with ``Container.rebuild``, no constructor runs."""
+    if issubclass(cls, tuple) and list(values) == list(cls._fields):
+        return tuple.__new__(cls, values.values())
+    # A field that is no argument of the constructor may come later.
+    names = {field.name: field.init for field in fields(cls)} if is_dataclass(cls) else {}
+    if not names or not {name for name in names if names[name]} <= values.keys() <= names.keys():
+        raise FileError(f"its {shown(cls.__qualname__)} has the fields {shown(list(values))}")
+    try:
+        made: Any = object.__new__(cls)  # a class, and no instance
+        for field, value in values.items():
+            object.__setattr__(made, field, value)
+    except Exception as error:  # one that is a dict or has a property of that name, too
+        raise FileError(f"no {shown(cls.__qualname__)} can be made: {error}") from error
+    return made
+
+
+def fill(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
+    """Return the value of an outline, a tensor or a plain value."""
+    if isinstance(node, Outline):
+        return made[node.number]
+    return values.get(node) if isinstance(node, Stored) else node
+
+
+def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dict[str, Any]:
+    """Return the values in a part of the file that are no containers, by their dotted names.
+
+    Args:
+        node: ``Checkpoint.outline``, or a child of it.
+        is_leaf: tells of a container's name and itself whether it is not entered.
+
+    Raises:
+        FileError: if there are too many, or if they are too long.
+    """
+    if isinstance(node, Outline) and node.size > _MAX_VALUES:
+        raise FileError(f"a part of it has more than {_MAX_VALUES} values")
+    found: dict[str, Any] = {}
+    todo: list[tuple[str, Any]] = [("", node)]
+    letters = 0
+    while todo:
+        path, node = todo.pop()
+        if not isinstance(node, Outline) or (is_leaf is not None and is_leaf(path, node)):
+            found[make_unique(path, found)] = node
+            continue
+        children = [(joined(path, label), x) for label, x in node.children().items()]
+        letters += sum(len(name) + _LEAST_LETTERS for name, _ in children)
+        if letters > _MAX_LETTERS:
+            raise FileError(f"its names have more than {_MAX_LETTERS} letters")
+        todo += reversed(children)
+    return found
