@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +42,8 @@ def with_tables(text: str) -> str:
         "epochs": epoch_rows(),
         "small-calls": small_call_rows(),
         "sharding": sharding_rows(),
+        "speed-summary": speed_summary_rows(),
+        "speed-misses": speed_miss_rows(),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
     for name, rows in tables.items():
@@ -145,6 +148,73 @@ def ratio_rows(files: str) -> Iterator[str]:
         against = _in_a_cell(result["theirs_statement"])
         yield f"| {framework} | {_name(result)} | {against} | {_explained(result)} |"
     yield from _circumstances(files)
+
+
+# What the files of that name compare.
+COMPARED = {
+    "overhead-*": "calls",
+    "device-log-*": "a log of each step",
+    "training-*": "training",
+    "files-*": "files, against safetensors",
+    "scaling-*": "two processes",
+    "growth-*": "slopes of growth",
+    "peers-*": "the same work by other libraries",
+    "transfers-*": "moving to a GPU",
+    "epochs-*": "an epoch on a GPU",
+    "small_calls-*": "small calls on a GPU",
+}
+
+
+def _judged(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each result in files of that name that has an aim, with its framework."""
+    for framework, result in _results(files):
+        if result["met"] is not None and result["unit"] in ("ratio", "slope"):
+            yield framework, result
+    for _, document in documents(ROOT / "benchmarks" / "results" / "cuda", files):
+        for row in document["results"]:
+            ratio = row["ratios"]["d2ldev"] if "ratios" in row else row["ratio"]
+            if row["aim"] is not None:
+                yield _framework(document), _comparison(ratio, row["aim"])
+
+
+def speed_summary_rows() -> Iterator[str]:
+    """Return one row for each kind of comparison, with the median of each framework."""
+    frameworks = sorted({framework for files in COMPARED for framework, _ in _judged(files)})
+    yield f"| what | {' | '.join(frameworks)} |"
+    yield "|---" * (len(frameworks) + 1) + "|"
+    for files, what in COMPARED.items():
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in frameworks}
+        for framework, result in _judged(files):
+            found[framework].append(result)
+        yield f"| {what} | {' | '.join(_median_cell(each) for each in found.values())} |"
+
+
+def _median_cell(results: list[dict[str, Any]]) -> str:
+    """Return the median of some results, and how many of them miss their aim."""
+    if not results:
+        return ""
+    missed = sum(result["met"] is False for result in results)
+    text = f"{median(result['value'] for result in results):.3g}"
+    return (
+        f"{text}, {missed} of {len(results)} miss" if missed else f"{text}, all {len(results)} meet"
+    )
+
+
+def speed_miss_rows() -> Iterator[str]:
+    """Return one row for each reason of each framework, with the worst of what misses its aim."""
+    yield "| framework | what | how many | the worst | its aim | why |"
+    yield "|---|---|---|---|---|---|"
+    for files, what in COMPARED.items():
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for framework, result in _results(files):
+            if result["met"] is False:
+                why = result["reason"] or result["note"] or "not explained"
+                groups.setdefault((framework, why), []).append(result)
+        for (framework, why), results in groups.items():
+            worst = max(results, key=lambda result: result["value"] / (result["aim"] or 1))
+            name = _in_a_cell(worst["name"])
+            figures = _figure(worst).removesuffix(" **missed**")
+            yield f"| {framework} | {what}: {name} | {len(results)} | {figures} | {why} |"
 
 
 def sharding_rows() -> Iterator[str]:

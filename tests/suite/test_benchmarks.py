@@ -207,7 +207,7 @@ def test_a_kept_result_is_drawn_and_the_documents_show_it(benchmark, framework):
     results = BENCHMARKS / "results"
     assert json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["results"]
     assert (results / "plots" / f"{name}.png").stat().st_size > 10_000
-    speed = BENCHMARKS.parent / "docs" / "speed.md"
+    speed = BENCHMARKS.parent / "docs" / "speed-tables.md"
     assert f"results/plots/{name}.png" in speed.read_text(encoding="utf-8")
 
 

@@ -19,6 +19,7 @@ DOCUMENTS = {
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
 }
 README, CONTRACT = DOCUMENTS["README.md"], DOCUMENTS["contract.md"]
+SPEED, TABLES = DOCUMENTS["speed.md"], DOCUMENTS["speed-tables.md"]
 
 
 def blocks(language, text=README):
@@ -159,8 +160,31 @@ def test_every_link_leads_somewhere(name):
     assert [link for link in links if not (folder / link).exists()] == []
 
 
+def test_the_summary_of_speed_is_short():
+    assert len(SPEED.splitlines()) < 100
+
+
+def test_the_summary_counts_each_comparison_and_each_miss():
+    block = SPEED.split("<!-- speed-summary -->")[1].split("<!-- end")[0]
+    judged = [result for _, result in kept_results() if result["met"] is not None]
+    judged = [result for result in judged if result["unit"] in ("ratio", "slope")]
+    on_cards = [(ratio, aim) for ratio, aim in ratios_on_cards() if aim is not None]
+    counts = re.findall(r"(?:(\d+) of|all) (\d+) m", block)
+    assert sum(int(total) for _, total in counts) == len(judged) + len(on_cards)
+    missed = [result for result in judged if not result["met"]]
+    missed_on_cards = [ratio for ratio, aim in on_cards if ratio > aim]
+    assert sum(int(each or 0) for each, _ in counts) == len(missed) + len(missed_on_cards)
+
+
+def test_the_summary_explains_each_miss():
+    block = SPEED.split("<!-- speed-misses -->")[1].split("<!-- end")[0]
+    rows = [line.split(" | ") for line in block.splitlines()[3:]]
+    missed = [result for _, result in kept_results() if result["met"] is False]
+    assert sum(int(row[2]) for row in rows) == len(missed)
+
+
 def test_every_row_of_a_speed_table_names_its_framework():
-    rows = [line for line in DOCUMENTS["speed.md"].splitlines() if line.startswith("|")]
+    rows = [line for line in TABLES.splitlines() if line.startswith("|")]
     first = {row.split("|")[1].strip() for row in rows}
     assert first == {"framework", "---", "torch", "jax", "tensorflow", "mxnet"}
 
@@ -177,7 +201,7 @@ def test_results_that_change_change_the_documents(tool, tmp_path, monkeypatch):
     shutil.copytree(ROOT / "conformance" / "results", tmp_path / "conformance" / "results")
     shutil.copy(ROOT / "conformance" / "matrix.toml", tmp_path / "conformance")
     monkeypatch.setitem(tool["with_tables"].__globals__, "ROOT", tmp_path)
-    before = DOCUMENTS["speed.md"]
+    before = TABLES
     assert tool["with_tables"](before) == before
     for path in results.glob("*.json"):
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -206,13 +230,13 @@ def test_no_figure_is_typed_by_hand(name):
 
 
 def test_times_of_a_cpu_are_ratios():
-    assert re.findall(r"\b[\d.]+ (?:ns|us|ms)\b", DOCUMENTS["speed.md"]) == []
+    assert re.findall(r"\b[\d.]+ (?:ns|us|ms)\b", TABLES) == []
 
 
 def test_no_missed_figure_is_shown_as_its_aim():
     missed = r"\| ([\d.]+)(?: [a-z][^|]*)? \|(?: [^|]* to [^|]* \|)? ([\d.]+) \*\*missed"
-    rows = re.findall(missed, DOCUMENTS["speed.md"])
-    assert len(rows) == DOCUMENTS["speed.md"].count("**missed**")
+    rows = re.findall(missed, TABLES)
+    assert len(rows) == TABLES.count("**missed**")
     assert [row for row in rows if float(row[0]) == float(row[1])] == []
 
 
@@ -269,4 +293,4 @@ def ratios_on_cards():
 def test_every_missed_aim_is_marked():
     missed = [result for _, result in kept_results() if result["met"] is False]
     on_cards = [ratio for ratio, aim in ratios_on_cards() if aim is not None and ratio > aim]
-    assert DOCUMENTS["speed.md"].count("**missed**") == len(missed) + len(on_cards)
+    assert TABLES.count("**missed**") == len(missed) + len(on_cards)
