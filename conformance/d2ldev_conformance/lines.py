@@ -11,7 +11,7 @@ def format_lines(document: Mapping[str, Any]) -> str:
     r"""Return a document as JSON, with a line for each entry, and for each row of a list.
 
     Args:
-        document: a dict; an entry that is a list, or a dict of lists, gets a line for each item.
+        document: a dict. A list of rows, or a dict of them, gets a line for each row.
 
     >>> print(format_lines({"backend": "torch", "rows": [{"id": 1}, {"id": 2}]}), end="")
     {

@@ -16,9 +16,9 @@ class Traits(NamedTuple):
     """The traits of a test that a profile selects it by.
 
     Args:
-        room: the room of the contract that it tests.
+        room: the area of the contract that it tests.
         requirement: the id of its requirement.
-        gpus: how many GPUs it needs.
+        gpus: the number of GPUs that it needs.
         names_gpu: whether it needs a GPU, or has "gpu" in its name.
     """
 
@@ -52,8 +52,8 @@ class Profile:
         return list(dict.fromkeys(numbers))
 
 
-# What a process ends with, or reads, is the same on the CPU and on a virtual GPU, and each of these
-# requirements starts processes, which takes long.
+# A process ends in the same way on the CPU and on a virtual GPU. Each of these requirements starts
+# processes, which takes long.
 _SAME_ON_VIRTUAL_GPUS = (
     "fit.resumes-when-killed",
     "processes.end-with-a-lost-one",
@@ -62,7 +62,7 @@ _SAME_ON_VIRTUAL_GPUS = (
 
 
 def _meets_numpy(test: Traits, _virtual_gpus: int) -> bool:
-    # The other rooms work with what these two have made.
+    # NumPy's arrays come in through tensors and files; the rest works with native tensors.
     return test.room in ("tensors", "files")
 
 
@@ -85,8 +85,8 @@ def _everything(_test: Traits, _virtual_gpus: int) -> bool:
 PROFILES = {
     # For a further version of a framework or of NumPy: a few minutes.
     "quick": Profile((2,), _meets_numpy),
-    # For each change: on the CPU, or on the GPUs that are there, and then what virtual GPUs change.
+    # For each change: the whole suite on this machine, and then the tests that virtual GPUs change.
     "default": Profile((None, 2, 4), _differs),
-    # For a night: also what takes minutes, of which some needs four GPUs.
+    # For each night: also the tests that take minutes. Some need four GPUs.
     "nightly": Profile((None, 4), _everything, is_nightly=True),
 }

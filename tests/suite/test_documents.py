@@ -153,11 +153,36 @@ def test_a_way_that_is_as_fast_as_the_first_has_its_row(tool, tmp_path, monkeypa
     ]
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_link_leads_somewhere(name):
-    folder = ROOT if name == "README.md" else ROOT / "docs"
-    links = re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", DOCUMENTS[name])
-    assert [link for link in links if not (folder / link).exists()] == []
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/*.md")])
+
+
+def anchors(path):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    links = re.findall(
+        r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")
+    )
+    for link, anchor in links:
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def test_each_decision_is_in_the_list_and_fits_on_a_page():
+    folder = ROOT / "docs" / "decisions"
+    records = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
+    listed = re.findall(r"\]\((\S+)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert listed == [path.name for path in records]
+    for path in records:
+        text = path.read_text(encoding="utf-8")
+        parts = re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE)
+        assert parts == ["Context", "Decision", "Why", "Alternatives", "Consequences"], path
+        assert len(text.splitlines()) <= 40, path
 
 
 def test_the_summary_of_speed_is_short():
