@@ -24,7 +24,7 @@ from d2ldev.registry.selection import (
     scoped,
     set_process,
 )
-from d2ldev.scopes import Entry, surely
+from d2ldev.scopes import Entry
 
 
 class ActiveBackend(FollowsSelection, Backend):
@@ -119,20 +119,15 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
 
     def __enter__(self) -> Backend:
         found = get_backend(self._name)
-        entry = enter(found.framework)
-        try:
-            self._entered.append(entry)
-        except BaseException:  # Ctrl-C
-            surely(scoped.leave, entry)
-            raise
+        self._entered.append(enter(found.framework))
         return found
 
     def __exit__(self, *exception: object) -> None:
         # Another thread or task may have entered the same object.
-        left: list[Entry[Framework]] = []
-        surely(scoped.leave_innermost, lambda each: each in self._entered, left)
-        for entry in left:
+        entry = scoped.find(lambda each: each in self._entered)
+        if entry is not None:
             self._entered.remove(entry)
+            scoped.leave(entry)
 
 
 def backend_of(x: Any) -> Backend:

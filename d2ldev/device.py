@@ -17,7 +17,7 @@ from functools import total_ordering
 from typing import Any, NoReturn, Protocol
 
 from d2ldev.errors import InvalidDeviceError, shown
-from d2ldev.scopes import Entry, Scopes, surely
+from d2ldev.scopes import Scopes
 
 _CPU = "cpu"
 _GPU = "gpu"
@@ -136,11 +136,12 @@ class Device:
         _entered.enter((self, block))
         return self
 
-    def __exit__(self, *exception: Any) -> bool | None:
+    def __exit__(self, *exception: Any) -> None:
         # A device is one object for all threads, which cannot keep what it entered.
-        left: list[Entry[Any]] = []
-        surely(_entered.leave_innermost, lambda each: each.value[0] is self, left)
-        return left[0].value[1].__exit__(*exception) if left else None
+        entry = _entered.find(lambda each: each.value[0] is self)
+        if entry is not None:
+            _entered.leave(entry)
+            entry.value[1].__exit__(*exception)
 
     def __str__(self) -> str:
         return _CPU if self.kind == _CPU else f"{self.kind}:{self.index}"

@@ -23,6 +23,7 @@ from d2ldev.errors import ScopeError
 
 T = TypeVar("T")
 P = ParamSpec("P")
+R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -42,49 +43,45 @@ def traced_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
     return mark
 
 
-class _Change(threading.local):
-    """Whether this thread enters or leaves a block just now, and what it has to leave next.
+class _Changes(threading.local):
+    """Whether this thread enters or leaves a block now, and what it has to leave next.
 
     The collector may close a generator in the middle of such a change. If the generator's block
     were left at once, Python 3.11 would end in a segmentation fault: ``ContextVar.set`` reads on in
     a mapping that the inner ``set`` has freed. Since Python 3.12 one would overwrite what the other
-    has set. So a block that ends there is left as soon as the change is made.
+    has set. So such a block is left after the change.
     """
 
     def __init__(self) -> None:
-        self.is_made = False
+        self.is_in_progress = False
         self.next: list[Callable[[], None]] = []
 
-    def go_on(self) -> None:
-        """Leave what has ended meanwhile."""
-        while self.next:
-            with suppress(ScopeError):  # which the collector could only print
-                self.next[0]()
-            del self.next[0]
+
+_changes = _Changes()
 
 
-_change = _Change()
+def make_change(change: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+    """Call what enters or leaves a block; blocks that the collector ends meanwhile are left next.
 
-
-def surely(leave: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
-    """Call what leaves a block; do it again if Ctrl-C interrupts it, which is raised afterwards.
-
-    While this thread makes another change it is called after that.
+    Ctrl-C in the middle of a change may lose that change, and no other one.
     """
-    if _change.is_made:
-        _change.next.append(partial(leave, *arguments, **named))
-        return
+    is_part = _changes.is_in_progress
     try:
-        _change.is_made = True
-        try:
-            leave(*arguments, **named)
-        except KeyboardInterrupt:
-            leave(*arguments, **named)
-            raise
-        finally:
-            _change.go_on()
+        _changes.is_in_progress = True
+        return change(*arguments, **named)
     finally:
-        _change.is_made = False
+        _changes.is_in_progress = is_part
+        while _changes.next and not is_part:
+            with suppress(ScopeError):  # which the collector could only print
+                make_change(_changes.next.pop(0))
+
+
+def leave_in_turn(leave: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+    """Call what leaves a block, after the change that this thread makes now, if it makes one."""
+    if _changes.is_in_progress:
+        _changes.next.append(partial(leave, *arguments, **named))
+    else:
+        make_change(leave, *arguments, **named)
 
 
 _owner: ContextVar[None] = ContextVar("d2ldev_owner")
@@ -153,28 +150,21 @@ class Scopes(Generic[T]):
 
     def enter(self, value: T) -> Entry[T]:
         """Make a value the current one; the entry is what ``leave`` takes."""
-        is_part, _change.is_made = _change.is_made, True
-        entry = None
-        try:
-            entry = Entry(value)
-            self._entries.set((*self.entries(), entry))
-            self._open[entry] = None
-            self._value.set(value)
-            if not is_part:
-                _change.go_on()
-        except BaseException:  # Ctrl-C
-            if entry is not None:
-                self.leave(entry)
-            raise
-        finally:
-            _change.is_made = is_part
+        return make_change(self._enter, value)
+
+    def _enter(self, value: T) -> Entry[T]:
+        entry, entries = Entry(value), self.entries()
+        # The value first: without the entry, the end of the next block takes it back.
+        self._value.set(value)
+        self._entries.set((*entries, entry))
+        self._open[entry] = None
         return entry
 
     def leave(self, entry: Entry[T]) -> None:
-        """Remove an entry; the innermost one that is left is the current one again.
+        """Remove an entry; the innermost one that is left is the current one again."""
+        leave_in_turn(self._leave, entry)
 
-        A call that was interrupted can be made again.
-        """
+    def _leave(self, entry: Entry[T]) -> None:
         self._open.pop(entry, None)
         if not entry.left_by_its_owner():
             # Variables of another thread or task cannot be set from here. So each asks ``get`` now.
@@ -185,7 +175,7 @@ class Scopes(Generic[T]):
     def get(self) -> T | None:
         """Return the value of the innermost block that was not left elsewhere, and forget those."""
         if any(each in self._elsewhere for each in self._entries.get()):
-            surely(self._forget)
+            leave_in_turn(self._forget)
         if not self._elsewhere:
             self.value = self._value
             if self._elsewhere:  # another thread has added one meanwhile
@@ -199,16 +189,6 @@ class Scopes(Generic[T]):
         kept = tuple(entries)
         self._entries.set(kept)
         self._value.set(kept[-1].value if kept else None)
-
-    def leave_innermost(self, belongs: Callable[[Entry[T]], bool], left: list[Entry[T]]) -> None:
-        """Leave the innermost block of which something is true, and put its entry into a list.
-
-        A call with the same list leaves the same block, however far the first one came.
-        """
-        if not left and (entry := self.find(belongs)) is not None:
-            left.append(entry)
-        for entry in left:
-            self.leave(entry)
 
     def find(self, belongs: Callable[[Entry[T]], bool]) -> Entry[T] | None:
         """Return the innermost block of which something is true: here, else anywhere."""
@@ -270,22 +250,13 @@ class Contexts(threading.local):
 
     def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
         """Enter the context that ``make`` makes, in this thread; the result is for ``leave``."""
-        is_part, _change.is_made = _change.is_made, True
-        entered = None
-        try:
-            self.settle()
-            entered = Entered(make, self._entered)
-            entered.context.__enter__()
-            self._entered.append(entered)
-            if not is_part:
-                _change.go_on()
-        except BaseException:  # Ctrl-C
-            if entered is not None and entered in self._entered:
-                entered.ended = True
-                self.settle()
-            raise
-        finally:
-            _change.is_made = is_part
+        return make_change(self._enter, make)
+
+    def _enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
+        self.settle()
+        entered = Entered(make, self._entered)
+        entered.context.__enter__()
+        self._entered.append(entered)
         return entered
 
     def leave(self, entered: Entered, attempted: str) -> None:
@@ -299,6 +270,9 @@ class Contexts(threading.local):
             ScopeError: if only another thread can leave it, or a context that d2ldev does not know
                 was entered in it and has not ended. ``settle`` leaves it as soon as that can be.
         """
+        leave_in_turn(self._leave, entered, attempted)
+
+    def _leave(self, entered: Entered, attempted: str) -> None:
         entered.ended = True
         if entered in self._entered:
             problem = self.settle()

@@ -42,7 +42,7 @@ from tensorflow.python.framework import constant_op, op_def_registry
 
 from d2ldev.framework import Strict
 from d2ldev.operations.mixing import mismatch, replace
-from d2ldev.scopes import Scopes, surely
+from d2ldev.scopes import Scopes
 from d2ldev_tensorflow.devices import (
     OF_THE_HOST,
     DefaultDevice,
@@ -320,7 +320,7 @@ def mixing() -> Iterator[None]:
     try:
         yield
     finally:
-        surely(_may_mix.leave, entry)
+        _may_mix.leave(entry)
 
 
 def _free_to_mix(_: _Function, function: _Function) -> _Function:

@@ -33,7 +33,7 @@ from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, DeviceMismatchError
 from d2ldev.framework import Framework, Strict
 from d2ldev.operations.mixing import Operand, located, mismatch, operands_of, replace
-from d2ldev.scopes import surely
+from d2ldev.scopes import leave_in_turn, make_change
 
 # The second argument is copied from wherever it is.
 _COPIES = ("copy_", "_foreach_copy_", "data")
@@ -313,14 +313,10 @@ class _Blocks(threading.local):
 
 def _arrange(modes: list[Any]) -> None:
     """Make modes the stack of this thread, the lowest first."""
-    try:
-        while torch._C._len_torch_function_stack():
-            torch._C._pop_torch_function_stack()
-        for mode in modes:
-            torch._C._push_on_torch_function_stack(mode)
-    except KeyboardInterrupt:
-        _arrange(modes)
-        raise
+    while torch._C._len_torch_function_stack():
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 class _Block(AbstractContextManager[None]):
@@ -334,14 +330,10 @@ class _Block(AbstractContextManager[None]):
         self._open = blocks.open
 
     def __enter__(self) -> None:
-        try:
-            surely(self._enter)
-        except BaseException:  # Ctrl-C
-            surely(self._leave)
-            raise
+        make_change(self._enter)
 
     def __exit__(self, *error: object) -> None:
-        surely(self._leave)
+        leave_in_turn(self._leave)
 
     def _enter(self) -> None:
         self._open = self._blocks.open

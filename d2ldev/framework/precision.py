@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from d2ldev.locks import Lock
-from d2ldev.scopes import surely
+from d2ldev.scopes import leave_in_turn, make_change
 
 if TYPE_CHECKING:
     from d2ldev.framework import Framework
@@ -57,10 +57,9 @@ class Switch:
         return self._framework.devices.matmul_precision()
 
     def make(self, change: _Change) -> None:
-        """Make a change; a call that was interrupted can be made again."""
+        """Make a change."""
         with self._lock:
-            if change.undo is None:
-                change.undo = self._framework.devices.set_matmul_precision(change.precision)
+            change.undo = self._framework.devices.set_matmul_precision(change.precision)
             self._latest = ref(change)
             self._refs = [ref(each) for each in self._open() if each is not change]
             self._refs.append(self._latest)
@@ -118,14 +117,14 @@ class MatmulPrecision(AbstractContextManager[str]):
 
     def _made(self) -> _Change:
         change = _Change(self._precision)
-        surely(self._switch.make, change)
+        make_change(self._switch.make, change)
         return change
 
     def __enter__(self) -> str:
         change, self._called = self._called, None
         if change is None or not self._switch.is_latest(change):
             if change is not None:
-                surely(self._switch.take_back, change)
+                make_change(self._switch.take_back, change)
             change = self._made()
         change.is_block = True
         self._entered.append(change)
@@ -137,4 +136,4 @@ class MatmulPrecision(AbstractContextManager[str]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        surely(self._switch.undo, self._entered.pop())
+        leave_in_turn(self._switch.undo, self._entered.pop())

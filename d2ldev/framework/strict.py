@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.locks import Lock
-from d2ldev.scopes import Entry, Scopes, surely
+from d2ldev.scopes import Entry, Scopes, leave_in_turn, make_change
 
 if TYPE_CHECKING:
     from d2ldev.framework import Framework
@@ -66,11 +66,12 @@ class Strictness:
         """Be strict for the length of a block, in this thread or task only."""
         entry = self._blocks.enter(True)
         try:
-            surely(self._begin, entry)
+            make_change(self._begin, entry)
             with self._framework.strict.scope(everywhere=False):
                 yield
         finally:
-            surely(self._leave, entry)
+            self._blocks.leave(entry)
+            leave_in_turn(self._leave, entry)
 
     def everywhere(self) -> None:
         """Be strict in the whole process, in every thread, from now on."""
@@ -85,7 +86,6 @@ class Strictness:
             self._open.add(block)
 
     def _leave(self, block: Entry[bool]) -> None:
-        self._blocks.leave(block)
         with self._lock:
             self._open.discard(block)
             if not self._open and self._restore is not None:

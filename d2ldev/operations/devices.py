@@ -27,7 +27,7 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Memory
-from d2ldev.scopes import surely, traced_as
+from d2ldev.scopes import traced_as
 
 
 def all_devices(framework: Framework) -> list[Device]:
@@ -149,9 +149,9 @@ def on(framework: Framework, device: DeviceLike) -> Iterator[Device]:
         try:
             yield place
         finally:
-            surely(framework.scope.leave, entry)
+            framework.scope.leave(entry)
     finally:
-        surely(framework.contexts.leave, entered, attempted)
+        framework.contexts.leave(entered, attempted)
 
 
 def out_of_memory(

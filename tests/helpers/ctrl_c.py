@@ -7,8 +7,7 @@ import sys
 class Pressed:
     """Ctrl-C, once, at a point of a block's own code at which Python looks for signals.
 
-    These are the beginning of a function of Python's and the end of one of C's. At the very call
-    of ``__exit__``, and of ``surely`` in it, nothing of d2ldev's runs that could see it.
+    These are the beginning of a function of Python's and the end of one of C's.
     """
 
     def __init__(self, number, modules):
@@ -18,8 +17,7 @@ class Pressed:
     def __call__(self, frame, event, _argument):
         code = frame.f_code
         # Not where a generator is closed, which is reported as a call.
-        is_point = event in ("call", "c_return") and code.co_name not in ("surely", "<genexpr>")
-        is_point &= (event, code.co_name) != ("call", "__exit__")
+        is_point = event in ("call", "c_return") and code.co_name != "<genexpr>"
         if is_point and code.co_filename in self.files:
             self.number -= 1
             if not self.number:

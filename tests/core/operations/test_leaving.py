@@ -3,16 +3,18 @@
 import contextlib
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from weakref import WeakSet
 
 import pytest
-from ctrl_c import pressed
 from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
 import d2ldev
-from d2ldev import Backend, DeviceMismatchError, active, cpu, device, gpu, scopes
+from d2ldev import Backend, DeviceMismatchError, cpu, gpu
 from d2ldev.scopes import Scopes
+
+HELPERS = Path(__file__).parents[2] / "helpers"
 
 
 def made():
@@ -124,26 +126,60 @@ def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():
 # -- Ctrl-C ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["on", "device", "strict", "use_backend"])
-def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, other, kind):
-    framework = reference.framework
-    make = {
-        "on": lambda: reference.on("gpu:1"),
+def test_a_block_that_ctrl_c_ends_is_left(block):
+    with pytest.raises(KeyboardInterrupt), block(gpu(1)):
+        raise KeyboardInterrupt
+    assert made() == cpu()
+
+
+def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_thread():
+    # In a process of its own: the block itself may stay in force in its thread.
+    program = """
+    from concurrent.futures import ThreadPoolExecutor
+    import d2ldev
+    from ctrl_c import pressed
+    from d2ldev import Backend, active, device, gpu, scopes
+    from d2ldev_reference import ReferenceFramework
+
+    backend, other = d2ldev.get_backend("reference"), Backend(ReferenceFramework())
+    d2ldev.set_backend(backend)
+    blocks = {
+        "on": lambda: backend.on("gpu:1"),
         "device": lambda: gpu(1),
-        "strict": reference.strict,
+        "strict": backend.strict,
         "use_backend": lambda: d2ldev.use_backend(other),
-    }[kind]
-    left, number, press = [], 0, None
-    while press is None or press.number <= 0:
-        number += 1
-        with pressed(number, (scopes, active, device)) as press, make():
+    }
+
+    def state():
+        device = str(backend.device_of(backend.ones(1)))
+        is_other = active.active_backend() is other
+        return device, backend.framework.strictness.in_force(), is_other
+
+    outside = state()
+
+    def interrupt(block, number):
+        with pressed(number, (scopes, active, device)) as press, block():
             pass
-        gc.collect()
-        inside = reference.device_of(reference.ones(1)), framework.strictness.in_force()
-        active_one = active.active_backend()
-        left += [(*inside, active_one)] * ((*inside, active_one) != (cpu(), False, reference))
-    assert number > 10
-    assert left == []
+        lost = state()
+        with backend.on("gpu:0"), gpu(0), backend.strict(), d2ldev.use_backend(other):
+            inside = state()
+        return press.number > 0, inside == ("gpu:0", True, True) and state() in (lost, outside)
+
+    def interrupt_everywhere(block):
+        number, is_over, wrong = 0, False, []
+        while not is_over:
+            number += 1
+            with ThreadPoolExecutor(1) as pool:
+                is_over, is_right = pool.submit(interrupt, block, number).result()
+            wrong += [number] * (not is_right or state() != outside)
+        return number > 10, wrong
+
+    show([(name, *interrupt_everywhere(block)) for name, block in blocks.items()])
+    """
+    variables = {"D2LDEV_VIRTUAL_GPUS": "2"}
+    found = run_python(program, path=[str(HELPERS)], environment=variables)
+    names = "on", "device", "strict", "use_backend"
+    assert found == [[[name, True, []] for name in names]]
 
 
 def test_the_handle_follows_a_selection_that_ctrl_c_has_interrupted_at_any_point():
