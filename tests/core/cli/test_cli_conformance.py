@@ -161,10 +161,19 @@ def test_a_profile_and_everywhere_exclude_each_other():
     assert done.returncode == 2
 
 
+def test_a_profile_needs_tests_in_one_of_its_runs():
+    # On virtual GPUs killed runs end as on the CPU: the second run has none of them.
+    selected = ("--", "--collect-only", "-q", "-k", "test_killed_runs")
+    assert (
+        run_command("conformance", "reference", "--profile", "default", *selected).returncode == 0
+    )
+
+
 def test_a_profile_runs_each_of_its_processes():
     nothing = ("--", "--collect-only", "-q", "-k", "no_such_test")
     done = run_command("conformance", "reference", "--profile", "default", *nothing)
     assert done.stdout.count("The conformance suite on reference") == 2
+    assert done.returncode == 5
 
 
 @pytest.mark.parametrize(("virtual_gpus", "status"), [("0", pytest.ExitCode.USAGE_ERROR), ("2", 0)])
