@@ -119,7 +119,7 @@ def tensorflow_rows(backend: Any) -> Iterator[Row]:
 
     def move(value: Any, target: str) -> Any:
         with tf.device(target):
-            return walked(value, tf.identity)
+            return walk(value, tf.identity)
 
     names = {"move": move, "native": backend.native("gpu:1"), "cpu": backend.native("cpu")}
     moves, copies = {"by hand": "move(batch, native)"}, {"by hand": "move(batch, cpu)"}
@@ -131,7 +131,7 @@ def mxnet_rows(backend: Any) -> Iterator[Row]:
     """Compare with a walk by hand."""
     native = backend.native("gpu:1")
     names = {
-        "walked": walked,
+        "walked": walk,
         "native": native,
         "move": lambda x: x.as_in_ctx(native),
         "copy": lambda x: x.copy(),
@@ -205,7 +205,7 @@ def _nothing() -> None:
     """Wait for nothing: torch's virtual GPUs have copied when the call returns."""
 
 
-def nested(tensors: list[Any]) -> dict[str, dict[str, Any]]:
+def nest(tensors: list[Any]) -> dict[str, dict[str, Any]]:
     """Return tensors in a dict of dicts of three."""
     return {
         f"part {i}": {f"x{j}": x for j, x in enumerate(tensors[i : i + 3])}
@@ -218,14 +218,14 @@ _FORMS: dict[str, Callable[[list[Any]], Any]] = {
     "list of tuples": lambda tensors: [
         tuple(tensors[i : i + 3]) for i in range(0, len(tensors), 3)
     ],
-    "dict of dicts": nested,
+    "dict of dicts": nest,
 }
 
 
-def walked(value: Any, change: Callable[[Any], Any]) -> Any:
+def walk(value: Any, change: Callable[[Any], Any]) -> Any:
     """Walk a batch as one does by hand, for the containers that one has."""
     if isinstance(value, dict):
-        return {key: walked(inner, change) for key, inner in value.items()}
+        return {key: walk(inner, change) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([walked(inner, change) for inner in value])
+        return type(value)([walk(inner, change) for inner in value])
     return change(value)

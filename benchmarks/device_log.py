@@ -42,7 +42,7 @@ def rows(backend: Any, device: str, width: int, examples: int) -> Iterator[Compa
             kept.add(loss=step())
         kept.flush()
 
-    def listed() -> None:
+    def make_list() -> None:
         kept = [step() for _ in range(_STEPS)]
         backend.to_numpy(backend.framework.tensors.stack(kept)).tolist()
 
@@ -54,7 +54,7 @@ def rows(backend: Any, device: str, width: int, examples: int) -> Iterator[Compa
         for _ in range(_STEPS):
             step()
 
-    names = {"log": log, "listed": listed, "read": read, "none": none}
+    names = {"log": log, "listed": make_list, "read": read, "none": none}
     what = f"{_STEPS} steps, {width} wide, {examples} examples"
     for theirs, against, aim in (
         ("listed()", "a list with one transfer", LOG_AIM),

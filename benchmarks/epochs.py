@@ -26,7 +26,7 @@ from d2ldev_conformance.lines import format_lines
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from natives import pinned
+from natives import pin
 from overhead import document
 from torch import nn
 
@@ -159,7 +159,7 @@ PEERS: dict[str, Callable[[nn.Module, torch.device], Epoch]] = {
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def measured(
+def measure(
     backend: d2ldev.Backend, device: d2ldev.Device, case: Case, batches: Batches, epochs: int
 ) -> dict[str, list[float]]:
     """Return the seconds of the epochs of each side, of which each round takes one.
@@ -176,7 +176,7 @@ def measured(
     seconds: dict[str, list[float]] = {name: [] for name in (*sides, "d2ldev")}
     began = 0.0
 
-    def timed(name: str, epoch: Epoch) -> None:
+    def time_epoch(name: str, epoch: Epoch) -> None:
         start = time.perf_counter()
         epoch(batches)
         backend.synchronize(device)
@@ -187,7 +187,7 @@ def measured(
         backend.synchronize(device)
         seconds["d2ldev"].append(time.perf_counter() - began)
         for name, epoch in list(sides.items())[:: 1 if number % 2 else -1]:
-            timed(name, epoch)
+            time_epoch(name, epoch)
         began = time.perf_counter()
 
     trainer = Trainer(_WARM_UP + epochs, backend=backend, callback=callback)
@@ -198,7 +198,7 @@ def measured(
     return {name: found[_WARM_UP:] for name, found in seconds.items()}
 
 
-def made_batches(backend: d2ldev.Backend, case: Case, number: int, *, is_pinned: bool) -> Batches:
+def make_batches(backend: d2ldev.Backend, case: Case, number: int, *, is_pinned: bool) -> Batches:
     """Return the batches of an epoch, in the host's memory."""
     generator = torch.Generator().manual_seed(0)
     different: Batches = [
@@ -209,7 +209,7 @@ def made_batches(backend: d2ldev.Backend, case: Case, number: int, *, is_pinned:
         for _ in range(min(_DIFFERENT_BATCHES, number))
     ]
     if is_pinned:
-        different = pinned(backend, different)
+        different = pin(backend, different)
     return [different[i % len(different)] for i in range(number)]
 
 
@@ -217,11 +217,11 @@ def results(
     backend: d2ldev.Backend, device: d2ldev.Device, batches: int, epochs: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each case, from pinned memory where there is any, and from pageable."""
-    pins = backend.framework.tensors.pinned(backend.ones(1, device="cpu")) is not None
+    pins = backend.framework.tensors.pin(backend.ones(1, device="cpu")) is not None
     for case in CASES:
         for is_pinned in (True, False) if pins else (False,):
-            data = made_batches(backend, case, batches, is_pinned=is_pinned)
-            found = {k: median(v) for k, v in measured(backend, device, case, data, epochs).items()}
+            data = make_batches(backend, case, batches, is_pinned=is_pinned)
+            found = {k: median(v) for k, v in measure(backend, device, case, data, epochs).items()}
             ratios = {name: round(each / found["hand"], 3) for name, each in found.items()}
             step = round(found["hand"] / batches * 1e3, 3)
             yield {

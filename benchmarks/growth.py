@@ -114,18 +114,18 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
     x = backend.ones(4)
 
     def to(size: int) -> Callable[[], object]:
-        batch = _nesting([x] * size)
+        batch = _nest([x] * size)
         return lambda: backend.to(batch, "cpu")
 
     def copy(size: int) -> Callable[[], object]:
-        batch = _nesting([backend.ones(4) for _ in range(size)])
+        batch = _nest([backend.ones(4) for _ in range(size)])
         return lambda: backend.copy(batch)
 
     yield Growth("to, leaves that are there", "backend.to(batch, device)", "leaves", leaves, to)
     yield Growth("copy, leaves of 16 bytes", "backend.copy(batch)", "leaves", leaves, copy)
 
     def place(size: int) -> Callable[[], object]:
-        tensors = _named(backend, size)
+        tensors = _name(backend, size)
         return lambda: backend.place(tensors, "cpu")
 
     def placement(size: int) -> Callable[[], object]:
@@ -139,11 +139,11 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         return lambda: backend.placement(backend.place(nets, "cpu"))
 
     def save(size: int) -> Callable[[], object]:
-        tensors = _named(backend, size)
+        tensors = _name(backend, size)
         return lambda: backend.save(tensors, folder / "parameters")
 
     def load_into(size: int) -> Callable[[], object]:
-        tensors = _named(backend, size)
+        tensors = _name(backend, size)
         backend.save(tensors, folder / "parameters")
         return lambda: backend.load_into(tensors, folder / "parameters")
 
@@ -224,16 +224,21 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         steps = decades(10**5, 10**3)[1:]
         memory = ("bytes a step", _FLAT, _bytes_a_step)
         yield Growth(
-            "training", "Trainer(1).fit(net, batches)", "steps", steps, _training(backend), memory
+            "training",
+            "Trainer(1).fit(net, batches)",
+            "steps",
+            steps,
+            _prepare_fit(backend),
+            memory,
         )
 
 
-def _nesting(leaves: Sequence[Any]) -> list[Any]:
+def _nest(leaves: Sequence[Any]) -> list[Any]:
     """Return leaves in dicts of ten, in a list."""
     return [dict(enumerate(leaves[i : i + 10])) for i in range(0, len(leaves), 10)]
 
 
-def _named(backend: d2ldev.Backend, size: int) -> dict[str, Any]:
+def _name(backend: d2ldev.Backend, size: int) -> dict[str, Any]:
     return {f"layer{i}.weight": backend.ones(_FLOATS) for i in range(size)}
 
 
@@ -271,7 +276,7 @@ def _in_threads(makers: Sequence[Callable[[], object]], number: int) -> Callable
     return run
 
 
-def _training(backend: d2ldev.Backend) -> Callable[[int], Callable[[], object]]:
+def _prepare_fit(backend: d2ldev.Backend) -> Callable[[int], Callable[[], object]]:
     """Return what prepares a fit of so many steps, of one model that is compiled already."""
     net = backend.mlp([4, 8, 1])
     batch = (backend.ones((8, 4)), backend.ones((8, 1)))

@@ -84,7 +84,7 @@ def jax_framework() -> Framework:
     def loss_of(model: Any, x: Any, y: Any) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
 
-    def transformed(model: Any) -> Epoch:
+    def transform(model: Any) -> Epoch:
         optimizer = nnx.Optimizer(model, optax.sgd(LEARNING_RATE), wrt=nnx.Param)
 
         @nnx.jit
@@ -119,7 +119,7 @@ def jax_framework() -> Framework:
 
         return epoch
 
-    return Framework(lenet, True, {"@nnx.jit": transformed, "jax.jit of the split": functional})
+    return Framework(lenet, True, {"@nnx.jit": transform, "jax.jit of the split": functional})
 
 
 def tensorflow_framework() -> Framework:

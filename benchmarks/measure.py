@@ -149,7 +149,7 @@ class Result:
 def measure(row: Row) -> Result:
     """Run one comparison."""
     if isinstance(row, ProcessComparison):
-        ours, theirs = _interleaved(
+        ours, theirs = _measure_in_turn(
             lambda: process(row.ours)[0], lambda: process(row.theirs)[0], _PROCESS_ROUNDS
         )
         return _result(row, ours, theirs, (ours - theirs) * 1000, "ms more")
@@ -162,7 +162,7 @@ def measure(row: Row) -> Result:
         return _result(row, None, None, None, "ratio")
     ours_in_context = sampler(row.ours, row.names, row.within, row.finish)
     plain = sampler(row.theirs, row.names, nullcontext, row.finish)
-    ours, theirs = _interleaved(ours_in_context, plain, _ROUNDS)
+    ours, theirs = _measure_in_turn(ours_in_context, plain, _ROUNDS)
     return _result(row, ours, theirs, ours / theirs, "ratio")
 
 
@@ -172,7 +172,7 @@ def _result(
     return Result(row.name, row.ours, row.theirs, ours, theirs, value, unit, row.aim, row.note)
 
 
-def _interleaved(
+def _measure_in_turn(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int
 ) -> tuple[float, float]:
     """Return the medians of both, measured in turn."""

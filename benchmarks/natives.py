@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from batches import walked
+from batches import walk
 
 
 def jax_names() -> dict[str, Any]:
@@ -76,7 +76,7 @@ CREATIONS: dict[str, Callable[[Any], Callable[[], Any]]] = {
 
 def torch_copy(native: Any) -> Callable[[Any], Any]:
     """Return what copies a nesting to a device; Python goes on if its memory is pinned."""
-    return lambda value: walked(value, lambda x: x.to(native, non_blocking=True))
+    return lambda value: walk(value, lambda x: x.to(native, non_blocking=True))
 
 
 def jax_copy(native: Any) -> Callable[[Any], Any]:
@@ -94,7 +94,7 @@ def tensorflow_copy(native: Any) -> Callable[[Any], Any]:
 
 def mxnet_copy(native: Any) -> Callable[[Any], Any]:
     """Return what copies a nesting to a device."""
-    return lambda value: walked(value, lambda x: x.as_in_ctx(native))
+    return lambda value: walk(value, lambda x: x.as_in_ctx(native))
 
 
 COPIES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
@@ -105,7 +105,7 @@ COPIES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
 }
 
 
-def pinned(backend: Any, value: Any) -> Any:
+def pin(backend: Any, value: Any) -> Any:
     """Return a nesting of the CPU's tensors in pinned memory, or as it is where none is pinned."""
-    move = backend.framework.tensors.pinned
-    return walked(value, lambda x: x if (there := move(x)) is None else there)
+    move = backend.framework.tensors.pin
+    return walk(value, lambda x: x if (there := move(x)) is None else there)

@@ -130,12 +130,12 @@ def medians(runs: Sequence[Sequence[Result]]) -> list[Result]:
     ]
 
 
-def measured_in_processes(script: str, framework: str, runs: int) -> list[Result]:
+def measure_in_processes(script: str, framework: str, runs: int) -> list[Result]:
     """Return the medians of what a script measures in so many processes."""
-    return medians([_measured_elsewhere(script, framework) for _ in range(runs)])
+    return medians([_measure_elsewhere(script, framework) for _ in range(runs)])
 
 
-def _measured_elsewhere(script: str, framework: str) -> list[Result]:
+def _measure_elsewhere(script: str, framework: str) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.json")
         command = [sys.executable, script, "--framework", framework, "--json", str(path)]
@@ -153,7 +153,7 @@ def main() -> None:
     add_runs(parser)
     arguments = parser.parse_args()
     if arguments.runs > 1:
-        results = measured_in_processes(__file__, arguments.framework, arguments.runs)
+        results = measure_in_processes(__file__, arguments.framework, arguments.runs)
     else:
         rows = [*import_rows()] if arguments.framework != "torch-virtual" else []  # torch has them
         rows += FRAMEWORKS[arguments.framework]()

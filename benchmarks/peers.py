@@ -54,7 +54,7 @@ def main() -> None:
 def results(framework: str, only: str = "") -> list:
     """Return every comparison for one framework, those that miss their aim first."""
     from against import epochs
-    from against.work import measured, missed_first
+    from against.work import measure, sort_missed_first
 
     import d2ldev
 
@@ -64,9 +64,9 @@ def results(framework: str, only: str = "") -> list:
     with tempfile.TemporaryDirectory() as folder:
         for work in works(backend, Path(folder)):
             if only in work.name:
-                found += measured(work)
+                found += measure(work)
         found += (row for row in epochs.results(backend, only))
-    return missed_first(found)
+    return sort_missed_first(found)
 
 
 def table(title: str, found: list) -> Table:

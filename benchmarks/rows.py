@@ -183,18 +183,18 @@ def _floor_kernels(x: Any, y: Any) -> dict[str, Any]:
         add(on_cpu, x, y)
         return x_gpu
 
-    def made(result: Any) -> Any:
+    def make(result: Any) -> Any:
         capsule = torch._C._to_dlpack(result)
         description = description_of(capsule)
         description.device_type, description.device_id = 12, 0  # kDLExtDev
         return torch._C._from_dlpack(capsule)
 
     def with_result(_x_gpu: Any, _y_gpu: Any) -> Any:
-        return made(add(on_cpu, x, y))
+        return make(add(on_cpu, x, y))
 
     def with_operands(x_gpu: Any, y_gpu: Any) -> Any:
         found = [origin_of(each) for each in (x_gpu, y_gpu)]
-        return made(add(on_cpu, *(each[0] for each in found if each is not None)))
+        return make(add(on_cpu, *(each[0] for each in found if each is not None)))
 
     for function in (kernel, with_result, with_operands):
         library.define(f"{function.__name__}(Tensor x, Tensor y) -> Tensor")

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE
 from measure import Result, keep_freed_memory
-from natives import COPIES, pinned
+from natives import COPIES, pin
 from overhead import document
 from rich.console import Console
 from rich.table import Table
@@ -268,7 +268,7 @@ def _epochs(
                 yield part()
             return
         # Pinned once, so that the loop by hand has nothing to do but to copy it.
-        own, copied = pinned(backend, part()), COPIES[backend.name](backend.native(trainer.device))
+        own, copied = pin(backend, part()), COPIES[backend.name](backend.native(trainer.device))
         for _ in range(sizes.steps):
             yield copied(own)
 
@@ -309,7 +309,7 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
 # -- in the first process -------------------------------------------------------------------------
 
 
-def launched(arguments: argparse.Namespace, processes: int) -> list[dict[str, Any]]:
+def run_launch(arguments: argparse.Namespace, processes: int) -> list[dict[str, Any]]:
     """Return what rank 0 of so many processes measures."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -426,7 +426,7 @@ def main() -> None:
         return
     # So that its processes are ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    found = [row for number in arguments.processes for row in launched(arguments, number)]
+    found = [row for number in arguments.processes for row in run_launch(arguments, number)]
     where = "on GPUs" if arguments.gpus else "on the CPU"
     Console().print(table(f"d2ldev and {arguments.framework}'s own loop, {where}", found))
     if arguments.json is not None:

@@ -50,7 +50,7 @@ class Seen:
         self.used = state["used"]
 
 
-def measured(backend: d2ldev.Backend, gpus: int, shard: str | None) -> dict[str, Any]:
+def measure(backend: d2ldev.Backend, gpus: int, shard: str | None) -> dict[str, Any]:
     """Return the number of GPUs, what is shared, and the bytes on each GPU that was asked."""
     random = np.random.default_rng(0)
     inputs = random.normal(size=(16, _UNITS[0])).astype("float32")
@@ -71,7 +71,7 @@ def main() -> None:
     backend = d2ldev.get_backend(arguments.framework)
     rows = []
     for gpus, shard in _RUNS:
-        rows.append(measured(backend, gpus, shard))
+        rows.append(measure(backend, gpus, shard))
         gc.collect()  # what is left of a run holds its arrays
         used = ", ".join(f"{each / 1e6:.1f} MB" for each in rows[-1]["used"])
         print(f"{gpus} GPUs, shard={shard}: {used}", flush=True)

@@ -110,7 +110,7 @@ def _own_names(framework: str) -> dict[str, Any]:
     return {}
 
 
-def measured(backend: Any, device: Any, work: Work, rounds: int) -> dict[str, float]:
+def measure(backend: Any, device: Any, work: Work, rounds: int) -> dict[str, float]:
     """Return the seconds that each way takes for doing it once, as the median of the rounds."""
     # TensorFlow computes on its default device, whatever the operands are on.
     within = partial(backend.on, device) if backend.name == "tensorflow" else nullcontext
@@ -132,7 +132,7 @@ def main() -> None:
     device = backend.device(arguments.device)
     rows = []
     for work in works(backend, device, 5 if arguments.small else 200):
-        found = measured(backend, device, work, 3 if arguments.small else 31)
+        found = measure(backend, device, work, 3 if arguments.small else 31)
         first = next(iter(found.values()))
         for name, seconds in found.items():
             ratio = seconds / first

@@ -77,14 +77,14 @@ def soak(name: str, seconds: float, folder: Path) -> dict[str, list[float]]:
             continue
         samples["seconds"].append(now)
         samples["rounds"].append(rounds)
-        for key, value in measured().items():
+        for key, value in measure().items():
             samples[key].append(value)
         if now >= seconds and len(samples["seconds"]) >= _FEWEST:
             return samples
     raise AssertionError
 
 
-def measured() -> dict[str, float]:
+def measure() -> dict[str, float]:
     """Return what the process holds, after what can be given back was given back."""
     gc.collect()
     with suppress(OSError, AttributeError):  # only glibc has it
@@ -128,12 +128,12 @@ def move(backend: d2ldev.Backend, rng: np.random.Generator) -> None:
 def scopes(backend: d2ldev.Backend) -> None:
     """Enter and leave scopes: also by an error, out of order, and in another thread."""
 
-    def held(device: d2ldev.Device | str) -> Generator[None, None, None]:
+    def count_held(device: d2ldev.Device | str) -> Generator[None, None, None]:
         with d2ldev.use_backend(backend), backend.on(device), backend.strict():
             yield
 
     for device in backend.devices():
-        outer, inner, elsewhere = held(device), held("cpu"), held("cpu")
+        outer, inner, elsewhere = count_held(device), count_held("cpu"), count_held("cpu")
         for each in (outer, inner):
             next(each)
         _pool.submit(next, elsewhere).result()

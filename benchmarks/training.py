@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch, Framework
 from measure import Result, keep_freed_memory
-from overhead import add_runs, document, measured_in_processes, table
+from overhead import add_runs, document, measure_in_processes, table
 from rich.console import Console
 
 import d2ldev
@@ -92,13 +92,13 @@ def cases(
     images = (28, 28, 1) if framework.is_channels_last else (1, 28, 28)
 
     def mlp() -> Any:
-        return _hybridized(backend.mlp([784, 256, 10]))
+        return _hybridize(backend.mlp([784, 256, 10]))
 
     return [
         ("an epoch of an MLP, 30 batches of 256", mlp, _batches(backend, 30, 256, (784,))),
         (
             "an epoch of LeNet, 10 batches of 128",
-            lambda: _hybridized(framework.lenet()),
+            lambda: _hybridize(framework.lenet()),
             _batches(backend, 10, 128, images),
         ),
     ]
@@ -115,7 +115,7 @@ def _batches(backend: d2ldev.Backend, number: int, size: int, shape: tuple[int, 
     ]
 
 
-def _hybridized(model: Any) -> Any:
+def _hybridize(model: Any) -> Any:
     """Return the model as its framework runs fastest, where the user has to ask for that."""
     if hasattr(model, "hybridize"):
         model.hybridize(static_alloc=True, static_shape=True)
@@ -202,7 +202,7 @@ def main() -> None:
     add_runs(parser)
     arguments = parser.parse_args()
     if arguments.runs > 1:
-        found = measured_in_processes(__file__, arguments.framework, arguments.runs)
+        found = measure_in_processes(__file__, arguments.framework, arguments.runs)
     else:
         keep_freed_memory()
         found = results(arguments.framework)

@@ -31,7 +31,7 @@ from d2ldev_conformance.lines import format_lines
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Comparison, Result, measure
-from natives import COPIES, pinned
+from natives import COPIES, pin
 from overhead import document, table
 from rich.console import Console
 
@@ -88,11 +88,11 @@ class Place:
         self.backend, self.device = backend, backend.device(device)
         self.plain = COPIES[backend.name](backend.native(device))
         self.is_hardware = is_hardware(backend.platform(device))
-        self.pins = backend.framework.tensors.pinned(backend.ones(1, device="cpu")) is not None
+        self.pins = backend.framework.tensors.pin(backend.ones(1, device="cpu")) is not None
 
     def of_host(self, value: Any) -> Any:
         """Return a nesting of the CPU's tensors in the memory that is copied from."""
-        return pinned(self.backend, value)
+        return pin(self.backend, value)
 
     def wait(self, found: Any) -> Any:
         """Return what was copied, when it is there: JAX waits for no array that nobody holds."""

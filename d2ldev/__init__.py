@@ -173,9 +173,9 @@ def __getattr__(name: str) -> Any:
         if name in globals():
             return globals()[name]
         from d2ldev.active import get_backend
-        from d2ldev.registry.discovery import ALIASES, known_backends
+        from d2ldev.registry.discovery import ALIASES, find_backends
 
-        if name in known_backends() or name in ALIASES:
+        if name in find_backends() or name in ALIASES:
             return get_backend(name)
     raise AttributeError(f"module 'd2ldev' has no attribute {name!r}")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from d2ldev.backend_class import Backend, backend_for
-from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.framework import Framework
 from d2ldev.registry.discovery import FALLBACK
 from d2ldev.registry.selection import (
@@ -80,7 +80,7 @@ def get_backend(name: str | Backend) -> Backend:
     if isinstance(name, Backend):
         return name
     raise UnsupportedValueError(
-        f"use {shown(name)} as a backend",
+        f"use {quote(name)} as a backend",
         "it is neither a name nor a backend",
         f"d2ldev.get_backend({FALLBACK!r})",
     )

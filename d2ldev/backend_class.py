@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import UnsupportedValueError, describe, shown
+from d2ldev.errors import UnsupportedValueError, describe, quote
 from d2ldev.framework import Framework, Learner, Memory, Settings
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number
-from d2ldev.operations.devices import together
+from d2ldev.operations.devices import resolve_all
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.options import (
     Activation,
@@ -165,7 +165,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             InvalidDeviceError: for anything else, such as another framework's device.
         """
-        return devices.parsed(self.framework, spec)
+        return devices.parse(self.framework, spec)
 
     def native(self, device: DeviceLike[NativeDeviceT]) -> NativeDeviceT:
         """Return the framework's own object for a device, to be used in the framework's own calls.
@@ -173,7 +173,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
         """
-        place = devices.existing(self.framework, device, "compute")
+        place = devices.resolve(self.framework, device, "compute")
         return devices.native(self.framework, place, "compute")
 
     def platform(self, device: DeviceLike[NativeDeviceT]) -> str:
@@ -182,7 +182,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
         """
-        place = devices.existing(self.framework, device, "ask for the platform")
+        place = devices.resolve(self.framework, device, "ask for the platform")
         return self.framework.devices.platform(place)
 
     def default_device(self) -> Device:
@@ -191,7 +191,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         d2ldev's own calls do not follow it: they go to the scope's device, else to the CPU.
         """
         self.framework.contexts.settle()
-        return devices.parsed(self.framework, self.framework.devices.default())
+        return devices.parse(self.framework, self.framework.devices.default())
 
     def on(self, device: DeviceLike[NativeDeviceT]) -> AbstractContextManager[Device]:
         """Make a device the place where tensors are created, for the length of a block.
@@ -210,7 +210,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
     def synchronize(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
         """Return when all work queued on a device (None: on every device) is done."""
-        for each in devices.chosen(self.framework, device, "synchronize"):
+        for each in devices.resolve_or_all(self.framework, device, "synchronize"):
             self.framework.devices.synchronize(each)
 
     def timeit(
@@ -247,7 +247,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
     def is_idle(self, device: DeviceLike[NativeDeviceT] | None = None) -> bool:
         """Return whether all work queued on a device (None: on every device) is done."""
-        asked = devices.chosen(self.framework, device, "ask whether there is work")
+        asked = devices.resolve_or_all(self.framework, device, "ask whether there is work")
         return all(self.framework.devices.is_idle(each) for each in asked)
 
     @overload
@@ -286,7 +286,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             return cast("MatmulPrecisionName", self.framework.matmul_switch.precision())
         attempted, fix = "set the precision of products", "backend.matmul_precision('highest')"
         framework = self.framework
-        checked = framework.checked_matmul_precision(precision, attempted, fix)
+        checked = framework.check_matmul_precision(precision, attempted, fix)
         return framework.matmul_precision(checked)
 
     def memory(self, device: DeviceLike[NativeDeviceT]) -> Memory:
@@ -295,7 +295,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         That of a GPU is what the tensors hold. That of the CPU is this process's resident memory,
         everything in it included, and the machine's as ``total``.
         """
-        place = devices.existing(self.framework, device, "ask for the memory")
+        place = devices.resolve(self.framework, device, "ask for the memory")
         return devices.host_memory() if place is CPU else self.framework.devices.memory(place)
 
     def empty_cache(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
@@ -304,7 +304,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         It makes room for other processes. PyTorch and MXNet can be asked to; the others' allocators
         give nothing back, and nothing happens.
         """
-        for each in devices.chosen(self.framework, device, "empty the cache"):
+        for each in devices.resolve_or_all(self.framework, device, "empty the cache"):
             self.framework.devices.empty_cache(each)
 
     def live_tensors(self, device: DeviceLike[NativeDeviceT] | None = None) -> list[LiveTensor]:
@@ -364,7 +364,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             copy = flag("make a tensor", "copy", copy)
         framework = self.framework
         if framework.kinds[type(obj)] is TENSOR:
-            return moving.converted(framework, obj, dtype, device, copy, like)
+            return moving.convert(framework, obj, dtype, device, copy, like)
         return creation.asarray(framework, obj, dtype, device, copy, like)
 
     def zeros(
@@ -389,7 +389,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             InvalidDeviceError, UnsupportedValueError: if ``device`` or ``dtype`` is none.
         """
         framework = self.framework
-        return creation.made(framework, framework.tensors.zeros, shape, dtype, device, like)
+        return creation.make_tensor(framework, framework.tensors.zeros, shape, dtype, device, like)
 
     def ones(
         self,
@@ -401,7 +401,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     ) -> TensorT:
         """Make a tensor of ones on the device; see ``zeros``."""
         framework = self.framework
-        return creation.made(framework, framework.tensors.ones, shape, dtype, device, like)
+        return creation.make_tensor(framework, framework.tensors.ones, shape, dtype, device, like)
 
     def full(
         self,
@@ -435,7 +435,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         JAX and TensorFlow have no memory without values: there they are zeros.
         """
         framework = self.framework
-        return creation.made(framework, framework.tensors.empty, shape, dtype, device, like)
+        return creation.make_tensor(framework, framework.tensors.empty, shape, dtype, device, like)
 
     def zeros_like(
         self,
@@ -575,7 +575,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         number = whole_number("seed", "seed", seed, least=0, fix="backend.seed(0)")
         if number >= 2**32:
             raise UnsupportedValueError(
-                f"seed with {shown(number)}",
+                f"seed with {quote(number)}",
                 "not every framework takes it",
                 f"backend.seed({2**32 - 1})",
             )
@@ -659,15 +659,15 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         try:
             target = framework.known_devices[device]
         except Exception:  # unknown so far, or not hashable
-            target = devices.existing(framework, device, "put a tensor")
+            target = devices.resolve(framework, device, "put a tensor")
         if framework.kinds[type(x)] is TENSOR:
             # The common call, without a detour.
-            if framework.tensors.committed_device_of(x) is target:
+            if framework.tensors.device_committed_to(x) is target:
                 return x
             if target is not CPU and framework.tensors.stays_on_host(x):
                 return x
             words = moving.moving_a_tensor[target]
-            return moving.copied(framework, framework.tensors.move, x, target, words)
+            return moving.copy_or_raise(framework, framework.tensors.move, x, target, words)
         return moving.to(framework, x, target)
 
     def copy(self, x: T, device: DeviceLike[NativeDeviceT] | None = None) -> T:
@@ -685,10 +685,12 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             As ``to``.
         """
         framework = self.framework
-        target = None if device is None else devices.existing(framework, device, "copy a tensor")
+        target = None if device is None else devices.resolve(framework, device, "copy a tensor")
         if framework.kinds[type(x)] is TENSOR:  # the common call, without a detour
             place = target or framework.tensors.device_of(x)
-            return moving.copied(framework, framework.tensors.copy, x, place, "copy a tensor")
+            return moving.copy_or_raise(
+                framework, framework.tensors.copy, x, place, "copy a tensor"
+            )
         return moving.copy(framework, x, target)
 
     @overload
@@ -724,7 +726,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.parallel import split
 
-        return split(self.framework, batch, together(self.framework, devices, "split a batch"))
+        return split(self.framework, batch, resolve_all(self.framework, devices, "split a batch"))
 
     def replicate(self, obj: T, devices: Sequence[DeviceLike[NativeDeviceT]]) -> list[T]:
         """Give each device a copy of parameters or of a model: ``get_params`` of section 13.5.
@@ -747,7 +749,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         from d2ldev.operations.parallel import replicate
 
         attempted = f"replicate {type(obj).__name__}"
-        return replicate(self.framework, obj, together(self.framework, devices, attempted))
+        return replicate(self.framework, obj, resolve_all(self.framework, devices, attempted))
 
     def to_numpy(self, x: TensorT) -> npt.NDArray[Any]:
         """Return the values of a tensor in a NumPy array that the caller owns.
@@ -1048,7 +1050,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
-        from d2ldev.operations.learning import completed, learner
+        from d2ldev.operations.learning import complete, learner
 
         self.framework.require("train", "train a model")
         given = Settings(
@@ -1061,8 +1063,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             batch_norm=batch_norm,
         )
         is_trained = flag("train", "is_trained", is_trained)
-        settings = completed(self.framework, model, given, loss=loss, lr=lr, is_trained=is_trained)
-        them = [] if devices is None else together(self.framework, devices, "train")
+        settings = complete(self.framework, model, given, loss=loss, lr=lr, is_trained=is_trained)
+        them = [] if devices is None else resolve_all(self.framework, devices, "train")
         return learner(self.framework, model, settings, them, group)
 
     def accuracy(self, prediction: TensorT, y: TensorT) -> TensorT:

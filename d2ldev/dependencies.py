@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from d2ldev.errors import PackageNotInstalledError, said
+from d2ldev.errors import PackageNotInstalledError, text_of
 
 
 def import_optional(
@@ -31,6 +31,6 @@ def import_optional(
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        problem = f"{package} cannot be imported: {said(error)}"
+        problem = f"{package} cannot be imported: {text_of(error)}"
         fix = install or f"pip install 'd2ldev[{extra}]'"
         raise PackageNotInstalledError(attempted, problem, fix) from error

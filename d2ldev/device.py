@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from functools import total_ordering
 from typing import Any, NoReturn, Protocol
 
-from d2ldev.errors import InvalidDeviceError, shown
+from d2ldev.errors import InvalidDeviceError, quote
 from d2ldev.scopes import Scopes
 
 _CPU = "cpu"
@@ -30,7 +30,7 @@ _FIX = "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'"
 _interned: dict[tuple[str, int], Device] = {}
 
 
-def _checked_index(kind: str, index: object) -> int:
+def _check_index(kind: str, index: object) -> int:
     if type(index).__name__ in ("bool", "bool_"):  # NumPy 1 takes its own ``bool_`` for an integer
         problem = "an index is an integer, and True is no GPU's number"
     else:
@@ -42,7 +42,7 @@ def _checked_index(kind: str, index: object) -> int:
             if number >= 0:
                 return number
             problem = "indices count from 0"
-    raise InvalidDeviceError(f"make {kind}({shown(index)})", problem, _FIX)
+    raise InvalidDeviceError(f"make {kind}({quote(index)})", problem, _FIX)
 
 
 @total_ordering
@@ -78,9 +78,9 @@ class Device:
     def __new__(cls, kind: str, index: int = 0) -> Device:
         if not isinstance(kind, str) or kind not in (_CPU, _GPU):
             raise InvalidDeviceError(
-                f"make a device of kind {shown(kind)}", "a device is a 'cpu' or a 'gpu'", _FIX
+                f"make a device of kind {quote(kind)}", "a device is a 'cpu' or a 'gpu'", _FIX
             )
-        index = _checked_index(kind, index)
+        index = _check_index(kind, index)
         key = (kind, 0 if kind == _CPU else index)
         device = _interned.get(key)
         if device is None:
@@ -113,7 +113,7 @@ class Device:
                 return Device(_CPU)
             if kind in _ACCELERATORS:
                 return Device(_GPU, index)
-        raise InvalidDeviceError(f"read {shown(text)} as a device", "no device is spelt so", _FIX)
+        raise InvalidDeviceError(f"read {quote(text)} as a device", "no device is spelt so", _FIX)
 
     @property
     def native(self) -> Any:
@@ -218,4 +218,4 @@ for _index in range(16):
 
 def gpus_in_words(count: int) -> str:
     """Return ``'1 GPU'``, ``'2 GPUs'``, for messages."""
-    return f"{shown(count)} GPU{'' if count == 1 else 's'}"
+    return f"{quote(count)} GPU{'' if count == 1 else 's'}"

@@ -63,7 +63,7 @@ _short.maxdeque = _short.maxarray = 8
 _short.maxstring = _short.maxlong = _short.maxother = 1000
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """Return the ``repr`` of a value for a message: one short line, and no error of its own."""
     try:
         # The ``repr`` of a tensor waits for its values, and torch ends the process if their memory
@@ -84,7 +84,7 @@ def _signature(x: Any) -> str:
     return f"<{type(x).__name__} of shape {tuple(x.shape)} and dtype {x.dtype}>"
 
 
-def said(value: object) -> str:
+def text_of(value: object) -> str:
     """Return the text of an exception or a label for a message: never an error of its own."""
     try:
         return str.__str__(str(value))
@@ -100,7 +100,7 @@ def describe(value: object) -> str:
     """
     kind = type(value).__name__
     is_vowel = kind[0] in "aeiouAEIOU" or kind == "ndarray"
-    return f"{shown(value)}, {'an' if is_vowel else 'a'} {kind},"
+    return f"{quote(value)}, {'an' if is_vowel else 'a'} {kind},"
 
 
 class InvalidDeviceError(D2LDevError, ValueError):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from d2ldev.backend_class import Backend, backend_for
 from d2ldev.device import CPU, gpu
-from d2ldev.registry.discovery import ALIASES, choices, known_backends
+from d2ldev.registry.discovery import ALIASES, choices, find_backends
 from d2ldev.registry.selection import get_framework
 
 Class = TypeVar("Class", bound=type)
@@ -81,7 +81,7 @@ class NativeDevices:
         from d2ldev.training.trainer import Trainer  # most programs do not train
 
         made: type[Trainer] = type("Trainer", (Trainer,), {"backend": self._backend})
-        return self._named(made)
+        return self._name_class(made)
 
     @cached_property
     def Module(self) -> type:  # noqa: N802
@@ -92,23 +92,23 @@ class NativeDevices:
         """
         from d2ldev.training.book import ModuleMethods
 
-        return self._named(self._backend.framework.training.module_class(ModuleMethods))
+        return self._name_class(self._backend.framework.training.module_class(ModuleMethods))
 
     @cached_property
     def DataModule(self) -> type:  # noqa: N802
         """The book's ``DataModule``, to be derived from."""
         from d2ldev.training.book import DataModule
 
-        return self._named(type("DataModule", (DataModule,), {}))
+        return self._name_class(type("DataModule", (DataModule,), {}))
 
     @cached_property
     def HyperParameters(self) -> type:  # noqa: N802
         """The book's ``HyperParameters``, with ``save_hyperparameters``."""
         from d2ldev.training.book import HyperParameters
 
-        return self._named(type("HyperParameters", (HyperParameters,), {}))
+        return self._name_class(type("HyperParameters", (HyperParameters,), {}))
 
-    def _named(self, made: Class) -> Class:
+    def _name_class(self, made: Class) -> Class:
         """Return a class by whose name ``pickle`` finds it again, in another process as well."""
         made.__module__, made.__qualname__ = __name__, f"{self._backend.name}.{made.__name__}"
         return made
@@ -140,7 +140,7 @@ class NativeDevices:
         """
         device = gpu(i)
         if device.index >= self.num_gpus():
-            native = self._backend.framework.devices.missing(device)
+            native = self._backend.framework.devices.native_of_missing(device)
             if native is not None:
                 return native
         return self._backend.native(device)
@@ -169,7 +169,7 @@ def __getattr__(name: str) -> NativeDevices:
     """
     import difflib  # only where a backend is chosen
 
-    if difflib.get_close_matches(name, [*known_backends(), *ALIASES], 1, 0.75):
+    if difflib.get_close_matches(name, [*find_backends(), *ALIASES], 1, 0.75):
         backend = backend_for(get_framework(name))
         # The same object each time, so that its classes are the same.
         return _handed_out.setdefault(backend, NativeDevices(backend))

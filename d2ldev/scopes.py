@@ -27,7 +27,7 @@ R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def traced_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
+def trace_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
     """Let torch's compiler trace another function in the decorated one's stead.
 
     It traces Python, and knows neither context variables nor locks. A property whose function is
@@ -105,7 +105,7 @@ class Entry(Generic[T]):
         self.ended = False
         self.owner: Token[None] | None = _owner.set(None)
 
-    def left_by_its_owner(self) -> bool:
+    def leave_as_owner(self) -> bool:
         """End the block; tell whether the thread or task that entered it does."""
         self.ended, owner, self.owner = True, self.owner, None
         try:
@@ -166,7 +166,7 @@ class Scopes(Generic[T]):
 
     def _leave(self, entry: Entry[T]) -> None:
         self._open.pop(entry, None)
-        if not entry.left_by_its_owner():
+        if not entry.leave_as_owner():
             # Variables of another thread or task cannot be set from here. So each asks ``get`` now.
             self._elsewhere.add(entry)
             self.value = self
@@ -205,7 +205,7 @@ class Scopes(Generic[T]):
         return self.value.get()
 
     in_c = property(operator.call)
-    """The same, for ``traced_as``."""
+    """The same, for ``trace_as``."""
 
     def is_in_force(self) -> bool:
         """Tell whether this thread or task is in a block that has not ended elsewhere."""

@@ -21,7 +21,7 @@ import operator
 import os
 from typing import NamedTuple, cast
 
-from d2ldev.errors import InvalidDeviceError, UnsupportedValueError, shown
+from d2ldev.errors import InvalidDeviceError, UnsupportedValueError, quote
 from d2ldev.options import MATMUL_PRECISIONS, MatmulPrecisionName, problem_of
 
 BACKEND = "D2LDEV_BACKEND"
@@ -57,7 +57,7 @@ def virtual_gpus() -> int | None:
     if not text:
         return None
     attempted = f"make {text!r} virtual GPUs (from {VIRTUAL_GPUS})"
-    return checked_virtual_gpus(number_in(text), attempted)
+    return check_virtual_gpus(number_in(text), attempted)
 
 
 def number_in(text: str) -> int:
@@ -75,7 +75,7 @@ def choose_virtual_gpus(n: int | None) -> int | None:
     return before
 
 
-def checked_virtual_gpus(n: object, attempted: str) -> int:
+def check_virtual_gpus(n: object, attempted: str) -> int:
     """Return a number of virtual GPUs as an integer.
 
     Raises:
@@ -120,7 +120,7 @@ def memory_grows() -> bool:
     policy = os.environ.get(GPU_MEMORY, "").strip().lower()
     if policy not in ("", "framework", "grow"):
         raise UnsupportedValueError(
-            f"follow {GPU_MEMORY}={shown(os.environ[GPU_MEMORY])}",
+            f"follow {GPU_MEMORY}={quote(os.environ[GPU_MEMORY])}",
             "the policies are 'framework' and 'grow'",
             f"{GPU_MEMORY}=framework leaves the framework's memory alone; grow is the default",
         )
@@ -134,12 +134,12 @@ def matmul_precision() -> str | None:
         UnsupportedValueError: if the name is invalid.
     """
     text = os.environ.get(MATMUL_PRECISION, "").strip().lower()
-    attempted = f"set the precision of products (from {MATMUL_PRECISION}={shown(text)})"
+    attempted = f"set the precision of products (from {MATMUL_PRECISION}={quote(text)})"
     fix = f"{MATMUL_PRECISION}=highest"
-    return checked_matmul_precision(text, attempted, fix) if text else None
+    return check_matmul_precision(text, attempted, fix) if text else None
 
 
-def checked_matmul_precision(precision: object, attempted: str, fix: str) -> MatmulPrecisionName:
+def check_matmul_precision(precision: object, attempted: str, fix: str) -> MatmulPrecisionName:
     """Return one of ``MATMUL_PRECISIONS``.
 
     Args:
@@ -151,7 +151,7 @@ def checked_matmul_precision(precision: object, attempted: str, fix: str) -> Mat
         UnsupportedValueError: if the precision is invalid.
     """
     if problem := problem_of(precision, MATMUL_PRECISIONS):
-        problem = f"{shown(precision)} is no precision: {problem}"
+        problem = f"{quote(precision)} is no precision: {problem}"
         raise UnsupportedValueError(attempted, problem, f"{fix}, which is float32")
     return cast("MatmulPrecisionName", precision)
 
@@ -219,7 +219,7 @@ def _of_launch(name: str, least: int, most: int, unset: str = "") -> int:
         raise _launch_refusal(name, "it is not set")
     number = number_in(text)
     if not least <= number <= most:
-        raise _launch_refusal(name, f"{shown(text)} is no integer from {least} to {most}")
+        raise _launch_refusal(name, f"{quote(text)} is no integer from {least} to {most}")
     return number
 
 
@@ -244,7 +244,7 @@ def peer_timeout() -> float:
         seconds = math.nan
     if not 1 <= seconds <= 86400:
         raise UnsupportedValueError(
-            f"wait for other processes (from {PEER_TIMEOUT}={shown(text)})",
+            f"wait for other processes (from {PEER_TIMEOUT}={quote(text)})",
             "it is no number of seconds from 1 to 86400",
             f"{PEER_TIMEOUT}=60",
         )
@@ -253,9 +253,9 @@ def peer_timeout() -> float:
 
 def unknown() -> list[str]:
     """Return the variables that are set, begin as d2ldev's do, and are none."""
-    return [name for name in given() if name not in VARIABLES]
+    return [name for name in list_variables() if name not in VARIABLES]
 
 
-def given() -> dict[str, str]:
+def list_variables() -> dict[str, str]:
     """Return the variables of d2ldev that are set, by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("D2LDEV_")}

@@ -41,7 +41,7 @@ def with_tables(text: str) -> str:
         "transfers": ratio_rows("transfers-*"),
         "epochs": epoch_rows(),
         "small-calls": small_call_rows(),
-        "sharding": sharding_rows(),
+        "sharding": make_sharding_rows(),
         "speed-summary": speed_summary_rows(),
         "speed-misses": speed_miss_rows(),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
@@ -130,13 +130,13 @@ def overhead_rows() -> Iterator[str]:
     """Return one row for each comparison of the benchmark through the handle."""
     yield "| framework | what | with d2ldev | without | ratio | aim |"
     yield "|---|---|---|---|---|---|"
-    for framework, result in _missed_first(_results("overhead-*")):
+    for framework, result in _sort_missed_first(_results("overhead-*")):
         if result["value"] is None:
             continue
         ours, theirs = (
             f"`{_in_a_cell(result[side])}`" for side in ("ours_statement", "theirs_statement")
         )
-        yield f"| {framework} | {_name(result)} | {ours} | {theirs} | {_explained(result)} |"
+        yield f"| {framework} | {_name(result)} | {ours} | {theirs} | {_explain(result)} |"
     yield from _circumstances("overhead-*")
 
 
@@ -144,9 +144,9 @@ def ratio_rows(files: str) -> Iterator[str]:
     """Return one row for each comparison in the files of that name."""
     yield "| framework | what | against | ratio | aim |"
     yield "|---|---|---|---|---|"
-    for framework, result in _missed_first(_results(files)):
+    for framework, result in _sort_missed_first(_results(files)):
         against = _in_a_cell(result["theirs_statement"])
-        yield f"| {framework} | {_name(result)} | {against} | {_explained(result)} |"
+        yield f"| {framework} | {_name(result)} | {against} | {_explain(result)} |"
     yield from _circumstances(files)
 
 
@@ -217,7 +217,7 @@ def speed_miss_rows() -> Iterator[str]:
             yield f"| {framework} | {what}: {name} | {len(results)} | {figures} | {why} |"
 
 
-def sharding_rows() -> Iterator[str]:
+def make_sharding_rows() -> Iterator[str]:
     """Return one row for each way to share parameters, with the memory that it takes."""
     yield "| framework | GPUs | `shard` | MB in use on each GPU |"
     yield "|---|---|---|---|"
@@ -269,7 +269,7 @@ def _comparison(ratio: float, aim: float | None) -> dict[str, Any]:
     }
 
 
-def _missed_first(
+def _sort_missed_first(
     results: Iterable[tuple[str, dict[str, Any]]],
 ) -> list[tuple[str, dict[str, Any]]]:
     return sorted(results, key=lambda each: each[1]["met"] is not False)
@@ -300,7 +300,7 @@ def peer_rows(results: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     columns = ("what", "against", "ratio", "half of the rounds", "aim")
     yield f"| framework | {' | '.join(columns)} | why |"
     yield "|---|---|---|---|---|---|---|"
-    for framework, result in _missed_first(results):
+    for framework, result in _sort_missed_first(results):
         if result["value"] is None:
             figures = f" | | {result['aim']:g}"
         else:
@@ -326,7 +326,7 @@ def _figure(result: dict[str, Any]) -> str:
     return f"{shown} | {'' if aim is None else f'{aim:g}'}{missed}"
 
 
-def _explained(result: dict[str, Any]) -> str:
+def _explain(result: dict[str, Any]) -> str:
     """Return what ``_figure`` does, with the reason why an aim is missed."""
     return _figure(result) + (f": {result['reason']}" if result["reason"] else "")
 

@@ -80,7 +80,7 @@ class JaxDevices(Devices):
     def gpus(self) -> list[jax.Device]:
         """Return the GPUs of this process; initialises JAX."""
 
-    def seen_by(self, local_rank: int) -> list[int] | None:
+    def find_visible_gpus(self, local_rank: int) -> list[int] | None:
         """Return the numbers of the GPUs that one of several processes may use; None is all.
 
         Args:
@@ -88,7 +88,7 @@ class JaxDevices(Devices):
         """
         return None
 
-    def counted(self) -> int | None:
+    def count_cuda(self) -> int | None:
         """Return how many CUDA GPUs JAX will find, without initialising it; None if unknown."""
         return 0
 
@@ -138,12 +138,12 @@ class JaxDevices(Devices):
 
     def synchronize(self, device: Device) -> None:
         if is_initialized():
-            _wait(_queued(self.native(device)))
+            _wait(_queue_work(self.native(device)))
 
     def is_idle(self, device: Device) -> bool:
         if not is_initialized():
             return True
-        queued = _queued(self.native(device))
+        queued = _queue_work(self.native(device))
         end = time.monotonic() + _PATIENCE
         for x in queued:
             with suppress(RuntimeError):
@@ -167,7 +167,7 @@ class JaxDevices(Devices):
         used, peak = stats.get("bytes_in_use"), stats.get("peak_bytes_in_use")
         return Memory(used, peak, stats.get("bytes_limit"))
 
-    def pinning_client(self) -> Any:
+    def find_pinning_client(self) -> Any:
         """Return JAX's client of the GPUs, if it can map memory of the host for them; else None.
 
         JAX can since 0.10.2: https://github.com/jax-ml/jax/blob/main/jaxlib/py_client.cc.
@@ -197,7 +197,7 @@ class JaxDevices(Devices):
         # An allocator with a pool of its own never takes more than its limit. CUDA's gives memory
         # back at its limit, and may take more.
         if nbytes > free and "pool_bytes" in stats:
-            _wait(_queued(native))  # which may hold what nobody else does
+            _wait(_queue_work(native))  # which may hold what nobody else does
             free = total - (native.memory_stats() or stats)["bytes_in_use"]
             total = min(total, free)
         check_room(nbytes, total)
@@ -225,7 +225,7 @@ class HardwareDevices(JaxDevices):
         is_asked = is_initialized() or self._may_use("rocm") or self._may_use("tpu")
         if not is_asked:
             self._let_memory_grow()  # who has counted the GPUs may go on without d2ldev
-        number = None if is_asked else self.counted()
+        number = None if is_asked else self.count_cuda()
         if number is None:
             number = len(self.gpus())
             if number and not is_asked:
@@ -282,7 +282,7 @@ class HardwareDevices(JaxDevices):
                 gpus = gpus or jax.local_devices(backend=platform)
             except RuntimeError as error:
                 reason = reason or str(error)
-        if not gpus and (number := self.counted()):
+        if not gpus and (number := self.count_cuda()):
             self._failure = (
                 f"NVIDIA's driver shows {gpus_in_words(number)}, and JAX can use none: {reason}",
                 "update the driver, or d2ldev[jax-cuda]; import jax before other frameworks, which "
@@ -306,11 +306,11 @@ class HardwareDevices(JaxDevices):
         finally:
             _LOGGER.disabled = before
 
-    def seen_by(self, local_rank: int) -> list[int] | None:
+    def find_visible_gpus(self, local_rank: int) -> list[int] | None:
         # A launcher may show each process its own GPU only.
-        return [local_rank] if 1 < (self.counted() or 0) > local_rank else None
+        return [local_rank] if 1 < (self.count_cuda() or 0) > local_rank else None
 
-    def counted(self) -> int | None:
+    def count_cuda(self) -> int | None:
         if not self._may_use("cuda"):
             return 0
         try:
@@ -357,7 +357,7 @@ class HardwareDevices(JaxDevices):
         """
         if is_initialized() or user_has_chosen(MEMORY_VARIABLES):
             return
-        if self.counted() or self._may_use("rocm"):
+        if self.count_cuda() or self._may_use("rocm"):
             os.environ[_PREALLOCATE] = "false"
 
 
@@ -430,7 +430,7 @@ class _DefaultDevice:
         self._scope.__exit__(*error)
 
 
-def _queued(native: jax.Device) -> list[Any]:
+def _queue_work(native: jax.Device) -> list[Any]:
     """Return the result of a small computation queued now, and all arrays that somebody holds."""
     with jax.ensure_compile_time_eval():  # also while JAX traces
         last = _add_one(jax.device_put(np.zeros((), np.int32), native))

@@ -94,7 +94,7 @@ class JaxModels(Models):
             if not name.startswith("_pytree__"):
                 yield name, value, attributes.__setitem__, key
 
-    def unlisted(self, obj: Any) -> Collection[str]:
+    def find_unlisted(self, obj: Any) -> Collection[str]:
         nnx = sys.modules.get("flax.nnx")  # which linen does not import
         if nnx is not None and isinstance(obj, nnx.Variable):
             return ("value",) if isinstance(obj, nnx.Intermediate) else ()

@@ -102,14 +102,14 @@ class JaxParallel(Parallel):
                 "JAX was in use before it was told of the others",
                 "d2ldev.set_backend('jax') before anything asks JAX for a device or an array",
             )
-        numbers = group.gather("the GPUs of JAX", self._devices.counted())
+        numbers = group.gather("the GPUs of JAX", self._devices.count_cuda())
         if any(numbers) and not all(numbers):
-            raise _mixed_refusal(group, numbers)
+            raise _refuse_mixed(group, numbers)
         jax.distributed.initialize(
             group.addresses[0],
             group.size,
             group.rank,
-            self._devices.seen_by(group.local_rank),
+            self._devices.find_visible_gpus(group.local_rank),
             cluster_detection_method="deactivate",
             initialization_timeout=max(1, round(2 * group.timeout)),
         )
@@ -149,7 +149,7 @@ class JaxParallel(Parallel):
         return JaxLearner(self._framework, model, settings, partial(SeveralProcesses, group))
 
 
-def _mixed_refusal(group: Group, numbers: Sequence[int]) -> UnsupportedValueError:
+def _refuse_mixed(group: Group, numbers: Sequence[int]) -> UnsupportedValueError:
     """Return the error of processes of which some have GPUs, and others would be waited for."""
     some, none = numbers.index(next(filter(None, numbers))), numbers.index(0)
     return UnsupportedValueError(

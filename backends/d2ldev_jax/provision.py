@@ -140,17 +140,17 @@ def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
     return {
-        "module": partial(_made_there, backend, Everything),
-        "module and optimizer": partial(_made_there, backend, _trained_module),
-        "linen train state": partial(_made_there, backend, _train_state),
-        "random keys": partial(_made_there, backend, _random_keys),
+        "module": partial(_make_there, backend, Everything),
+        "module and optimizer": partial(_make_there, backend, _train_module),
+        "linen train state": partial(_make_there, backend, _train_state),
+        "random keys": partial(_make_there, backend, _random_keys),
     }
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
     """Return builders of tensors that few calls can take, by name."""
 
-    def deleted() -> jax.Array:
+    def delete() -> jax.Array:
         x = jnp.zeros(2)
         x.delete()
         return x
@@ -158,15 +158,15 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
     return {
         "key": lambda: jax.random.key(0),
         "shape": lambda: jax.ShapeDtypeStruct((2,), "float32"),
-        "deleted": deleted,
-        "stale tracer": partial(_leaked, jax.jit),
-        "stale tracer of vmap": partial(_leaked, jax.vmap),
-        "stale tracer of grad": partial(_leaked, lambda f: jax.grad(lambda x: f(x).sum())),
+        "deleted": delete,
+        "stale tracer": partial(_leak, jax.jit),
+        "stale tracer of vmap": partial(_leak, jax.vmap),
+        "stale tracer of grad": partial(_leak, lambda f: jax.grad(lambda x: f(x).sum())),
         "int4": lambda: jnp.zeros(2, "int4"),
     }
 
 
-def _leaked(transform: Callable[..., Any]) -> Any:
+def _leak(transform: Callable[..., Any]) -> Any:
     """Return what a function was given while it was traced."""
     kept: list[Any] = []
 
@@ -183,14 +183,14 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": lambda device: backend.place(Network(), device)}
 
 
-def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def networks_with_batch_norm(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a network with batch normalization and without dropout."""
     return {"module": lambda device: backend.place(Network(rate=0.0), device)}
 
 
 def classifiers(backend: Any) -> Mapping[str, Any]:
     """Return a builder of LeNet, and the shape of an image."""
-    return {"lenet": (partial(_made_there, backend, LeNet), (28, 28, 1))}
+    return {"lenet": (partial(_make_there, backend, LeNet), (28, 28, 1))}
 
 
 def loops(backend: Any) -> Mapping[str, Any]:
@@ -201,7 +201,7 @@ def loops(backend: Any) -> Mapping[str, Any]:
         return {"net": net, "optimizer": optimizer(net)}
 
     def begin(optimizer: Callable[[Any], Any], seed: int, device: Device) -> Any:
-        return _made_there(backend, partial(make, optimizer, seed), device)
+        return _make_there(backend, partial(make, optimizer, seed), device)
 
     def go_on(device: Device, net: Tied, optimizer: Any) -> None:
         x = backend.rand((8, 3), seed=9, device=device)
@@ -273,16 +273,16 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"attribute": partial(made, Attentive), "intermediate": partial(made, Sowing)}
 
 
-def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules that are called with ``x`` and ``mask``, by name."""
 
-    def wrapped() -> Any:
+    def wrap() -> Any:
         x = jnp.ones((1, 3))
         return nnx.bridge.ToNNX(MaskedLinen(), rngs=nnx.Rngs(0)).lazy_init(x, x)
 
     return {
         "module": lambda device: backend.place(Masked(), device),
-        "wrapped linen": lambda device: backend.place(wrapped(), device),
+        "wrapped linen": lambda device: backend.place(wrap(), device),
     }
 
 
@@ -293,15 +293,15 @@ def composites(_backend: Any) -> Mapping[str, Any]:
         dense = jnp.zeros((2 + number, 3)).at[0, 1].set(1.0 + number)
         return BCOO.fromdense(dense)
 
-    def told(x: BCOO) -> Any:
+    def tell(x: BCOO) -> Any:
         return x.shape, x.todense().tolist()
 
-    def scaled(number: int) -> Scaled:
+    def scale(number: int) -> Scaled:
         return Scaled(weight=jnp.ones(2), factor=0.5 + number)  # type: ignore[call-arg]
 
     return {
-        "sparse": (sparse_array, told),
-        "struct": (scaled, lambda x: (x.weight.tolist(), x.factor)),
+        "sparse": (sparse_array, tell),
+        "struct": (scale, lambda x: (x.weight.tolist(), x.factor)),
     }
 
 
@@ -345,7 +345,7 @@ class Line(nnx.Module):
         return optax.sgd(self.lr)
 
 
-def _made_there(backend: Any, make: Callable[[], Any], device: Device) -> Any:
+def _make_there(backend: Any, make: Callable[[], Any], device: Device) -> Any:
     with backend.on(device):
         made = make()
     return backend.place(made, device)  # what JAX made is there, and uncommitted
@@ -355,7 +355,7 @@ def _random_keys() -> Any:
     return jax.random.key(0), jax.random.split(jax.random.key(1))
 
 
-def _trained_module() -> dict[str, Any]:
+def _train_module() -> dict[str, Any]:
     """Return a module and the optimizer that has made a step with it."""
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)

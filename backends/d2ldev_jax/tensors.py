@@ -108,9 +108,9 @@ class JaxTensors(Tensors):
                 return self._seen[sharding._memory_kind][sharding._device]
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
-        return self._looked_up(x)
+        return self._look_up(x)
 
-    def committed_device_of(self, x: Any) -> Device | None:
+    def device_committed_to(self, x: Any) -> Device | None:
         # As ``device_of``, of which it is no detour.
         try:
             if x._committed and not x.is_deleted():
@@ -121,7 +121,7 @@ class JaxTensors(Tensors):
         device = self.device_of(x)
         return device if x.committed else None
 
-    def _looked_up(self, x: Any) -> Device:
+    def _look_up(self, x: Any) -> Device:
         """Return the device of an array, or raise an error with the reason why it has none."""
         if isinstance(x, jax.core.Tracer):
             raise _refusal(
@@ -257,7 +257,7 @@ class JaxTensors(Tensors):
         # and copies it.
         make = partial(jax.lax.full, shape, value, dtype, sharding=_alone(native))
         with jax.default_device(native):
-            return self._computed(make, math.prod(shape) * np.dtype(dtype).itemsize, native)
+            return self._compute(make, math.prod(shape) * np.dtype(dtype).itemsize, native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         count = max(0, math.ceil((stop - start) / step))
@@ -266,7 +266,7 @@ class JaxTensors(Tensors):
             start, stop, step = stop, None, None
         with jax.default_device(native):
             make = partial(jnp.arange, start, stop, step, dtype, device=native)
-            return self._computed(make, count * dtype.itemsize, native)
+            return self._compute(make, count * dtype.itemsize, native)
 
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
@@ -284,7 +284,7 @@ class JaxTensors(Tensors):
         # This is no copy: it commits the key, and with it what is computed from it.
         key = jax.device_put(key, native)
         make = partial(draw, key, shape, dtype)
-        return self._computed(make, math.prod(shape) * dtype.itemsize, native)
+        return self._compute(make, math.prod(shape) * dtype.itemsize, native)
 
     def seed(self, seed: int) -> None:
         self._root, self._draws = seed, itertools.count()
@@ -294,16 +294,16 @@ class JaxTensors(Tensors):
             return x.astype(dtype)
         device = self.device_of(x)  # a tensor without memory is refused, with the reason
         native = self._devices.native(device)
-        return self._computed(
+        return self._compute(
             lambda: jax.device_put(x.astype(dtype), native), x.size * dtype.itemsize, native
         )
 
-    def _computed(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
+    def _compute(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
         """Return an array of so many bytes; what is traced has no memory yet."""
         is_simple = nbytes < LARGE or _is_traced()
-        return make() if is_simple else self._made(make, nbytes, native)
+        return make() if is_simple else self._make(make, nbytes, native)
 
-    def _made(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
+    def _make(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
         """Return an array of so many bytes, which is waited for if memory may run out.
 
         Raises:
@@ -320,11 +320,11 @@ class JaxTensors(Tensors):
     def copy(self, x: Tensor, native: Any) -> Tensor:
         # The user's call is one as ``jax.device_put`` is, to JAX's transfer guards.
         with explicit_device_put_scope():
-            return self._copied(x, native)
+            return self._copy(x, native)
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         with explicit_device_put_scope():
-            return [self._copied(x, native) for x in xs]
+            return [self._copy(x, native) for x in xs]
 
     def move(self, x: Tensor, native: Any) -> Tensor:
         return self._commit(x, native) if self._is_there(x, native) else self.copy(x, native)
@@ -351,7 +351,7 @@ class JaxTensors(Tensors):
         # Below ``jax.device_put``, of which a function that is traced would make an operation.
         return batched_device_put(x.aval, _alone(native), [x], [native], True, False)
 
-    def _copied(self, x: Tensor, native: jax.Device) -> Tensor:
+    def _copy(self, x: Tensor, native: jax.Device) -> Tensor:
         try:
             source, size = x._sharding._device, x.size
         except AttributeError:  # random keys, and arrays on several devices
@@ -361,7 +361,7 @@ class JaxTensors(Tensors):
         is_copied = source.client is native.client or is_on_the_host(native)
         if not is_copied:
             is_copied = x.nbytes < LONG and x.unsafe_buffer_pointer() not in self._pinned
-        return self._sent(x.aval, x, x.nbytes, native, is_copied=is_copied)
+        return self._send(x.aval, x, x.nbytes, native, is_copied=is_copied)
 
     def adopt(self, array: NDArray[Any], native: jax.Device) -> Tensor:
         """Return an array with the values of NumPy's: on the host, it may share the memory."""
@@ -369,9 +369,9 @@ class JaxTensors(Tensors):
         with explicit_device_put_scope():
             if is_on_the_host(native):
                 return batched_device_put(aval, _alone(native), [array], [native], True, False)
-            return self._sent(aval, array, nbytes, native, is_copied=nbytes < LONG)
+            return self._send(aval, array, nbytes, native, is_copied=nbytes < LONG)
 
-    def _sent(
+    def _send(
         self, aval: Any, x: Any, nbytes: int, native: jax.Device, *, is_copied: bool
     ) -> Tensor:
         """Return a copy of JAX's or NumPy's array.
@@ -385,10 +385,10 @@ class JaxTensors(Tensors):
                 the device can take it: one that nobody writes to, or that is waited for.
         """
         make = partial(batched_device_put, aval, _alone(native), [x], [native], True, is_copied)
-        return self._made(make, nbytes, native)
+        return self._make(make, nbytes, native)
 
-    def pinned(self, x: Tensor) -> Tensor | None:
-        client = self._devices.pinning_client()
+    def pin(self, x: Tensor) -> Tensor | None:
+        client = self._devices.find_pinning_client()
         values = np.asarray(x)
         if client is None or not values.nbytes:
             return None
@@ -446,7 +446,7 @@ class JaxTensors(Tensors):
         while len(level) > 1 or size == 1:
             # The last group is padded; the padding is cut off in the end.
             level += level[-1:] * (-len(level) % _GROUP)
-            level = [_stacked(level[i : i + _GROUP]) for i in range(0, len(level), _GROUP)]
+            level = [_stack(level[i : i + _GROUP]) for i in range(0, len(level), _GROUP)]
             size *= _GROUP
         stacked = level[0].reshape(size, *xs[0].shape)
         return jax.lax.slice_in_dim(stacked, 0, len(xs))  # by an index it takes three times as long
@@ -509,7 +509,7 @@ def _is_traced() -> bool:
 
 
 @jax.jit
-def _stacked(xs: Sequence[jax.Array]) -> jax.Array:
+def _stack(xs: Sequence[jax.Array]) -> jax.Array:
     return jnp.stack(xs)
 
 

@@ -64,7 +64,7 @@ class MXNetDevices(Devices):
         self._used.add(device)
         return mx.gpu(device.index)
 
-    def missing(self, device: Device) -> mx.Context | None:
+    def native_of_missing(self, device: Device) -> mx.Context | None:
         # Another context of the CPU would be no error when it is used.
         return None if self._virtual_gpus else mx.gpu(device.index)
 

@@ -89,16 +89,16 @@ class MXNetModels(Models):
                 "net.collect_params().reset_ctx(ctx) takes their mean, and forgets the gradients",
             )
         if not arrays:
-            yield "data", _lacking(parameter), None, None
+            yield "data", _explain_missing_array(parameter), None, None
         for i, array in enumerate(arrays):
             suffix = f".{i}" if i else ""
             self._owners[id(array)] = parameter
             yield f"data{suffix}", array, arrays.__setitem__, i
 
-    def unlisted(self, obj: Any) -> Collection[str]:
+    def find_unlisted(self, obj: Any) -> Collection[str]:
         return vars(obj).keys() - _OWN_ATTRIBUTES if isinstance(obj, _Block) else ()
 
-    def attached(self, x: Tensor) -> Iterator[Part]:
+    def list_attached(self, x: Tensor) -> Iterator[Part]:
         gradient = self._gradient_of(x)
         if gradient is None:
             return
@@ -142,7 +142,7 @@ class MXNetModels(Models):
                 new.as_nd_ndarray().copyto(x.as_nd_ndarray())
 
     @contextmanager
-    def placing(self, device: Device) -> Iterator[None]:
+    def place_context(self, device: Device) -> Iterator[None]:
         token = _is_placing.set(True)
         try:
             with mx.autograd.pause():  # moving parameters is no part of what is being recorded
@@ -261,7 +261,7 @@ def _request_of(x: Any, gradient: Any) -> str:
         return "add" if gradient.asnumpy().any() else "write"
 
 
-def _lacking(parameter: Any) -> NoTensor:
+def _explain_missing_array(parameter: Any) -> NoTensor:
     """Return why a parameter has no array."""
     if parameter._deferred_init:
         problem = "is not initialised before the first batch, by which MXNet knows its shape"

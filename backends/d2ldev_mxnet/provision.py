@@ -58,7 +58,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     def rand(device: Device, seed: int, shape: tuple[int, ...]) -> Tensor:
         return backend.rand(shape, seed=seed, device=device)
 
-    def hybridized(device: Device) -> Any:
+    def hybridize(device: Device) -> Any:
         net = backend.mlp([3, 4, 1], device=device)
         net.hybridize(static_alloc=True)
         net(rand(device, 0, (5, 3)))
@@ -74,7 +74,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
             loss.backward()
         return [weight, bias]
 
-    def trained(name: str, options: dict[str, float], device: Device) -> Any:
+    def train(name: str, options: dict[str, float], device: Device) -> Any:
         """Return a model with gradients, and the trainer that has made two steps with them."""
         net = backend.mlp([3, 4, 1], device=device)
         with NumPySemantics():
@@ -88,9 +88,9 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
     return {
         "block": lambda device: Everything(lambda shape: rand(device, len(shape), shape)),
-        "hybridized block": hybridized,
+        "hybridized block": hybridize,
         "scratch parameters": scratch,
-        **{title: partial(trained, *how) for title, how in _OPTIMIZERS.items()},
+        **{title: partial(train, *how) for title, how in _OPTIMIZERS.items()},
     }
 
 
@@ -151,7 +151,7 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
-def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def networks_with_batch_norm(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a network with batch normalization and without dropout."""
     return {"block": partial(_network, backend, 4, 8, rate=0.0)}
 
@@ -262,7 +262,7 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
         parameters = list(net.collect_params(".*weight|.*bias").values())
         return mx.gluon.Trainer(parameters[::-1], "adam", {"learning_rate": 0.05})
 
-    def scheduled(_net: Any) -> Any:
+    def schedule(_net: Any) -> Any:
         schedule = mx.lr_scheduler.MultiFactorScheduler([6, 10], 0.1)
         return optimizer.SGD(momentum=0.9, lr_scheduler=schedule)
 
@@ -272,7 +272,7 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
         "lamb": lambda _net: optimizer.LAMB(),
         "adadelta": lambda _net: optimizer.AdaDelta(),
         "ftrl": lambda _net: optimizer.Ftrl(),
-        "a schedule": scheduled,
+        "a schedule": schedule,
         "a trainer": in_another_order,
         "momenta in a dict": lambda _net: Listed(),
         "around another": lambda _net: Around(optimizer.Adam(learning_rate=0.05)),
@@ -285,15 +285,15 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     return {name: partial(made, make) for name, make in makers.items()}
 
 
-def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a block without anything to train."""
 
-    def frozen(device: Device) -> Any:
+    def freeze(device: Device) -> Any:
         net = backend.mlp([2, 1], device=device)
         net.collect_params().setattr("grad_req", "null")
         return net
 
-    return {"block": frozen}
+    return {"block": freeze}
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
@@ -312,7 +312,7 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
-def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of blocks that are called with ``x`` and ``mask``, by name."""
 
     def made(cls: type, device: Device) -> Any:

@@ -83,7 +83,7 @@ class Servers:
         if serves:
             self._start("server", variables)
         os.register_at_fork(after_in_child=self._disown)
-        self._store = _made(variables)
+        self._store = _make(variables)
         atexit.register(self._close)
 
     def keys(self, arrays: Sequence[Any]) -> list[int]:
@@ -177,7 +177,7 @@ def servers_of(group: Group) -> Servers:
     return Servers(group)
 
 
-def _made(variables: dict[str, str]) -> Any:
+def _make(variables: dict[str, str]) -> Any:
     """Return a store that is connected to the servers."""
     # MXNet's threads read the environment while they compute, and die when it changes meanwhile.
     mx.npx.waitall()

@@ -67,22 +67,22 @@ class MXNetStrict(Strict):
         """Yield what is replaced in a strict block: the owner, the name, and the replacement."""
         # The library's functions are attributes only after they were asked for once.
         invoke = _library.MXImperativeInvokeEx
-        yield _library, "MXImperativeInvokeEx", self._invoking(invoke, in_force)
+        yield _library, "MXImperativeInvokeEx", self._wrap_invoke(invoke, in_force)
         for name in ("MXAutogradBackward", "MXAutogradBackwardEx"):
             yield _library, name, self._backward(getattr(_library, name), in_force)
-        yield _FFI, "__call__", self._calling_ffi(vars(_FFI)["__call__"], in_force)
+        yield _FFI, "__call__", self._wrap_ffi(vars(_FFI)["__call__"], in_force)
         for owner in (_NDArray, mx.np.ndarray):
             for name in ("__getitem__", "__setitem__"):
-                yield owner, name, self._indexing(vars(owner)[name], in_force)
+                yield owner, name, self._wrap_indexing(vars(owner)[name], in_force)
         call = vars(mx.gluon.Block)["__call__"]
-        yield mx.gluon.Block, "__call__", self._calling_block(call, in_force)
+        yield mx.gluon.Block, "__call__", self._wrap_block(call, in_force)
 
     def _check(self, operation: str, operands: Sequence[Operand]) -> None:
         """Raise if operands are on different devices."""
         if len({device for _, device in operands}) > 1 and not _is_called_back():
             raise mismatch(operation, operands)
 
-    def _located(self, handles: Iterable[int | None]) -> list[Operand]:
+    def _locate(self, handles: Iterable[int | None]) -> list[Operand]:
         """Return the devices of the arrays of some handles."""
         devices = enumerate(map(self._device_of, handles))
         return [(f"operand_{i}", device) for i, device in devices if device is not None]
@@ -98,7 +98,7 @@ class MXNetStrict(Strict):
 
     # -- operators --------------------------------------------------------------------------------
 
-    def _invoking(self, function: Function, in_force: InForce) -> Function:
+    def _wrap_invoke(self, function: Function, in_force: InForce) -> Function:
         copies = frozenset(map(_operator_named, COPIES))
 
         def invoke(
@@ -116,7 +116,7 @@ class MXNetStrict(Strict):
                         first = context.value
                     elif context.value != first:
                         if operator.value not in copies and in_force():
-                            self._check(_name_of(operator), self._located(handles))
+                            self._check(_name_of(operator), self._locate(handles))
                         break
             return function(operator, count, inputs, out_count, outs, *settings)
 
@@ -127,12 +127,12 @@ class MXNetStrict(Strict):
             if isinstance(gradients, ctypes.Array) and in_force():
                 listed = heads[: getattr(count, "value", count)]
                 for pair in zip(listed, gradients, strict=True):
-                    self._check("backward", self._located(pair))
+                    self._check("backward", self._locate(pair))
             return function(count, heads, gradients, *settings)
 
         return backward
 
-    def _calling_ffi(self, function: Function, in_force: InForce) -> Function:
+    def _wrap_ffi(self, function: Function, in_force: InForce) -> Function:
         def call(self_: Any, *args: Any) -> Any:
             arrays = [x for x in args if isinstance(x, _NDArray)]
             if len(arrays) > 1 and in_force():
@@ -143,7 +143,7 @@ class MXNetStrict(Strict):
 
     # -- functions in Python ----------------------------------------------------------------------
 
-    def _indexing(self, function: Function, in_force: InForce) -> Function:
+    def _wrap_indexing(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
         def index(x: Any, key: Any, *value: Any) -> Any:
             if isinstance(key, _MAY_HOLD_ARRAYS) and in_force():
@@ -153,7 +153,7 @@ class MXNetStrict(Strict):
 
         return index
 
-    def _calling_block(self, function: Function, in_force: InForce) -> Function:
+    def _wrap_block(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
         def call(block: Any, *args: Any) -> Any:
             try:

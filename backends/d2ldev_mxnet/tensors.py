@@ -199,7 +199,7 @@ class MXNetTensors(Tensors):
         with NumPySemantics():
             return mx.np.linalg.norm(x)
 
-    def detached(self, x: Tensor) -> Tensor:
+    def detach(self, x: Tensor) -> Tensor:
         return x.detach()
 
 

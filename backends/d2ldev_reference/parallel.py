@@ -11,7 +11,7 @@ import numpy as np
 from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Tensors, Weighted
 from d2ldev.framework.training import NO_LABEL
-from d2ldev.nesting.walk import unmarked
+from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations import moving
 from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
@@ -49,7 +49,7 @@ class ReferenceParallelLearner(ReferenceLearner):
         self._framework = framework
         self._devices = devices
 
-    def _differentiated(
+    def _differentiate(
         self, model: MLP, inputs: tuple[Any, ...], y: Any
     ) -> tuple[Tensor, Tensor, Layers]:
         first = self._devices[0]
@@ -58,7 +58,7 @@ class ReferenceParallelLearner(ReferenceLearner):
         for device, share, part in zip(self._devices, self._shares(y, parts), parts, strict=True):
             if part.number:
                 there = moving.to(self._framework, model, device)
-                results = super()._differentiated(there, *part.operands)
+                results = super()._differentiate(there, *part.operands)
                 loss, prediction, gradients = moving.to(self._framework, results, first)
                 scaled = each_of(lambda x, share=share: x * share, gradients)
                 found.append((loss * share, prediction, scaled))
@@ -66,7 +66,7 @@ class ReferenceParallelLearner(ReferenceLearner):
         return sum(losses), xp.concat(predictions), each_of(lambda *xs: sum(xs), *gradients)
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        return super().evaluate(*unmarked((inputs, y), self._framework.kinds))
+        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.kinds))
 
     def _shares(self, y: Any, parts: list[Part]) -> list[float]:
         """Return what share of the loss of a batch each part of it has."""
@@ -99,12 +99,12 @@ class ReferenceGroupLearner(ReferenceLearner):
         first = group.gather("the parameters", each_of(self._text, self._model.layers))[0]
         self._model = MLP(_sums(self._model.layers, [first]), self._model.activation)
 
-    def _differentiated(
+    def _differentiate(
         self, model: MLP, inputs: tuple[Any, ...], y: Any
     ) -> tuple[Tensor, Tensor, Layers]:
         assert self.portion is not None
         share = self.portion.share
-        loss, prediction, gradients = super()._differentiated(model, inputs, y)
+        loss, prediction, gradients = super()._differentiate(model, inputs, y)
         parts = each_of(lambda x: self._text(x * share), gradients)
         return loss, prediction, _sums(gradients, self._group.gather("the gradients", parts))
 

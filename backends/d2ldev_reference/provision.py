@@ -21,8 +21,8 @@ def own_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 
-    def tied(device: Device) -> dict[str, Any]:
+    def tie(device: Device) -> dict[str, Any]:
         weight = backend.rand((3, 3), seed=0, device=device)
         return {"encoder": {"weight": weight}, "decoder": [weight, None, 2.5, "tied"]}
 
-    return {"pytree with a tie": tied}
+    return {"pytree with a tie": tie}

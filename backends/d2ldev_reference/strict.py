@@ -24,11 +24,11 @@ class ReferenceStrict(Strict):
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
         return replace(
-            (owner, name, self._refusing(name.strip("_"), vars(owner)[name], in_force))
+            (owner, name, self._wrap(name.strip("_"), vars(owner)[name], in_force))
             for owner, name in list(_operations())
         )
 
-    def _refusing(
+    def _wrap(
         self, name: str, function: Callable[..., Any], in_force: Callable[[], bool]
     ) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -97,9 +97,9 @@ class ReferenceLearner(Learner):
         self._model, self._optimizer = parts["model"], parts["optimizer"]
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        loss, prediction, gradients = self._differentiated(self._model, inputs, y)
+        loss, prediction, gradients = self._differentiate(self._model, inputs, y)
         if self.settings.accumulate == 1:
-            self._update(self._clipped(gradients))
+            self._update(self._clip(gradients))
             return loss, prediction
         sums = each_of(lambda a, b: a + b, self._optimizer["sums"], gradients)
         self._optimizer = {**self._optimizer, "sums": sums}
@@ -108,7 +108,7 @@ class ReferenceLearner(Learner):
             self.flush()
         return loss, prediction
 
-    def _differentiated(
+    def _differentiate(
         self, model: MLP, inputs: tuple[Any, ...], y: Any
     ) -> tuple[Tensor, Tensor, Layers]:
         """Return the loss of a model, its prediction, and the gradients of its parameters."""
@@ -119,7 +119,7 @@ class ReferenceLearner(Learner):
     def flush(self) -> None:
         if self.pending:
             means = each_of(lambda x: x / self.pending, self._optimizer["sums"])
-            self._update(self._clipped(means))
+            self._update(self._clip(means))
             self._optimizer = {**self._optimizer, "sums": self._zeros()}
             self.pending = 0
 
@@ -188,7 +188,7 @@ class ReferenceLearner(Learner):
             error = (error @ layer["weight"]) * _DERIVATIVES[model.activation](x)
         return gradients[::-1]
 
-    def _clipped(self, gradients: Layers) -> Layers:
+    def _clip(self, gradients: Layers) -> Layers:
         if not self.settings.gradient_clip_val:
             return gradients
         squares = [xp.sum(g * g) for layer in gradients for g in layer.values()]
@@ -200,7 +200,7 @@ class ReferenceLearner(Learner):
         before = self._optimizer
         steps = before["steps"] + 1
         updated = each_of(
-            partial(self._updated, steps),
+            partial(self._update_parameter, steps),
             self._model.layers,
             gradients,
             before["first"],
@@ -210,7 +210,7 @@ class ReferenceLearner(Learner):
         self._model = MLP(layers, self._model.activation)
         self._optimizer = {**before, "first": first, "second": second, "steps": steps}
 
-    def _updated(
+    def _update_parameter(
         self, steps: int, x: Tensor, gradient: Tensor, first: Tensor, second: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return a parameter and its two moments after one step."""

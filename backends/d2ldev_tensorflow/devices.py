@@ -96,12 +96,12 @@ class TensorFlowDevices(Devices):
     def count(self) -> int:
         if self.virtual_gpus is not None:
             return self.virtual_gpus
-        number = self._counted()
+        number = self._count()
         if not number and tf.test.is_built_with_cuda():
             nvml.warn_without_driver("tensorflow")
         return number
 
-    def _counted(self) -> int:
+    def _count(self) -> int:
         if has_started():
             return len(own_devices("GPU"))
         is_first = tf.test.is_built_with_cuda() and context()._physical_devices is None
@@ -138,7 +138,7 @@ class TensorFlowDevices(Devices):
         self._names[device] = DeviceName(name)
         return self._names[device]
 
-    def missing(self, device: Device) -> DeviceName | None:
+    def native_of_missing(self, device: Device) -> DeviceName | None:
         self.native(CPU)  # whoever enters the name starts TensorFlow
         return None if self.virtual_gpus else DeviceName(f"/GPU:{device.index}")
 

@@ -100,14 +100,14 @@ class TensorFlowFiles(Files):
             unbuild = _unbuilding(optimizer)
             undo(unbuild)
             optimizer.build(model.trainable_variables)
-            named = placing.named_tensors(self._framework, optimizer)
+            named = placing.list_named_tensors(self._framework, optimizer)
             if there != {f"optimizer.{name}" for name, _ in named}:
                 unbuild()
         return ()
 
     def _lacks_some(self, model: Any, names: Iterable[str]) -> bool:
         """Return whether a file has tensors that a model has not, but for those of an optimizer."""
-        mine = dict(placing.named_tensors(self._framework, model))
+        mine = dict(placing.list_named_tensors(self._framework, model))
         return not {*names} - _of_optimizer(names) <= mine.keys()
 
     def optional_names(
@@ -161,7 +161,7 @@ class TensorFlowFiles(Files):
         return put
 
     def _variables_of(self, optimizer: Any) -> list[tf.Variable]:
-        named = placing.named_tensors(self._framework, optimizer)
+        named = placing.list_named_tensors(self._framework, optimizer)
         for name, x in named:
             if not isinstance(x, tf.Variable):
                 cls = type(optimizer).__name__

@@ -29,7 +29,7 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, NoTensor, Part, Tensor
 from d2ldev.operations.keras import keras_elsewhere
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
-from d2ldev_tensorflow.strict import mixing
+from d2ldev_tensorflow.strict import allow_mixing
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
 # How the attributes begin in which TensorFlow has all others again.
@@ -70,7 +70,7 @@ def is_of_text(layer: Any) -> bool:
     return any(isinstance(layer, kind) for kind in kinds)
 
 
-def learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
+def find_learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
     """Return the layers with a vocabulary or limits that are no variables, each with its name.
 
     ``adapt`` or ``set_vocabulary`` has set them: those of a constructor are in the program.
@@ -169,16 +169,16 @@ class TensorFlowModels(Models):
     def scratch(self, obj: Any) -> Sequence[Part]:
         if not vars(obj).get("compiled"):  # all but compiled models
             return ()
-        variables = [each for each in _compiled_variables(obj) if each._value is not None]
+        variables = [each for each in _list_compiled_variables(obj) if each._value is not None]
         return [
             (f"compiled.{index}.{each.path.translate(_FLAT)}", each._value, None, None)
             for index, each in enumerate(variables)
         ]
 
-    def unsaved(self, model: Any) -> Sequence[str]:
-        return [f"{layer.name}.{what}" for layer, what in learned_beside_variables(model)]
+    def find_unsaved(self, model: Any) -> Sequence[str]:
+        return [f"{layer.name}.{what}" for layer, what in find_learned_beside_variables(model)]
 
-    def unlisted(self, obj: Any) -> Collection[str]:
+    def find_unlisted(self, obj: Any) -> Collection[str]:
         # Keras' weights are variables, as those of a ``tf.Module`` are: all others are attributes.
         is_model = not isinstance(obj, KerasObject) or is_of_keras(obj, "Layer")
         return vars(obj).keys() if is_model else ()
@@ -209,7 +209,7 @@ class TensorFlowModels(Models):
             # Private; TensorFlow keeps its traces for each object there.
             function._descriptor_cache.pop(obj, None)
 
-    def placing(self, device: Device) -> AbstractContextManager[Any]:
+    def place_context(self, device: Device) -> AbstractContextManager[Any]:
         # Variables are moved now, also while a function is being traced.
         return tf.init_scope()
 
@@ -242,7 +242,7 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
             yield f"{kind}.{index}", value, None, None
 
 
-def _compiled_variables(model: Any) -> list[Any]:
+def _list_compiled_variables(model: Any) -> list[Any]:
     """Return the variables of a compiled model's metrics and mean losses; a layer has none."""
     holders = [getattr(model, name, None) for name in _COMPILED]
     # Metrics that the user has made, before the first batch of ``fit``.
@@ -285,27 +285,27 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     paths = [str(getattr(x, "path", x.name)).translate(_FLAT) for x in trained]
     numbers = {path: number for number, path in enumerate(paths)}
     for name, value, put, key in _variables(variables):
-        yield _numbered(name, numbers), value, put, key
-    unlisted = _unlisted(attributes, variables)
-    inner = [*_wrapped(optimizer), *_inner_optimizers(unlisted)]
+        yield _number_name(name, numbers), value, put, key
+    unlisted = _find_unlisted(attributes, variables)
+    inner = [*_list_wrapped(optimizer), *_inner_optimizers(unlisted)]
     for name, each in inner:
         yield name, each, None, None
     yield from _parts_of_unlisted(optimizer, unlisted, variables, [each for _, each in inner])
 
 
-def unlisted_attributes(optimizer: Any) -> Iterator[Part]:
+def find_unlisted_attributes(optimizer: Any) -> Iterator[Part]:
     """Yield the attributes with tensors, layers or variables that are in no list of Keras'.
 
     It lists its own variables, and those in attributes, their lists and their dicts.
     """
     attributes = _attributes_of(optimizer)
     variables = _own_variables(optimizer, attributes)
-    unlisted = _unlisted(attributes, variables)
-    inner = [x for _, x in (*_wrapped(optimizer), *_inner_optimizers(unlisted))]
+    unlisted = _find_unlisted(attributes, variables)
+    inner = [x for _, x in (*_list_wrapped(optimizer), *_inner_optimizers(unlisted))]
     return _parts_of_unlisted(optimizer, unlisted, variables, inner)
 
 
-def _unlisted(
+def _find_unlisted(
     attributes: Sequence[tuple[str, Any]], variables: Sequence[Any]
 ) -> list[tuple[str, Any]]:
     """Return the attributes that may hold something beside an optimizer's variables."""
@@ -365,7 +365,7 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _numbered(name: str, numbers: Mapping[str, int]) -> str:
+def _number_name(name: str, numbers: Mapping[str, int]) -> str:
     """Return a name with the number of the variable that it is for, instead of its path.
 
     In the path are the names of layers, which count on from model to model.
@@ -380,11 +380,11 @@ def _numbered(name: str, numbers: Mapping[str, int]) -> str:
 
 def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the optimizers that an optimizer wraps, with their names."""
-    yield from _wrapped(optimizer)
-    yield from _inner_optimizers(_unlisted(_attributes_of(optimizer), optimizer._variables))
+    yield from _list_wrapped(optimizer)
+    yield from _inner_optimizers(_find_unlisted(_attributes_of(optimizer), optimizer._variables))
 
 
-def _wrapped(optimizer: Any) -> Iterator[tuple[str, Any]]:
+def _list_wrapped(optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the optimizers that one of Keras' own wraps."""
     # That of one that scales the loss.
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -540,11 +540,11 @@ class _InScopeOfText(_InScope):
     """A method that looks up text on the host, beside tensors of a device, and returns numbers."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        with mixing(), DefaultDevice(self.native):
+        with allow_mixing(), DefaultDevice(self.native):
             found = super().__call__(*arguments, **named)
-            return tf.nest.map_structure(self._moved, found, expand_composites=True)
+            return tf.nest.map_structure(self._move, found, expand_composites=True)
 
-    def _moved(self, x: Any) -> Any:
+    def _move(self, x: Any) -> Any:
         is_number = isinstance(x, tf.__internal__.EagerTensor) and x.dtype not in OF_THE_HOST
         return tf.identity(x) if is_number else x
 
@@ -598,7 +598,7 @@ class _MakeInScope(_InScope):
 
     def _gather(self) -> None:
         """Move what was compiled after the model was placed to the model's device."""
-        compiled = _compiled_variables(self._model)
+        compiled = _list_compiled_variables(self._model)
         for optimizer in all_optimizers(getattr(self._model, "optimizer", None)):
             compiled += own_variables(optimizer)
         for variable in {id(x): x._value for x in compiled}.values():

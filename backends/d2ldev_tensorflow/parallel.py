@@ -26,7 +26,7 @@ from d2ldev_tensorflow.devices import (
     tasks_of_engine,
     wait_for_peers,
 )
-from d2ldev_tensorflow.models import is_of_keras, learned_beside_variables
+from d2ldev_tensorflow.models import find_learned_beside_variables, is_of_keras
 from d2ldev_tensorflow.training.replicated import (
     GroupStrategy,
     TensorFlowGroupLearner,
@@ -156,7 +156,7 @@ class TensorFlowParallel(Parallel):
 def _learn_beside_variables(twin: Any, model: Any) -> None:
     """Give a copy what preprocessing layers of a model have learned, and keep in no variable."""
     mine, theirs = (
-        [layer for layer, what in learned_beside_variables(each) if what == "vocabulary"]
+        [layer for layer, what in find_learned_beside_variables(each) if what == "vocabulary"]
         for each in (twin, model)
     )
     for new, old in zip(mine, theirs, strict=True):

@@ -58,7 +58,7 @@ class MaskedLayers(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dense = keras.layers.Dense(3, kernel_initializer=_drawn(0))
+        self.dense = keras.layers.Dense(3, kernel_initializer=_draw_kernel(0))
 
     def call(self, x: Tensor, mask: Tensor, training: bool = False) -> Tensor:
         """Map both to ``(n, 3)``."""
@@ -70,8 +70,8 @@ class Attentive(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = keras.layers.Dense(2, kernel_initializer=_drawn(0))
-        self.last = keras.layers.Dense(1, kernel_initializer=_drawn(1))
+        self.first = keras.layers.Dense(2, kernel_initializer=_draw_kernel(0))
+        self.last = keras.layers.Dense(1, kernel_initializer=_draw_kernel(1))
 
     def call(self, x: Tensor) -> Tensor:
         """Map ``(n, 2)`` to ``(n, 1)``."""
@@ -148,7 +148,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
             net.kept = [backend.zeros(1), {"scale": backend.ones(1)}]
             return net
 
-    def trained(make: Callable[[], Any], device: Device) -> Any:
+    def train(make: Callable[[], Any], device: Device) -> Any:
         """Make a model and the optimizer that has made two steps with it."""
         net = backend.mlp([3, 4, 1], device=device)
         with backend.on(device):
@@ -168,7 +168,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         "module": everything,
         "layers": layers,
         "scratch parameters": scratch,
-        **{name: partial(trained, make) for name, make in _OPTIMIZERS.items()},
+        **{name: partial(train, make) for name, make in _OPTIMIZERS.items()},
     }
 
 
@@ -181,14 +181,14 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
         "quantized": lambda: tf.cast([1.0], tf.qint8),
         "sparse": lambda: tf.sparse.from_dense([[1.0, 0.0]]),
         "ragged": lambda: tf.ragged.constant([[1], [2, 3]]),
-        "of a graph": _leaked,
+        "of a graph": _leak,
         "of a Keras model": lambda: keras.Input((2,)),
         "array of tensors": lambda: tf.TensorArray(tf.float32, 2),
         "slices": lambda: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0])),
     }
 
 
-def _leaked() -> Any:
+def _leak() -> Any:
     """Return a tensor of a graph that is done."""
     kept: list[Any] = []
 
@@ -211,7 +211,7 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
-def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def networks_with_batch_norm(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a network with batch normalization and without dropout."""
     return {"built layers": partial(_network, backend, rate=0.0)}
 
@@ -225,9 +225,9 @@ def lenet() -> Any:
     """Return a convolution and a dense layer, which map an image to three classes."""
     layers = keras.layers
     convolution = layers.Conv2D(
-        6, 5, padding="same", activation="sigmoid", kernel_initializer=_drawn(0)
+        6, 5, padding="same", activation="sigmoid", kernel_initializer=_draw_kernel(0)
     )
-    dense = layers.Dense(3, kernel_initializer=_drawn(1))
+    dense = layers.Dense(3, kernel_initializer=_draw_kernel(1))
     parts = [convolution, layers.AveragePooling2D(7), layers.Flatten(), dense]
     return keras.Sequential([keras.Input((28, 28, 1)), *parts])
 
@@ -236,7 +236,9 @@ def loops(backend: Any) -> Mapping[str, Any]:
     """Return loops by hand, by name; those that begin with another seed may have other rates."""
 
     def begin(make: Callable[[float], Any], seed: int, device: Device) -> Any:
-        hidden, outer = (keras.layers.Dense(n, kernel_initializer=_drawn(seed)) for n in (4, 1))
+        hidden, outer = (
+            keras.layers.Dense(n, kernel_initializer=_draw_kernel(seed)) for n in (4, 1)
+        )
         parts = [keras.Input((3,)), hidden, keras.layers.BatchNormalization(), outer]
         with backend.on(device):
             net = keras.Sequential(parts)
@@ -321,15 +323,15 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     }
 
 
-def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of layers without anything to train."""
 
-    def frozen(device: Device) -> Any:
+    def freeze(device: Device) -> Any:
         net = backend.mlp([2, 1], device=device)
         net.trainable = False
         return net
 
-    return {"layers": frozen}
+    return {"layers": freeze}
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
@@ -347,7 +349,7 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"model": lambda device: backend.place(Attentive(), device)}
 
 
-def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of models that are called with ``x`` and ``mask``, by name."""
     return {
         "layers": lambda device: backend.place(MaskedLayers(), device),
@@ -358,17 +360,17 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def composites(_backend: Any) -> Mapping[str, Any]:
     """Return builders of composite tensors, and what tells of one, by name."""
 
-    def ragged(number: int) -> tf.RaggedTensor:
+    def make_ragged(number: int) -> tf.RaggedTensor:
         return tf.ragged.constant([[[1.0, 2.0], [3.0]], [[1.0], [2.0, 4.0]]][number])
 
     def slices(number: int) -> tf.IndexedSlices:
         shape = tf.constant([9 - number, 3])
         return tf.IndexedSlices(tf.ones((1, 3)), tf.constant([number]), shape)
 
-    def told(x: tf.IndexedSlices) -> Any:
+    def tell(x: tf.IndexedSlices) -> Any:
         return [part.numpy().tolist() for part in (x.values, x.indices, x.dense_shape)]
 
-    return {"ragged": (ragged, tf.RaggedTensor.to_list), "slices": (slices, told)}
+    return {"ragged": (make_ragged, tf.RaggedTensor.to_list), "slices": (slices, tell)}
 
 
 def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:
@@ -390,7 +392,7 @@ def models_of_sequences(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a model of sequences; Keras gives that of an MLP no third dimension."""
 
     def dense(device: Device) -> Any:
-        layer = keras.layers.Dense(3, kernel_initializer=_drawn(0))
+        layer = keras.layers.Dense(3, kernel_initializer=_draw_kernel(0))
         return backend.place(keras.Sequential([keras.Input((None, 2)), layer]), device)
 
     return {"layers": dense}
@@ -402,11 +404,11 @@ def _network(backend: Any, device: Device, rate: float = 0.3) -> Any:
 
 def _layers(rate: float = 0.3) -> list[Any]:
     layers = keras.layers
-    hidden = layers.Dense(8, kernel_initializer=_drawn(0))
-    outer = layers.Dense(2, kernel_initializer=_drawn(1))
+    hidden = layers.Dense(8, kernel_initializer=_draw_kernel(0))
+    outer = layers.Dense(2, kernel_initializer=_draw_kernel(1))
     return [hidden, layers.BatchNormalization(), layers.Dropout(rate, seed=1), outer]
 
 
-def _drawn(seed: int) -> Any:
+def _draw_kernel(seed: int) -> Any:
     """Return an initializer that draws a kernel without the random state of Keras."""
     return keras.initializers.GlorotUniform(seed=seed)

@@ -86,10 +86,10 @@ class TensorFlowStrict(Strict):
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
         replacing: tuple[tuple[Any, str, Callable[..., _Function]], ...] = (
-            (pywrap_tfe, "TFE_Py_FastPathExecute", self._refusing),
-            (pywrap_tfe, "TFE_Py_Execute", self._refusing_flat),
-            (pywrap_tfe, "TFE_Py_ExecuteCancelable", self._refusing_flat),
-            (constant_op, "convert_to_eager_tensor", _converting),
+            (pywrap_tfe, "TFE_Py_FastPathExecute", self._wrap),
+            (pywrap_tfe, "TFE_Py_Execute", self._wrap_flat),
+            (pywrap_tfe, "TFE_Py_ExecuteCancelable", self._wrap_flat),
+            (constant_op, "convert_to_eager_tensor", _wrap_conversion),
             (tf.GradientTape, "gradient", _at_target),
             (tf.GradientTape, "jacobian", _free_at_target),
             (tf.GradientTape, "batch_jacobian", _free_at_target),
@@ -119,16 +119,18 @@ class TensorFlowStrict(Strict):
                 named += [(f"{name}[{i}]", item) for i, item in enumerate(value)]
             else:
                 named.append((name, value))
-        return self._agreed(operation, named)
+        return self._find_common_device(operation, named)
 
     def _home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
         """Return the same for inputs in one flat list, as in a call of a function."""
         inputs = inputs_of(operation)
         if inputs is None or len(inputs.names) != len(values):
-            return self._agreed(operation, [(_name(i, x), x) for i, x in enumerate(values)])
+            return self._find_common_device(
+                operation, [(_name(i, x), x) for i, x in enumerate(values)]
+            )
         return self._home_of(operation, inputs, values)
 
-    def _agreed(self, operation: str, named: list[tuple[str, Any]]) -> str | None:
+    def _find_common_device(self, operation: str, named: list[tuple[str, Any]]) -> str | None:
         places = [(name, there) for name, value in named if (there := _place_of(value)) is not None]
         homes = {there for _, there in places}
         if len(homes) == 1:
@@ -144,7 +146,7 @@ class TensorFlowStrict(Strict):
 
     # -- functions that run operations ------------------------------------------------------------
 
-    def _refusing(self, in_force: _Function, function: _Function) -> _Function:
+    def _wrap(self, in_force: _Function, function: _Function) -> _Function:
         """Wrap a function that runs operations on inputs as they are, before any conversion."""
 
         def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
@@ -169,7 +171,7 @@ class TensorFlowStrict(Strict):
             local = ctx._thread_local_data
             outer, before = local.device_name, local.device_spec
             if home is None and not outer:
-                return _unplaced(function(ctx, operation, name, *inputs))
+                return _strip_places(function(ctx, operation, name, *inputs))
             if home is None or _runs_there(operation, home, default, outer, before):
                 return function(ctx, operation, name, *inputs)
             # As ``tf.device`` does it, at a tenth of the time.
@@ -181,7 +183,7 @@ class TensorFlowStrict(Strict):
 
         return run
 
-    def _refusing_flat(self, in_force: _Function, function: _Function) -> _Function:
+    def _wrap_flat(self, in_force: _Function, function: _Function) -> _Function:
         """Wrap a function that runs functions and operations on one list of tensors."""
 
         def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
@@ -191,7 +193,7 @@ class TensorFlowStrict(Strict):
             home = self._home_of_flat(name, inputs)
             ctx = context()
             if home is None and not device:
-                return _unplaced(function(handle, device, operation, inputs, *others))
+                return _strip_places(function(handle, device, operation, inputs, *others))
             if home and not _runs_there(name, home, _default_of(ctx), device, ctx.device_spec):
                 device = home
             return function(handle, device, operation, inputs, *others)
@@ -265,7 +267,7 @@ def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
     return False
 
 
-def _unplaced(result: Any) -> Any:
+def _strip_places(result: Any) -> Any:
     """Return the results of an operation as tensors that have no place of their own."""
     for x in result if isinstance(result, (list, tuple)) else (result,):
         if type(x) is _EagerTensor:
@@ -289,13 +291,13 @@ def _title_of(operation: str) -> str:
 # -- functions that are replaced ------------------------------------------------------------------
 
 
-def _converting(in_force: _Function, function: _Function) -> _Function:
+def _wrap_conversion(in_force: _Function, function: _Function) -> _Function:
     """Wrap a function that makes tensors of numbers and NumPy arrays, also for Keras."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
         made = function(value, ctx, dtype)
         is_new = type(value) is not _EagerTensor and not ctx.device_name
-        return _unplaced(made) if is_new and in_force() else made
+        return _strip_places(made) if is_new and in_force() else made
 
     return convert
 
@@ -314,7 +316,7 @@ def _at_target(in_force: _Function, function: _Function) -> _Function:
 
 
 @contextmanager
-def mixing() -> Iterator[None]:
+def allow_mixing() -> Iterator[None]:
     """Refuse nothing in a block: what computes on several devices brings operands of all."""
     entry = _may_mix.enter(True)
     try:
@@ -328,7 +330,7 @@ def _free_to_mix(_: _Function, function: _Function) -> _Function:
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        with mixing():
+        with allow_mixing():
             return function(*arguments, **named)
 
     return run

@@ -156,7 +156,7 @@ class TensorFlowTensors(Tensors):
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         if self._devices.virtual_gpus or not tf.executing_eagerly():
             with tf.device(native):
-                return self._settled(_constant(obj, dtype), native)
+                return self._settle(_constant(obj, dtype), native)
         # On its way to a GPU, ``tf.constant`` leaves int32 and float8 behind, and has an internal
         # error where the memory is too small.
         with tf.device(_CPU_NAME):
@@ -174,7 +174,7 @@ class TensorFlowTensors(Tensors):
         is_float8 = dtype is not None and dtype.name.startswith("float8")
         with tf.device(native):
             filled = tf.fill(shape, _constant(value, tf.float32 if is_float8 else dtype))
-            return self._settled(tf.cast(filled, dtype) if is_float8 else filled, native)
+            return self._settle(tf.cast(filled, dtype) if is_float8 else filled, native)
 
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         if dtype is not None:
@@ -196,7 +196,7 @@ class TensorFlowTensors(Tensors):
         is_real = any(isinstance(number, float) for number in numbers)
         with tf.device(native):
             counted = tf.range(*numbers, dtype=tf.float64 if is_real else tf.int64)
-            return self._settled(_cast(counted, dtype), native)
+            return self._settle(_cast(counted, dtype), native)
 
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
@@ -220,7 +220,7 @@ class TensorFlowTensors(Tensors):
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         native = self._devices.native(self.device_of(x))
         with tf.device(native):
-            return self._settled(_cast(x, dtype), native)
+            return self._settle(_cast(x, dtype), native)
 
     # -- copying ----------------------------------------------------------------------------------
 
@@ -237,11 +237,11 @@ class TensorFlowTensors(Tensors):
             return [
                 _snapshot(x)
                 if is_simple and type(x) is _EagerTensor and x.dtype in _WITH_SNAPSHOT
-                else self._copied(x, there, native)
+                else self._copy(x, there, native)
                 for x in xs
             ]
 
-    def _copied(self, x: Tensor, there: Device, native: Any) -> Tensor:
+    def _copy(self, x: Tensor, there: Device, native: Any) -> Tensor:
         if x.dtype == tf.string:
             with tf.device(_CPU_NAME):
                 return self._in_new_memory(
@@ -254,7 +254,7 @@ class TensorFlowTensors(Tensors):
                 "take it out of the batch",
                 [self.device_of(x), there],
             )
-        return self._settled(self._recorded(x, native), native)
+        return self._settle(self._record_copy(x, native), native)
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name
@@ -296,18 +296,18 @@ class TensorFlowTensors(Tensors):
         with tf.device(x.device):
             return tf.norm(x)
 
-    def detached(self, x: Tensor) -> Tensor:
+    def detach(self, x: Tensor) -> Tensor:
         if not isinstance(x, tf.Variable):
             return x
         with tf.device(x.device):
             return x.read_value()
 
-    def _settled(self, x: Tensor, native: Any) -> Tensor:
+    def _settle(self, x: Tensor, native: Any) -> Tensor:
         """Return a new tensor on the device asked for; TensorFlow puts some dtypes elsewhere."""
         there = self._places[native]
         if not hasattr(x, "backing_device") or self.device_of(x) is there:
             return x  # or it is only traced, and settled when it is computed
-        x = self._recorded(x, native)
+        x = self._record_copy(x, native)
         if self.device_of(x) is not there:
             raise UnsupportedValueError(
                 f"make a tensor of {x.dtype.name} on {there}",
@@ -317,7 +317,7 @@ class TensorFlowTensors(Tensors):
             )
         return x
 
-    def _recorded(self, x: Any, native: str) -> tf.Tensor:
+    def _record_copy(self, x: Any, native: str) -> tf.Tensor:
         """Return a copy through which gradients flow back to where the tensor is.
 
         Args:
@@ -340,7 +340,7 @@ class TensorFlowTensors(Tensors):
             with tf.device(here):
                 # Itself recorded, for second gradients.
                 return tf.nest.map_structure(
-                    lambda part: self._recorded(part, here), gradient, expand_composites=True
+                    lambda part: self._record_copy(part, here), gradient, expand_composites=True
                 )
 
         return tf.custom_gradient(lambda x: (self._in_new_memory(x, native), back))(x)

@@ -61,7 +61,7 @@ class TorchDevices(Devices):
     def native(self, device: Device) -> torch.device:
         return NATIVE_CPU if device is CPU else torch.device(self.type, device.index)
 
-    def missing(self, device: Device) -> torch.device | None:
+    def native_of_missing(self, device: Device) -> torch.device | None:
         return self.native(device)
 
     def from_native(self, native: Any) -> Device | None:

@@ -16,11 +16,11 @@ from d2ldev.framework import Files, Layer, Tensor, Tensors
 from d2ldev.framework.files import SPARSE
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.nesting.objects import Keepers
-from d2ldev.nesting.walk import joined, mapped
+from d2ldev.nesting.walk import join_path, map_tensors
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import WRAPPED, original, plain_name
 from d2ldev_torch.optimizers import States, is_kept_on_host, is_of_torch
-from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
+from d2ldev_torch.tensors import array_of, foreign_dtype, make_strided, view_unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 # What is in each state of an optimizer, and what only in some.
@@ -52,7 +52,7 @@ class TorchFiles(Files):
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
         if x.layout is not torch.strided:
             raise ValueError(SPARSE)
-        return array_of(strided(x).to("cpu").resolve_conj().resolve_neg())
+        return array_of(make_strided(x).to("cpu").resolve_conj().resolve_neg())
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         if native != NATIVE_CPU:
@@ -60,7 +60,7 @@ class TorchFiles(Files):
         foreign = foreign_dtype(array)
         if foreign is None:
             return torch.from_numpy(array)
-        return torch.from_numpy(unsigned(array)).view(foreign)
+        return torch.from_numpy(view_unsigned(array)).view(foreign)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class TorchFiles(Files):
         if isinstance(model, torch.nn.Module):
             for path, module in model.named_modules(remove_duplicate=False):
                 for name in _empty_buffers(module):
-                    key = joined(plain_name(path), name)
+                    key = join_path(plain_name(path), name)
                     if dtypes.get(key) in self.tensors.dtype_names:
                         undo(module._buffers.__setitem__, name, None)
                         module._buffers[name] = torch.empty(
@@ -98,7 +98,7 @@ class TorchFiles(Files):
                         )
                 kept = {**module._parameters, **module._buffers}
                 waiting = {name: x for name, x in kept.items() if is_lazy(x)}
-                names = {name: joined(plain_name(path), name) for name in waiting}
+                names = {name: join_path(plain_name(path), name) for name in waiting}
                 # All of a module's or none: its first batch would make those that it lacks, and
                 # fail at the others.
                 if not waiting or not shapes.keys() >= {*names.values()}:
@@ -134,7 +134,7 @@ class TorchFiles(Files):
         assert current is not None  # it was asked before
         _check(current, state)
         if not is_of_torch(optimizer):
-            return self._states.checked(optimizer, state)
+            return self._states.check(optimizer, state)
         if not all(isinstance(kept, Mapping) for kept in state["state"].values()):
             raise ValueError(f"{describe(state['state'])} is not what it keeps for its parameters")
         _check_next_step(optimizer, state)
@@ -163,7 +163,7 @@ class TorchFiles(Files):
     def _moved(self, x: Any, device: torch.device) -> Any:
         """Return what an optimizer keeps, with its tensors on a device."""
         attempted = "load the state of an optimizer"
-        return mapped(lambda tensor: tensor.to(device), x, self._kinds, attempted)
+        return map_tensors(lambda tensor: tensor.to(device), x, self._kinds, attempted)
 
 
 def _empty_buffers(module: torch.nn.Module) -> list[str]:

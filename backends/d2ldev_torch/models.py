@@ -93,7 +93,7 @@ class TorchModels(Models):
                     parts.append((name, getattr(obj, name), put, name))
         return parts
 
-    def unlisted(self, obj: Any) -> Collection[str]:
+    def find_unlisted(self, obj: Any) -> Collection[str]:
         # What is in no ``state_dict``: plain attributes, and buffers that are not persistent.
         obj = original(obj)
         if not isinstance(obj, torch.nn.Module) or "_parameters" not in vars(obj):
@@ -102,12 +102,12 @@ class TorchModels(Models):
         names = vars(obj).keys() - _OWN_ATTRIBUTES
         return {*names, *obj._non_persistent_buffers_set, *_slots_of(cls)}
 
-    def remade(self, obj: Any) -> Collection[str]:
+    def find_remade(self, obj: Any) -> Collection[str]:
         # The hooks of weight_norm and of pruning leave a tensor with memory of its own.
         hooks = getattr(original(obj), "_forward_pre_hooks", {})
         return [hook.name for hook in hooks.values() if isinstance(hook, SpectralNorm)]
 
-    def attached(self, x: Tensor) -> Iterable[Part]:
+    def list_attached(self, x: Tensor) -> Iterable[Part]:
         if x.is_leaf and x.grad is not None:
             return (("grad", x.grad, x.__setattr__, "grad"),)
         return ()
@@ -157,7 +157,7 @@ class TorchModels(Models):
             with suppress(torch.OutOfMemoryError):
                 obj.flatten_parameters()
 
-    def placing(self, device: Device) -> AbstractContextManager[Any]:
+    def place_context(self, device: Device) -> AbstractContextManager[Any]:
         if not torch.is_inference_mode_enabled():
             return nullcontext()
         # Tensors made in inference mode are for inference for good, and a model is to outlive it.

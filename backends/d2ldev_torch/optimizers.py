@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from d2ldev.errors import UnsupportedValueError, describe, said
+from d2ldev.errors import UnsupportedValueError, describe, text_of
 from d2ldev.framework import Part
 from d2ldev.framework.models import optimizer_refusal
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind, Kinds
 from d2ldev.nesting.objects import Keepers
-from d2ldev.nesting.walk import joined, labelled, leaves, mapped
+from d2ldev.nesting.walk import join_path, label_children, leaves, map_tensors
 from d2ldev_torch.devices import NATIVE_CPU
 
 _TAG = "d2ldev"
@@ -87,7 +87,7 @@ def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
                 is_kept_on_host(key, settings) and _is_host_scalar(value)
             ):
                 continue
-            yield f"{name}.{key}" if type(key) is str else joined(name, key), value, put, key
+            yield f"{name}.{key}" if type(key) is str else join_path(name, key), value, put, key
     if is_of_torch(optimizer):
         return
     for name, value in _attributes(optimizer):
@@ -96,7 +96,7 @@ def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
         if isinstance(value, MutableMapping) and any(isinstance(x, torch.Tensor) for x in value):
             for key, inner in value.items():
                 label = numbers.get(id(key), "") if isinstance(key, torch.Tensor) else key
-                yield joined(name, label), inner, value.__setitem__, key
+                yield join_path(name, label), inner, value.__setitem__, key
         else:
             yield name, value, vars(optimizer).__setitem__, name
 
@@ -201,7 +201,7 @@ class States:
         """
         return _Writer(self, optimizer, {}).state()
 
-    def checked(self, optimizer: torch.optim.Optimizer, state: Any) -> Callable[[], None]:
+    def check(self, optimizer: torch.optim.Optimizer, state: Any) -> Callable[[], None]:
         """Return a function that gives an optimizer a state, and that cannot fail.
 
         Raises:
@@ -209,10 +209,10 @@ class States:
         """
         own = state.get("own")
         if own is None:
-            return _Reader(self, optimizer).checked(state)
+            return _Reader(self, optimizer).check(state)
         # The optimizer's own function may fail, and what it does is in no contract. So it is
         # tried, and what can be seen of the optimizer is taken back.
-        before = mapped(
+        before = map_tensors(
             lambda x: x.detach().cpu().clone(),
             _Writer(self, optimizer, {}, is_lenient=True).state(),
             self.kinds,
@@ -225,13 +225,13 @@ class States:
                 optimizer.load_state_dict(moved)
             except Exception as error:
                 if own["is_needed"]:
-                    raise ValueError(f"its load_state_dict() fails: {said(error)}") from error
-            _Reader(self, optimizer).checked(state)()
+                    raise ValueError(f"its load_state_dict() fails: {text_of(error)}") from error
+            _Reader(self, optimizer).check(state)()
 
         try:
             put()
         finally:
-            _Reader(self, optimizer).checked(before)()
+            _Reader(self, optimizer).check(before)()
         return put
 
 
@@ -242,7 +242,7 @@ def _on_device_of(optimizer: torch.optim.Optimizer, own: Any, kinds: Kinds) -> A
         return own
     (device,) = devices
     attempted = "load the state of an optimizer"
-    return mapped(
+    return map_tensors(
         lambda x: x.to(device, copy=True) if x.dim() else x.clone(), own, kinds, attempted
     )
 
@@ -285,7 +285,7 @@ class _Writer:
         self._is_lenient |= own is not None
         self._is_of_state = True
         state = {
-            self._owner(x): self._written(kept, f"state.{self._owner(x)}")
+            self._owner(x): self._write(kept, f"state.{self._owner(x)}")
             for x, kept in optimizer.state.items()
         }
         self._is_of_state = False
@@ -294,7 +294,7 @@ class _Writer:
             for i, group in enumerate(optimizer.param_groups)
         ]
         told: dict[str, Any] = {"state": state, "param_groups": groups}
-        attributes = {name: self._written(x, name) for name, x in _attributes(optimizer)}
+        attributes = {name: self._write(x, name) for name, x in _attributes(optimizer)}
         attributes = {name: x for name, x in attributes.items() if not _is_constant(x)}
         if attributes:
             told["attributes"] = attributes
@@ -327,11 +327,11 @@ class _Writer:
     def _settings(self, group: Mapping[str, Any], path: str) -> dict[str, Any]:
         numbers = [self._numbers[id(x)] for x in group["params"]]
         others = {
-            key: self._written(x, f"{path}.{key}") for key, x in group.items() if key != "params"
+            key: self._write(x, f"{path}.{key}") for key, x in group.items() if key != "params"
         }
         return {**others, "params": numbers}
 
-    def _written(self, x: Any, path: str) -> Any:
+    def _write(self, x: Any, path: str) -> Any:
         kind = self._kinds[type(x)]
         if kind is TENSOR:
             number = self._numbers.get(id(x))
@@ -360,9 +360,9 @@ class _Writer:
     def _container(self, x: Any, kind: Container, path: str) -> Any:
         if isinstance(x, (set, frozenset)):
             return x if _is_held(x, self._kinds) else self._unknown(x, path)
-        found = labelled(x, kind, path, "save the state of an optimizer")
+        found = label_children(x, kind, path, "save the state of an optimizer")
         if not isinstance(x, Mapping):
-            items = [self._written(y, joined(path, label)) for label, y in found]
+            items = [self._write(y, join_path(path, label)) for label, y in found]
             if type(x) is deque:
                 return deque(items, x.maxlen)
             if type(x) in (list, tuple):
@@ -376,11 +376,11 @@ class _Writer:
             numbers = [None if isinstance(key, str) else number_of(key) for key in x]
             if numbers and None not in numbers:
                 values = zip(numbers, x.values(), strict=True)
-                by_number = {n: self._written(y, joined(path, n)) for n, y in values}
+                by_number = {n: self._write(y, join_path(path, n)) for n, y in values}
                 return {_TAG: f"by {by}", "items": by_number}
         if not all(_is_key(key) for key in x):
             return self._unknown(x, path)
-        return {label: self._written(y, joined(path, label)) for label, y in found}
+        return {label: self._write(y, join_path(path, label)) for label, y in found}
 
     def _object(self, x: Any, path: str) -> Any:
         is_stateful = isinstance(x, Iterator) and not isinstance(x, io.IOBase)
@@ -395,12 +395,12 @@ class _Writer:
             return _SAME
         if not keeper.is_fixed:
             kept = keeper.kept(x)
-            written = {name: self._written(y, joined(path, name)) for name, y, _, _ in kept}
+            written = {name: self._write(y, join_path(path, name)) for name, y, _, _ in kept}
             return {_TAG: "object", "kept": written}
-        hidden = self._hidden(x, path)
+        hidden = self._write_hidden(x, path)
         return self._unknown(*hidden) if hidden else _SAME
 
-    def _hidden(self, x: Any, path: str) -> tuple[Any, str] | None:
+    def _write_hidden(self, x: Any, path: str) -> tuple[Any, str] | None:
         """Return a tensor in what cannot be changed, such as the variables of a function."""
         waiting, entered = [(x, path)], {*self._seen} - {id(x)}
         while waiting:
@@ -412,11 +412,11 @@ class _Writer:
                 continue
             entered.add(id(value))
             if not isinstance(kind, Kind):
-                found = labelled(value, kind, name, "save the state of an optimizer")
-                waiting += [(inner, joined(name, label)) for label, inner in found]
+                found = label_children(value, kind, name, "save the state of an optimizer")
+                waiting += [(inner, join_path(name, label)) for label, inner in found]
             elif keeper := self._states.keepers[type(value)]:
                 kept = keeper.kept(value)
-                waiting += [(inner, joined(name, label)) for label, inner, _, _ in kept]
+                waiting += [(inner, join_path(name, label)) for label, inner, _, _ in kept]
         return None
 
     def _unknown(self, x: Any, path: str) -> Any:
@@ -446,10 +446,10 @@ class _Reader:
         # A tensor of the state that is in two places stays one tensor.
         self._moved: dict[tuple[int, torch.device], torch.Tensor] = {}
 
-    def checked(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Return a function that gives the optimizer the state; see ``States.checked``."""
+    def check(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a function that gives the optimizer the state; see ``States.check``."""
         optimizer = self._optimizer
-        kept = {self._owner(owner): self._kept(owner, x) for owner, x in state["state"].items()}
+        kept = {self._owner(owner): self._keep(owner, x) for owner, x in state["state"].items()}
         groups = [
             self._settings(group, saved)
             for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)
@@ -475,7 +475,7 @@ class _Reader:
     def _owner(self, owner: Any) -> Any:
         return owner if isinstance(owner, str) else self._parameters[owner]
 
-    def _kept(self, owner: Any, saved: Any) -> Any:
+    def _keep(self, owner: Any, saved: Any) -> Any:
         now = self._optimizer.state.get(self._owner(owner), _MISSING)
         path, device = f"state.{owner}", self._parameters[0].device
         if not isinstance(owner, str):
@@ -489,7 +489,7 @@ class _Reader:
             key: self._read(
                 x,
                 inner.get(key, _MISSING),
-                joined(path, key),
+                join_path(path, key),
                 NATIVE_CPU if is_kept_on_host(key, group) else device,
             )
             for key, x in saved.items()
@@ -520,13 +520,13 @@ class _Reader:
             return self._moved[key]
         if isinstance(saved, Mapping):
             if _TAG in saved:
-                return self._tagged(saved, now, path, device)
-            return self._filled_mapping(saved, now, path, device, {key: key for key in saved})
+                return self._read_tagged(saved, now, path, device)
+            return self._fill_mapping(saved, now, path, device, {key: key for key in saved})
         if isinstance(saved, (list, tuple, deque)):
             old = list(now) if isinstance(now, (list, tuple, deque)) else []
             old += [_MISSING] * (len(saved) - len(old))
             new = [
-                self._read(x, was, joined(path, i), device)
+                self._read(x, was, join_path(path, i), device)
                 for i, (x, was) in enumerate(zip(saved, old, strict=False))
             ]
             if isinstance(now, (list, deque)) and type(now) is type(saved):
@@ -536,7 +536,7 @@ class _Reader:
             return deque(new, saved.maxlen) if isinstance(saved, deque) else type(saved)(new)
         return saved
 
-    def _filled_mapping(
+    def _fill_mapping(
         self,
         saved: Mapping[Any, Any],
         now: Any,
@@ -547,7 +547,9 @@ class _Reader:
         """Return a mapping with the values of a state; the one that is there now, if one is."""
         old = now if isinstance(now, Mapping) else {}
         new = {
-            keys[label]: self._read(x, old.get(keys[label], _MISSING), joined(path, label), device)
+            keys[label]: self._read(
+                x, old.get(keys[label], _MISSING), join_path(path, label), device
+            )
             for label, x in saved.items()
         }
         if not isinstance(now, MutableMapping):
@@ -555,7 +557,9 @@ class _Reader:
         self._puts += [now.clear, lambda: now.update(new)]
         return now
 
-    def _tagged(self, saved: Mapping[str, Any], now: Any, path: str, device: torch.device) -> Any:
+    def _read_tagged(
+        self, saved: Mapping[str, Any], now: Any, path: str, device: torch.device
+    ) -> Any:
         tag = saved[_TAG]
         if tag == "parameter":
             return self._parameters[saved["number"]]
@@ -563,18 +567,18 @@ class _Reader:
             keys = {n: self._parameters[n] for n in saved["items"]}
             by_id = {n: id(x) for n, x in keys.items()}
             keys = keys if tag == "by parameter" else by_id
-            return self._filled_mapping(saved["items"], now, path, device, keys)
+            return self._fill_mapping(saved["items"], now, path, device, keys)
         if now is _MISSING:
             raise ValueError(f"its {path}: an object that the optimizer does not have yet")
         kind = self._states.kinds[type(now)]
         if tag == "like" and not isinstance(kind, Kind):
-            found = labelled(now, kind, path, "load the state of an optimizer")
+            found = label_children(now, kind, path, "load the state of an optimizer")
             pairs = zip(saved["items"], found, strict=True)
             return kind.rebuild(
-                now, [self._read(x, was, joined(path, n), device) for x, (n, was) in pairs]
+                now, [self._read(x, was, join_path(path, n), device) for x, (n, was) in pairs]
             )
         if tag == "optimizer" and isinstance(now, torch.optim.Optimizer):
-            self._puts.append(self._states.checked(now, saved["state"]))
+            self._puts.append(self._states.check(now, saved["state"]))
         elif tag == "module" and isinstance(now, torch.nn.Module):
             tensors = dict(_tensors_of(now))
             for name, x in saved["tensors"].items():
@@ -600,7 +604,7 @@ class _Reader:
         kept = {name: (x, put, key) for name, x, put, key in keeper.kept(now)}
         for name, x in saved.items():
             was, put, key = kept.get(name, (_MISSING, partial(setattr, now), name))
-            new = self._read(x, was, joined(path, name), device)
+            new = self._read(x, was, join_path(path, name), device)
             if new is not was:
                 if put is None:
                     raise ValueError(f"its {path}.{name} cannot be replaced")

@@ -17,7 +17,7 @@ from torch import distributed
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
-from d2ldev.operations.placing import named_tensors
+from d2ldev.operations.placing import list_named_tensors
 from d2ldev_torch import optimizers
 from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.training import gradients, parametrized
@@ -59,7 +59,7 @@ class TorchParallel(Parallel):
         # torch copies no tensor that was computed with gradients, such as the weight that a hook
         # of ``weight_norm`` makes anew before each forward pass.
         attempted = f"replicate {type(model).__name__}"
-        found = [x for _, x in named_tensors(self._framework, model, attempted)]
+        found = [x for _, x in list_named_tensors(self._framework, model, attempted)]
         memo = {id(x): x.detach().clone() for x in found if not x.is_leaf}
         if hooked := [x for x in found if gradients.has_hooks(x)]:
             return deep_copy((model, gradients.Hooks(hooked)), memo)[0]

@@ -106,15 +106,15 @@ def _without_advice() -> warnings.catch_warnings[None]:
 
 
 def _get(key: tuple[str, str]) -> str:
-    found: str = _binding("_get_fp32_precision_getter")(*key)
+    found: str = _find_binding("_get_fp32_precision_getter")(*key)
     return found
 
 
 def _set(key: tuple[str, str], value: str) -> None:
-    _binding("_set_fp32_precision_setter")(*key, value)
+    _find_binding("_set_fp32_precision_setter")(*key, value)
 
 
-def _binding(name: str) -> Callable[..., Any]:
+def _find_binding(name: str) -> Callable[..., Any]:
     # ``torch.backends.cudnn.rnn.fp32_precision`` and the general one have no public setter that
     # works in every version.
     function: Callable[..., Any] = getattr(torch._C, name)

@@ -60,7 +60,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         with torch.random.fork_rng(devices=[]):
             return torch.nn.LSTM(3, 4).to(backend.native(device))
 
-    def trained(optimizer: Callable[..., torch.optim.Optimizer], device: Device) -> Any:
+    def train(optimizer: Callable[..., torch.optim.Optimizer], device: Device) -> Any:
         """Return a model with gradients and the optimizer that has made a step with them."""
         net = backend.mlp([3, 4, 1], device=device)
         steps = optimizer(net.parameters())
@@ -77,7 +77,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
             backend.rand((3, 1), seed=0, device=device).requires_grad_(),
             backend.zeros(1, device=device).requires_grad_(),
         ],
-        **{name: partial(trained, make) for name, make in _OPTIMIZERS.items()},
+        **{name: partial(train, make) for name, make in _OPTIMIZERS.items()},
     }
 
 
@@ -93,15 +93,15 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
         "jagged": partial(torch.nested.nested_tensor, lengths, layout=torch.jagged),
         "fake": lambda: FakeTensorMode().from_tensor(torch.zeros(2)),
         "mkldnn": lambda: torch.zeros(2).to_mkldnn(),
-        "of a transformation": partial(_leaked, torch.func.vmap, torch.zeros(2, 2)),
-        "of a gradient": partial(_leaked, torch.func.grad, torch.zeros(2)),
+        "of a transformation": partial(_leak, torch.func.vmap, torch.zeros(2, 2)),
+        "of a gradient": partial(_leak, torch.func.grad, torch.zeros(2)),
         "uninitialized": torch.nn.UninitializedParameter,
         "conjugate": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
         "complex of 32 bits": partial(torch.zeros, 2, dtype=torch.complex32),
     }
 
 
-def _leaked(transform: Callable[..., Any], x: Tensor) -> Tensor:
+def _leak(transform: Callable[..., Any], x: Tensor) -> Tensor:
     """Return what a function was given while it was transformed."""
     kept: list[Tensor] = []
 
@@ -118,7 +118,7 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": partial(_network, backend), "lazy module": partial(_lazy_network, backend)}
 
 
-def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def networks_with_batch_norm(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a network with batch normalization and without dropout."""
     return {"module": partial(_network, backend, rate=0.0)}
 
@@ -229,7 +229,7 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     return {name: partial(make, name) for name in (*_FITTED, *_OF_OWN_TENSORS)}
 
 
-def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module without anything to train."""
     return {
         "module": lambda device: backend.mlp([2, 1], device=device).requires_grad_(False),
@@ -245,7 +245,7 @@ def freezables(backend: Any) -> Mapping[str, Any]:
     }
 
 
-def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that is called with ``x`` and ``mask``."""
     return {"module": lambda device: backend.place(Masked(), device)}
 
@@ -260,14 +260,14 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def composites(_backend: Any) -> Mapping[str, Any]:
     """Return a builder of packed sequences of which the lengths differ, and what tells of one."""
 
-    def packed(number: int) -> PackedSequence:
+    def pack(number: int) -> PackedSequence:
         lengths = ((4, 2), (4, 1, 1))[number]
         return pack_sequence([torch.full((n,), float(n)) for n in lengths])
 
-    def told(x: PackedSequence) -> Any:
+    def tell(x: PackedSequence) -> Any:
         return x.data.tolist(), x.batch_sizes.tolist()
 
-    return {"packed sequence": (packed, told)}
+    return {"packed sequence": (pack, tell)}
 
 
 def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:

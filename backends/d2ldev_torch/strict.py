@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_map_only
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, DeviceMismatchError
 from d2ldev.framework import Framework, Strict
-from d2ldev.operations.mixing import Operand, located, mismatch, operands_of, replace
+from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.scopes import leave_in_turn, make_change
 
 # The second argument is copied from wherever it is.
@@ -85,7 +85,7 @@ class TorchStrict(Strict):
         """Return a function that runs in a context, and raises what is found about its error."""
 
         @functools.wraps(function)
-        def explained(*args: Any, **kwargs: Any) -> Any:
+        def explain(*args: Any, **kwargs: Any) -> Any:
             if not in_force():
                 return function(*args, **kwargs)
             try:
@@ -97,7 +97,7 @@ class TorchStrict(Strict):
                     raise
                 raise found from error
 
-        return explained
+        return explain
 
     def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
         if everywhere:
@@ -133,7 +133,9 @@ class TorchStrict(Strict):
             return None
         name = _name_of(function)
         free = {id(x) for x in _free(name, args)}
-        found = [one for one in located(self._framework, args, kwargs) if id(one[1]) not in free]
+        found = [
+            one for one in locate_tensors(self._framework, args, kwargs) if id(one[1]) not in free
+        ]
         operands = [(each, device) for each, _, device in found]
         stray = self._stray_generator(name, operands, kwargs)
         if stray is not None or not _differ(operands):

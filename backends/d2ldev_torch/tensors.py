@@ -139,7 +139,7 @@ class TorchTensors(Tensors):
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         if isinstance(obj, np.ndarray) and (foreign := foreign_dtype(obj)) is not None:
-            x = torch.tensor(unsigned(obj), device=native).view(foreign)
+            x = torch.tensor(view_unsigned(obj), device=native).view(foreign)
             return x if dtype is None else x.to(dtype)
         # ``torch.tensor`` copies, also memory that is aligned, and goes straight to the device.
         return torch.tensor(obj, dtype=dtype, device=native)
@@ -169,7 +169,7 @@ class TorchTensors(Tensors):
         if seed is None:
             draw = torch.rand if distribution == "uniform" else torch.randn
             return draw(shape, dtype=dtype, device=native)
-        seeded = torch.ops.d2ldev.seeded if torch.compiler.is_compiling() else _seeded
+        seeded = torch.ops.d2ldev.seeded if torch.compiler.is_compiling() else _draw_seeded
         return seeded(distribution, shape, seed, dtype, native)
 
     def seed(self, seed: int) -> None:
@@ -192,7 +192,7 @@ class TorchTensors(Tensors):
             return [x.clone() if x.is_cpu else x.to(native, copy=True) for x in xs]
         return [x.to(native, copy=True) for x in xs]
 
-    def pinned(self, x: Tensor) -> Tensor | None:
+    def pin(self, x: Tensor) -> Tensor | None:
         # A virtual GPU has none: there ``pin_memory`` is a copy. Without any GPU it raises.
         has_none = self._devices.streams is None or not self._devices.count()
         return None if has_none else x.pin_memory()
@@ -200,7 +200,7 @@ class TorchTensors(Tensors):
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name
         # One copy: from a device, or within the CPU's memory; conjugated if ``x`` is lazily so.
-        return array_of(strided(x).to("cpu", copy=True))
+        return array_of(make_strided(x).to("cpu", copy=True))
 
     def read(self, x: Tensor) -> np.ndarray[Any, Any]:
         try:
@@ -238,7 +238,7 @@ class TorchTensors(Tensors):
     def norm(self, x: Tensor) -> Tensor:
         return torch.linalg.norm(x)
 
-    def detached(self, x: Tensor) -> Tensor:
+    def detach(self, x: Tensor) -> Tensor:
         if x.requires_grad:
             x = x.detach()
         is_part = not x.ndim and x.untyped_storage().nbytes() > x.element_size()
@@ -253,7 +253,7 @@ class TorchTensors(Tensors):
         return x if x.untyped_storage().nbytes() == x.element_size() else x.clone()
 
 
-def _seeded(
+def _draw_seeded(
     distribution: str, shape: Sequence[int], seed: int, dtype: Any, device: torch.device
 ) -> Tensor:
     draw = torch.rand if distribution == "uniform" else torch.randn
@@ -266,7 +266,7 @@ _library: Any = _Library("d2ldev", "DEF")
 _library.define(
     "seeded(str name, SymInt[] shape, int seed, ScalarType? dtype, Device device) -> Tensor"
 )
-_library.impl("seeded", _seeded, "BackendSelect")
+_library.impl("seeded", _draw_seeded, "BackendSelect")
 
 
 def _shape_of_seeded(
@@ -278,7 +278,7 @@ def _shape_of_seeded(
 torch.library.register_fake("d2ldev::seeded", _shape_of_seeded, lib=_library)
 
 
-def strided(x: torch.Tensor) -> torch.Tensor:
+def make_strided(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its gradient, and dense."""
     x = x.detach()
     return x if x.layout is torch.strided else x.to_dense()
@@ -299,6 +299,6 @@ def foreign_dtype(array: np.ndarray[Any, Any]) -> torch.dtype | None:
     return getattr(torch, name) if name.startswith(("bfloat16", "float8")) else None
 
 
-def unsigned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def view_unsigned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the bytes of an array as unsigned integers of the same size."""
     return array.view(f"u{array.dtype.itemsize}")

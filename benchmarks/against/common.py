@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from against.work import AIM_OF_NOTHING, LONG_CALLS, Work
-from batches import nested
+from batches import nest
 
 SIZES = (3, 30, 300)
 LAYERS = (5, 50, 500)
@@ -76,7 +76,7 @@ def moves(
     for size in (1, *SIZES):
         tensors = [backend.full((_FLOATS,), float(i), device=source) for i in range(size)]
         theirs, argument = (one, "x") if size == 1 else (many, "batch")
-        value = tensors[0] if size == 1 else nested(tensors)
+        value = tensors[0] if size == 1 else nest(tensors)
         described = "one tensor" if size == 1 else f"a dict of dicts of {size}"
         yield Work(
             f"{what}: {described}",
@@ -122,7 +122,7 @@ def creation(
     yield Work(f"ones, on {device}", ours, ones, names=used, peers=peers, reasons=reasons or {})
 
 
-def placing(
+def compare_placing(
     backend: Any,
     device: str,
     there: Mapping[str, str],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from against.work import AIM, AIM_OF_WORK, NATIVE, PEERS, Against, compared, not_installed
+from against.work import AIM, AIM_OF_WORK, NATIVE, PEERS, Against, compare, not_installed
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch, keras_lenet
 from training import WARM_UP, cases, epochs
 
@@ -45,7 +45,7 @@ def results(backend: Any, only: str = "") -> Iterator[Against]:
             # Where a framework has several loops of its own, a row says which.
             several = peer == NATIVE and len(framework.loops) > 1
             shown = f"{peer}, {described}" if several else peer
-            yield compared(what, shown, samples, aim, reason)
+            yield compare(what, shown, samples, aim, reason)
 
 
 def _fabric(model: Any) -> Epoch:

@@ -62,7 +62,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     yield from common.creation(backend, "gpu:0", ones, names, _NAMES, {"Keras 3": _UNCOMMITTED})
     there = {NATIVE: "by_hand(model, native)"}
     moving = {NATIVE: "by_hand(twin, next(natives))"}
-    yield from common.placing(backend, "gpu:0", there, moving, names, _NAMES)
+    yield from common.compare_placing(backend, "gpu:0", there, moving, names, _NAMES)
     yield from _files(backend, folder, names)
     yield from import_work("array-api-compat", "Keras 3", "TensorLy", "einops")
     yield from first_tensor_work(
@@ -98,11 +98,11 @@ def _orbax() -> dict[str, Any]:
 
     checkpointer = StandardCheckpointer()
 
-    def saved(path: Path, state: Any) -> None:
+    def save(path: Path, state: Any) -> None:
         checkpointer.save(path, state, force=True)
         checkpointer.wait_until_finished()
 
-    return {"orbax": checkpointer, "saved": saved}
+    return {"orbax": checkpointer, "saved": save}
 
 
 _NAMES = {

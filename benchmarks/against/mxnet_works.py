@@ -9,7 +9,7 @@ from typing import Any
 from against import common
 from against.programs import first_tensor_work
 from against.work import NATIVE, Work
-from batches import walked
+from batches import walk
 
 _GLUON = "Gluon"
 _WAKING = (
@@ -23,7 +23,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     import mxnet as mx
 
     mx.npx.set_np()  # without it, Gluon writes no arrays of this kind
-    names = {"mx": mx, "walked": walked}
+    names = {"mx": mx, "walked": walk}
     for source, target in (("cpu", "cpu"), ("gpu:0", "gpu:1"), ("cpu", "gpu:1")):
         native = backend.native(target)
         used = {**names, "move": lambda x, native=native: x.as_in_ctx(native), "native": native}
@@ -36,7 +36,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
         one, many = (
             {peer: ready.format(way) for peer, way in ways.items()} for ways in (one, many)
         )
-        used["waited"] = _waited
+        used["waited"] = _wait
         more = {"names": used, "peers": {}, "ready": ready, "reasons": {_GLUON: _WAKING}}
         yield from common.moves(backend, source, target, one, many, **more)
     yield from common.look_up(backend, "gpu:0", {NATIVE: "x.ctx"}, {}, names, {})
@@ -45,7 +45,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     yield from common.creation(backend, "gpu:0", ones, names, {}, known)
     there = {_GLUON: "model.collect_params().reset_ctx(native)"}
     moving = {_GLUON: "twin.collect_params().reset_ctx(next(natives))"}
-    yield from common.placing(backend, "gpu:0", there, moving, names, {})
+    yield from common.compare_placing(backend, "gpu:0", there, moving, names, {})
     ways = {
         NATIVE: (
             "mx.npx.save(str(folder / 'plain'), tensors)",
@@ -67,7 +67,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     )
 
 
-def _waited(value: Any) -> Any:
+def _wait(value: Any) -> Any:
     """Return a nesting when each of its arrays is computed: MXNet has threads for that."""
-    walked(value, lambda x: x.wait_to_read())
+    walk(value, lambda x: x.wait_to_read())
     return value

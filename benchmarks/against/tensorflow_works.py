@@ -49,7 +49,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     yield from common.creation(backend, "gpu:0", made, names, _NAMES)
     there = {NATIVE: "by_hand(model, native)"}
     moving = {NATIVE: "by_hand(twin, next(natives))"}
-    yield from common.placing(backend, "gpu:0", there, moving, names, _NAMES)
+    yield from common.compare_placing(backend, "gpu:0", there, moving, names, _NAMES)
     yield from _files(backend, folder, names)
     yield from import_work("Keras 3", "TensorLy", "einops")
     yield from first_tensor_work(

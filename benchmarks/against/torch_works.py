@@ -102,7 +102,7 @@ def _models(backend: Any) -> Iterator[Work]:
         NATIVE: "place moves everything or nothing: it finds the tensors in plain attributes, too, "
         "and what is shared, before the first one moves"
     }
-    yield from common.placing(backend, "cpu", there, moving, {}, _NAMES, reasons)
+    yield from common.compare_placing(backend, "cpu", there, moving, {}, _NAMES, reasons)
 
 
 def _files(backend: Any, folder: Path) -> Iterator[Work]:

@@ -117,14 +117,14 @@ class Against(Result):
     install: str = ""
 
 
-def measured(work: Work) -> Iterator[Against]:
+def measure(work: Work) -> Iterator[Against]:
     """Time every way of a piece of work whose library is installed."""
     ways = {NATIVE: work.theirs[NATIVE]} if NATIVE in work.theirs else {}
     ways |= {name: way for name, way in work.theirs.items() if _is_installed(name)}
     names = dict(work.names)
     for name in ways:
         names |= work.peers[name]() if name in work.peers else {}
-    sides = [_timed(work, statement, names) for statement in (work.ours, *ways.values())]
+    sides = [_time(work, statement, names) for statement in (work.ours, *ways.values())]
     ours, *theirs = in_turn(sides, work.rounds)
     samples = dict(zip(ways, theirs, strict=True))
     for name, statement in work.theirs.items():
@@ -132,12 +132,12 @@ def measured(work: Work) -> Iterator[Against]:
         what = (work.name, work.ours, statement)
         if name in samples:
             reason = work.reasons.get(name, "")
-            yield compared(what, name, (ours, samples[name]), aim, reason)
+            yield compare(what, name, (ours, samples[name]), aim, reason)
         else:
             yield not_installed(what, name, aim)
 
 
-def compared(
+def compare(
     what: tuple[str, str, str],
     against: str,
     samples: tuple[list[float], list[float]],
@@ -168,7 +168,7 @@ def not_installed(what: tuple[str, str, str], peer: str, aim: float) -> Against:
     return Against(*what, None, None, None, "ratio", aim, note, peer, install=PEERS[peer].install)
 
 
-def missed_first(results: list[Against]) -> list[Against]:
+def sort_missed_first(results: list[Against]) -> list[Against]:
     """Return the results whose aim is missed before the others, each in their order."""
     return sorted(results, key=lambda result: result.met is not False)
 
@@ -177,7 +177,7 @@ def _is_installed(name: str) -> bool:
     return name not in PEERS or PEERS[name].is_installed
 
 
-def _timed(work: Work, statement: str, names: Mapping[str, Any]) -> Callable[[], float]:
+def _time(work: Work, statement: str, names: Mapping[str, Any]) -> Callable[[], float]:
     if work.is_program:
         return lambda: process(statement)[0]
     return sampler(statement, names, nullcontext, work.finish)

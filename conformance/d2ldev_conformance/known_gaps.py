@@ -26,7 +26,7 @@ class Gap(NamedTuple):
         )
 
 
-def known_gaps() -> list[Gap]:
+def read_known_gaps() -> list[Gap]:
     """Return the rows of ``known_gaps.toml``."""
     with Path(__file__).with_name("known_gaps.toml").open("rb") as file:
         return [Gap(**row) for row in tomllib.load(file).get("gap", [])]

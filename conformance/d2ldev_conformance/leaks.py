@@ -30,7 +30,7 @@ import pytest
 from d2ldev import settings
 from d2ldev.registry import selection as registry
 from d2ldev.scopes import every_scopes
-from d2ldev_conformance.provision import lasting_threads
+from d2ldev_conformance.provision import find_lasting_threads
 from d2ldev_conformance.requirement import ROOMS
 
 # pytest says in it which test is running, and which phase of it.
@@ -166,7 +166,9 @@ def threads(leaks: list[str]) -> Iterator[None]:
 
 def _lasts(thread: threading.Thread) -> bool:
     """Return whether a thread is one that a framework in use never ends."""
-    return any(thread.name in lasting_threads(each) for each in registry.loaded_frameworks())
+    return any(
+        thread.name in find_lasting_threads(each) for each in registry.list_loaded_frameworks()
+    )
 
 
 @contextmanager
@@ -211,7 +213,7 @@ def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
         for value in list(vars(module).values()):
             if isinstance(value, type) and value.__module__ == module.__name__:
                 yield value
-    for framework in registry.loaded_frameworks():
+    for framework in registry.list_loaded_frameworks():
         yield framework
         yield from (vars(framework)[room] for room in ROOMS if room in vars(framework))
 
@@ -271,7 +273,7 @@ def selection(leaks: list[str]) -> Iterator[None]:
     finally:
         now = registry.set_process(process)
         if now.framework is not process.framework:
-            leaks.append(f"the active backend: {_shown(process)} became {_shown(now)}")
+            leaks.append(f"the active backend: {_format(process)} became {_format(now)}")
         changed = settings.choose_virtual_gpus(chosen)
         if changed != chosen:
             leaks.append(f"virtual_gpus: {chosen} became {changed}")
@@ -282,5 +284,5 @@ def selection(leaks: list[str]) -> Iterator[None]:
                     scopes.leave(entry)
 
 
-def _shown(process: registry.Process) -> str:
+def _format(process: registry.Process) -> str:
     return "none" if process.framework is None else process.framework.name

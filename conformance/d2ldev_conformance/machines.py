@@ -65,12 +65,12 @@ def machines() -> Iterator[list[str]]:
 
 
 def of_machine(rank: int, hosts: Path | None = None) -> list[object]:
-    """Return the options with which a machine launches; ``hosts`` as ``launched_on`` takes it."""
+    """Return the options with which a machine launches; ``hosts`` as ``launch_on`` takes it."""
     host = ADDRESSES[0] if hosts is None else "first"
     return ["--nodes", 2, "--node-rank", rank, "--address", f"{host}:{PORT}"]
 
 
-def launched_on(
+def launch_on(
     machine: str,
     rank: int,
     launch: Sequence[str],

@@ -72,12 +72,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if name is None:
         return
     from d2ldev import D2LDevError, set_backend
-    from d2ldev.cli.screen import collected_warnings
+    from d2ldev.cli.screen import collect_warnings
     from d2ldev_conformance.report import Report
 
     try:
         # What d2ldev says of the machine, such as a driver that is missing, is no test's failure.
-        with collected_warnings() as notes:
+        with collect_warnings() as notes:
             backend = set_backend(name)
             gpus = backend.num_gpus()
     except D2LDevError as error:
@@ -152,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give each requirement its row, and each test the reason to skip it."""
     if _BACKEND not in config.stash:
         return
-    from d2ldev_conformance.known_gaps import known_gaps
+    from d2ldev_conformance.known_gaps import read_known_gaps
     from d2ldev_conformance.report import platforms
 
     _select(config, items)
@@ -163,7 +163,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "which needs GPUs or virtual ones"
         )
     items.sort(key=_stage)
-    backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], known_gaps()
+    backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], read_known_gaps()
     found = set(platforms(backend).values())
     for item in items:
         if not item.path.is_relative_to(_SUITE):

@@ -27,7 +27,7 @@ def samples(backend: Backend) -> Builders:
     """
     return {
         "mlp": lambda device: backend.mlp([3, 4, 1], device=device),
-        **_provided(backend, "samples"),
+        **_call_provision(backend, "samples"),
     }
 
 
@@ -37,15 +37,15 @@ def networks(backend: Backend) -> Builders:
     They map four features to two classes; one of them gets its shapes from the first batch, if the
     framework has such networks.
     """
-    return _provided(backend, "networks")
+    return _call_provision(backend, "networks")
 
 
-def normalized_networks(backend: Backend) -> Builders:
+def networks_with_batch_norm(backend: Backend) -> Builders:
     """Return builders of networks as ``networks`` has them, without dropout, by name.
 
     Each begins with the same values whenever it is made.
     """
-    return _provided(backend, "normalized_networks")
+    return _call_provision(backend, "networks_with_batch_norm")
 
 
 def classifiers(backend: Backend) -> Classifiers:
@@ -55,7 +55,7 @@ def classifiers(backend: Backend) -> Classifiers:
     """
     return {
         "mlp": (lambda device: backend.mlp([6, 8, 3], device=device), (6,)),
-        **_provided(backend, "classifiers"),
+        **_call_provision(backend, "classifiers"),
     }
 
 
@@ -65,7 +65,7 @@ def freezables(backend: Backend) -> Freezables:
     The function is given a network as ``networks`` has them. It freezes one of its parts if it is
     given True as well, and thaws it if that is False.
     """
-    return _provided(backend, "freezables")
+    return _call_provision(backend, "freezables")
 
 
 def loops(backend: Backend) -> Loops:
@@ -75,7 +75,7 @@ def loops(backend: Backend) -> Loops:
     second is given the device and these by their names, and makes some steps. Among them is an
     optimizer that keeps tensors outside of its state, where a framework has such optimizers.
     """
-    return _provided(backend, "loops")
+    return _call_provision(backend, "loops")
 
 
 def own_optimizers(backend: Backend) -> Mapping[str, Callable[[Any], Any]]:
@@ -83,20 +83,20 @@ def own_optimizers(backend: Backend) -> Mapping[str, Callable[[Any], Any]]:
 
     Its state has an effect after 8 of 16 steps: it counts them, or keeps means.
     """
-    return _provided(backend, "own_optimizers")
+    return _call_provision(backend, "own_optimizers")
 
 
-def frozen_models(backend: Backend) -> Builders:
+def untrainable_models(backend: Backend) -> Builders:
     """Return builders of models that map two features to a number and train nothing, by name."""
-    return _provided(backend, "frozen_models")
+    return _call_provision(backend, "untrainable_models")
 
 
-def masked_models(backend: Backend) -> Builders:
+def models_with_masks(backend: Backend) -> Builders:
     """Return builders of models that are called with ``x`` and ``mask``, by name.
 
     Both inputs and the output are of shape ``(n, 3)``, and the order of the inputs matters.
     """
-    return _provided(backend, "masked_models")
+    return _call_provision(backend, "models_with_masks")
 
 
 def attention_models(backend: Backend) -> Builders:
@@ -105,7 +105,7 @@ def attention_models(backend: Backend) -> Builders:
     They map two features to a number. The tensor has as many rows as the batch. The book's own
     attention leaves ``self.attention_weights`` so.
     """
-    return _provided(backend, "attention_models")
+    return _call_provision(backend, "attention_models")
 
 
 def composites(
@@ -116,12 +116,12 @@ def composites(
     Each is given 0 or 1: the two containers have tensors of the same shapes, and differ in what is
     no tensor, or is in no shape. The function beside it tells all of a container in plain values.
     """
-    return _provided(backend, "composites")
+    return _call_provision(backend, "composites")
 
 
 def models_without_parameters(backend: Backend) -> Builders:
     """Return builders of models that double their input, and have no parameters, by name."""
-    return _provided(backend, "models_without_parameters")
+    return _call_provision(backend, "models_without_parameters")
 
 
 def models_of_sequences(backend: Backend) -> Builders:
@@ -129,7 +129,7 @@ def models_of_sequences(backend: Backend) -> Builders:
 
     It is an MLP, if the framework's module does not say otherwise.
     """
-    return _provided(backend, "models_of_sequences") or {
+    return _call_provision(backend, "models_of_sequences") or {
         "mlp": lambda device: backend.mlp([2, 3], device=device)
     }
 
@@ -141,7 +141,7 @@ def modules(backend: Backend) -> Mapping[str, Callable[[Device, float], Any]]:
     gradient descent with that rate, and its ``training_step`` and ``validation_step`` twice and
     thrice the mean of the squared errors.
     """
-    return _provided(backend, "modules")
+    return _call_provision(backend, "modules")
 
 
 def own_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
@@ -150,27 +150,27 @@ def own_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
     They are made by calls of the framework's own, inside of a block ``backend.on(device)``. The
     calls name no device, if the framework has a default one that can be set.
     """
-    return _provided(backend, "own_tensors")
+    return _call_provision(backend, "own_tensors")
 
 
 def hostile_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
     """Return builders of tensors that few calls can take, by name: sparse, without bytes ..."""
-    return _provided(backend, "hostile_tensors")
+    return _call_provision(backend, "hostile_tensors")
 
 
-def lasting_threads(framework: Framework) -> Collection[str]:
+def find_lasting_threads(framework: Framework) -> Collection[str]:
     """Return the names of threads that end with the process: ``provision.LASTING_THREADS``."""
-    names: Collection[str] = _found(framework, "LASTING_THREADS") or ()
+    names: Collection[str] = _find(framework, "LASTING_THREADS") or ()
     return names
 
 
-def _provided(backend: Backend, what: str) -> Mapping[str, Any]:
+def _call_provision(backend: Backend, what: str) -> Mapping[str, Any]:
     """Return what the backend's provision gives; empty if it has no such function."""
-    provide = _found(backend.framework, what)
+    provide = _find(backend.framework, what)
     return {} if provide is None else provide(backend)
 
 
-def _found(framework: Framework, what: str) -> Any:
+def _find(framework: Framework, what: str) -> Any:
     """Return what a framework's module ``provision`` has by a name; None if it has nothing."""
     for cls in type(framework).__mro__:
         name = f"{cls.__module__.partition('.')[0]}.provision"

@@ -27,7 +27,7 @@ from d2ldev.errors import (
     DeviceMismatchError,
     OutOfDeviceMemoryError,
     UnsupportedValueError,
-    said,
+    text_of,
 )
 from d2ldev.training.log import DeviceLog
 
@@ -83,12 +83,12 @@ class Exercise:
         framework = backend.framework
         attempted, fix = f"measure {self.name}", "--matmul-precision highest"
         try:
-            precision = framework.checked_matmul_precision(precision, attempted, fix)
+            precision = framework.check_matmul_precision(precision, attempted, fix)
             with framework.matmul_precision(precision) as in_force:
                 for row in self.measure(backend, size, seconds):
                     rows += [replace(row, precision=in_force)]  # kept if the next one is an error
         except Exception as problem:  # whatever a framework raises
-            error = said(problem) if isinstance(problem, D2LDevError) else _in_words(problem)
+            error = text_of(problem) if isinstance(problem, D2LDevError) else _in_words(problem)
         conclusion = self.conclude(rows) if rows else ""
         return Result(self.name, backend.name, self.question, self.unit, rows, conclusion, error)
 
@@ -368,7 +368,7 @@ def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
     ways = ("pageable memory", "pinned memory")
     x = backend.ones(megabytes * 250_000, device=CPU)
     for gpu in backend.devices()[1:]:
-        for way, source in zip(ways, (x, backend.framework.tensors.pinned(x)), strict=True):
+        for way, source in zip(ways, (x, backend.framework.tensors.pin(x)), strict=True):
             row = _row(backend, way, gpu)
             if source is None:
                 yield replace(row, note=f"{backend.name} pins no memory for {gpu}")
@@ -443,4 +443,4 @@ def _check_device(backend: Backend, x: Any, device: Device, attempted: str) -> N
 
 def _in_words(error: Exception) -> str:
     """Return the first line of an error."""
-    return f"{type(error).__name__}: {said(error)}".partition("\n")[0][:200]
+    return f"{type(error).__name__}: {text_of(error)}".partition("\n")[0][:200]

@@ -42,9 +42,9 @@ from d2ldev.bench.conclusions import OF_SMALL, of_backends
 from d2ldev.bench.exercises import EXERCISES, Exercise
 from d2ldev.bench.machine import machine
 from d2ldev.bench.results import Result, by_exercise, result_from
-from d2ldev.cli.examination import installed_version, versions
+from d2ldev.cli.examination import find_version, versions
 from d2ldev.cli.screen import (
-    collected_warnings,
+    collect_warnings,
     complain,
     environment,
     exit_status,
@@ -104,7 +104,7 @@ def run(request: Request) -> int:
     """Measure, show and write the results, and return the exit status."""
     try:
         for name in request.backends:
-            if discovery.canonical_name(name) not in discovery.known_backends():
+            if discovery.canonical_name(name) not in discovery.find_backends():
                 raise loading.name_refusal(name, " (from --backend)")
         if request.out is not None:
             page.require_matplotlib()
@@ -166,7 +166,7 @@ def _measured(request: Request) -> tuple[dict[str, Any], int]:
 def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
     """Return what one backend's part of the document is, and the exit status."""
     made = _nothing_of("")
-    with collected_warnings() as notes:
+    with collect_warnings() as notes:
         made["notes"] = notes
         try:
             if request.virtual_gpus is not None:
@@ -177,7 +177,7 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
             made["error"] = message_of(error)
             return made, exit_status(error)
         made["name"] = backend.name
-        made["versions"] = {name: installed_version(name) for name in backend.distributions}
+        made["versions"] = {name: find_version(name) for name in backend.distributions}
         made["threads"] = backend.framework.devices.threads()
         progress = Console(stderr=True)
         for name in request.exercises:

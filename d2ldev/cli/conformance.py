@@ -74,7 +74,7 @@ def thrice(request: Request) -> list[Request]:
     """
     name = discovery.canonical_name(request.name)
     runs: list[tuple[str, int | None, int]] = [("cpu", 0, 0)]
-    if name in discovery.known_backends():  # another one fails in the first run, in its words
+    if name in discovery.find_backends():  # another one fails in the first run, in its words
         if loading.framework_class(name).max_virtual_gpus >= 2:
             runs.append(("virtual", 2, 2))
         if count := loading.count_real_gpus(name):
@@ -101,7 +101,7 @@ def profile_requests(request: Request, profiles: Mapping[str, Any]) -> list[Requ
     """
     name = discovery.canonical_name(request.name)
     profile = profiles.get(request.profile or "")
-    is_known = name in discovery.known_backends()
+    is_known = name in discovery.find_backends()
     if request.virtual_gpus is not None or profile is None or not is_known:
         return [request]  # pytest names the choices
     most = loading.framework_class(name).max_virtual_gpus

@@ -63,7 +63,7 @@ def run(*, as_json: bool, every_backend: bool) -> int:
 
 def show(console: Console, examination: Examination) -> None:
     """Print an examination for people."""
-    console.print(_heading(examination))
+    console.print(_format_heading(examination))
     console.print(_facts())
     console.print(_backends(examination))
     for report in examination.backends:
@@ -74,7 +74,7 @@ def show(console: Console, examination: Examination) -> None:
         show_note(console, note)
 
 
-def _heading(examination: Examination) -> Text:
+def _format_heading(examination: Examination) -> Text:
     if examination.active is None:
         return Text("There is no active backend; see the error at the end.", style="bold red")
     return Text.assemble(
@@ -88,7 +88,7 @@ def _facts() -> Table:
     table.add_column(overflow="fold")
     for name, version in versions().items():
         table.add_row(name, Text(version or "-"))
-    variables = [f"{name}={value}" for name, value in settings.given().items()]
+    variables = [f"{name}={value}" for name, value in settings.list_variables().items()]
     table.add_row("environment", Text("\n".join(variables) or "no D2LDEV_* variable is set"))
     return table
 
@@ -156,13 +156,13 @@ def _show_errors(console: Console, report: BackendReport) -> None:
 def _about_virtual_gpus(examination: Examination) -> list[str]:
     return [
         f"{', '.join(names)} of {report.name}: virtual. Memory and device rules are a GPU's, and "
-        f"the CPU computes. {_replaced(report.real_gpus)}"
+        f"the CPU computes. {_describe_replaced_gpus(report.real_gpus)}"
         for report in examination.backends
         if (names := [d["device"] for d in report.devices or [] if d["platform"] == "virtual"])
     ]
 
 
-def _replaced(real_gpus: int | None) -> str:
+def _describe_replaced_gpus(real_gpus: int | None) -> str:
     if not real_gpus:
         return "The machine has no real one."
     number = "1 real one" if real_gpus == 1 else f"{real_gpus} real ones"

@@ -18,7 +18,7 @@ from typing import Any
 from d2ldev import __version__, settings
 from d2ldev.active import active_backend
 from d2ldev.backend_class import Backend
-from d2ldev.cli.screen import collected_warnings, environment, exit_status, in_words, message_of
+from d2ldev.cli.screen import collect_warnings, environment, exit_status, in_words, message_of
 from d2ldev.device import Device
 from d2ldev.errors import BackendNotInstalledError, InvalidDeviceError
 from d2ldev.framework.devices import UNKNOWN_MEMORY
@@ -66,7 +66,7 @@ class Examination:
             "active": self.active,
             "reason": self.reason,
             "versions": versions(),
-            "environment": settings.given(),
+            "environment": settings.list_variables(),
             "backends": [vars(report) for report in self.backends],
             "notes": self.notes,
         }
@@ -78,18 +78,18 @@ class Examination:
 def examine_machine(*, every_backend: bool) -> Examination:
     """Examine the active backend's devices; with ``every_backend`` also the others'."""
     examination = Examination()
-    with collected_warnings() as notes:
+    with collect_warnings() as notes:
         active = error = None
         try:
             active = active_backend()
         except Exception as problem:  # a third party's ``__init__`` may raise anything
             error = problem
         available = discovery.available_backends()
-        for name in [*available, *sorted(discovery.known_backends().keys() - {*available})]:
+        for name in [*available, *sorted(discovery.find_backends().keys() - {*available})]:
             report = look_up(name)
             if active is not None and name == active.name:
                 add_devices(report, active)
-            elif error is not None and name == _wanted():
+            elif error is not None and name == _find_wanted_backend():
                 _add_error(report, error)
             elif every_backend and report.status == INSTALLED:
                 try_elsewhere(report, notes)
@@ -110,7 +110,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
     return examination
 
 
-def _wanted() -> str:
+def _find_wanted_backend() -> str:
     """Return the backend that would be active if it could be used."""
     return discovery.canonical_name(selection.choice().name)
 
@@ -128,25 +128,25 @@ def _is_sick(report: BackendReport) -> bool:
 
 def look_up(name: str) -> BackendReport:
     """Return what can be said of a known backend without importing its framework."""
-    point = discovery.known_backends()[name]
+    point = discovery.find_backends()[name]
     found: dict[str, str | None] = {}
     if point.dist is not None and point.dist.name != "d2ldev":
         found[point.dist.name] = point.dist.version
     if problem := loading.conflict(name):
         return BackendReport(name, BROKEN, versions=found, error=problem)
     try:
-        missing = discovery.missing_modules(name)
+        missing = discovery.find_missing_modules(name)
     except Exception as error:
         return BackendReport(name, BROKEN, versions=found, error=in_words(error))
-    for module in discovery.required_modules(name):
-        found[module.replace("_", "-")] = installed_version(module)
+    for module in discovery.read_required_modules(name):
+        found[module.replace("_", "-")] = find_version(module)
     return BackendReport(name, MISSING if missing else INSTALLED, missing, found)
 
 
 def add_devices(report: BackendReport, backend: Backend) -> None:
     """Add what a loaded backend says of itself, and try each of its devices."""
     try:
-        report.versions = {name: installed_version(name) for name in backend.distributions}
+        report.versions = {name: find_version(name) for name in backend.distributions}
         report.devices = [examine(backend, device) for device in backend.devices()]
         report.real_gpus = loading.count_real_gpus(backend.name)
     except Exception as error:
@@ -241,7 +241,7 @@ def _check_place(backend: Backend, x: object, device: Device, what: str) -> None
         raise RuntimeError(f"{what} is on {there}, not on {device}")
 
 
-def installed_version(name: str) -> str | None:
+def find_version(name: str) -> str | None:
     """Return the version of a distribution, or of one that has such a module; None if none has."""
     try:
         return metadata.version(name)
@@ -257,5 +257,5 @@ def versions() -> dict[str, str | None]:
         "d2ldev": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "numpy": installed_version("numpy"),
+        "numpy": find_version("numpy"),
     }

@@ -231,7 +231,7 @@ def launch(
     command = [sys.executable, *(["-m"] if is_module else []), *program]
     request = Launch(command, processes, nodes, node_rank, address, restarts, timeout)
     try:
-        request.checked()
+        request.check()
     except UnsupportedValueError as error:
         complain(str(error))
         raise typer.Exit(2) from error
@@ -257,13 +257,13 @@ def main() -> None:
             os.dup2(nowhere, 1)
         sys.stderr = sys.__stderr__
         try:
-            complain(f"cannot {_failed(error)}")
+            complain(f"cannot {_report_failure(error)}")
         except OSError:
             os.dup2(nowhere, 2)
         sys.exit(1)
 
 
-def _failed(error: OSError) -> str:
+def _report_failure(error: OSError) -> str:
     try:
         os.getcwd()
     except FileNotFoundError:

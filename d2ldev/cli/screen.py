@@ -67,7 +67,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def collected_warnings() -> Iterator[list[str]]:
+def collect_warnings() -> Iterator[list[str]]:
     """Collect the texts of d2ldev's own warnings, each once, instead of showing them.
 
     Other warnings are shown as usual.

@@ -20,7 +20,7 @@ from d2ldev.active import active_backend
 from d2ldev.backend_class import Backend
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
 from d2ldev.cli.screen import (
-    collected_warnings,
+    collect_warnings,
     complain,
     exit_status,
     make_console,
@@ -47,7 +47,7 @@ def run(*, virtual_gpus: int | None) -> int:
     """
     console = make_console()
     console.width = min(console.width, _WIDEST)
-    with collected_warnings() as notes:
+    with collect_warnings() as notes:
         try:
             if virtual_gpus is None and settings.virtual_gpus() is None:
                 virtual_gpus = _stand_ins()
@@ -63,7 +63,7 @@ def run(*, virtual_gpus: int | None) -> int:
 def _stand_ins() -> int | None:
     """Return the number of virtual GPUs that the tour needs; None where there are real ones."""
     name = discovery.canonical_name(selection.choice().name)
-    if name not in discovery.known_backends() or selection.is_loaded(name):
+    if name not in discovery.find_backends() or selection.is_loaded(name):
         return None
     can_make_them = loading.framework_class(name).max_virtual_gpus >= 2
     return 2 if can_make_them and not loading.count_real_gpus(name) else None

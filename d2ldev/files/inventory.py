@@ -12,7 +12,7 @@ from d2ldev.files.format.container import FileError
 from d2ldev.framework import Framework, Layout
 from d2ldev.framework.files import same
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
-from d2ldev.nesting.walk import joined, labelled
+from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.placing import Inventory
 
 
@@ -64,12 +64,12 @@ class ModelInventory(Inventory):
             if isinstance(kind, Kind) or id(x) in seen:
                 continue
             seen[id(x)] = x  # kept, so that its id stays its own
-            children = labelled(x, kind, path, self.attempted)
-            waiting += [(joined(path, label), child) for label, child in reversed(children)]
+            children = label_children(x, kind, path, self.attempted)
+            waiting += [(join_path(path, label), child) for label, child in reversed(children)]
             known = {label for label, _ in children}
-            for label, value in labelled(x, kind.saved or kind, path, self.attempted):
+            for label, value in label_children(x, kind.saved or kind, path, self.attempted):
                 if kind.saved is not None and label not in known:
-                    yield joined(path, label), (path, self._in_words(value))
+                    yield join_path(path, label), (path, self._in_words(value))
 
     def _in_words(self, x: Any) -> str:
         if self.framework.kinds[type(x)] is TENSOR:

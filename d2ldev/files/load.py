@@ -290,7 +290,7 @@ def _of_another_program(path: str, attempted: str) -> CheckpointError | None:
 
 def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[type]) -> Any:
     """Read a nesting; see ``Backend.load``."""
-    target = devices.existing(framework, device, "load tensors")
+    target = devices.resolve(framework, device, "load tensors")
     path = as_path(path, "load")
     attempted = f"load {path}"
     by_name = _by_name(classes, attempted)

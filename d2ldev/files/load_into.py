@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, shown
+from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, quote
 from d2ldev.files.format.container import as_bytes
 from d2ldev.files.load import Checkpoint, Wanted, open_checkpoint, shorten
 from d2ldev.files.match import Match, Pair, Place
@@ -28,7 +28,7 @@ from d2ldev.files.tensors_by_name import TensorsByName
 from d2ldev.framework import Framework
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.kinds import Kind
-from d2ldev.nesting.walk import container_refusal, depth_refusal, joined, labelled
+from d2ldev.nesting.walk import container_refusal, depth_refusal, join_path, label_children
 from d2ldev.operations.arguments import as_path, flag
 
 # A file may have millions of names, and long ones. So an error lists as many, looks for the nearest
@@ -194,7 +194,7 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     by = "" if is_ours else f", which the {shorten(source.writer)} backend wrote"
     fix = f"{source.look}{by}"
     if part := _fitting_part(match):
-        fix = f"backend.load_into(..., only={shown(part)}), or {fix}"
+        fix = f"backend.load_into(..., only={quote(part)}), or {fix}"
     # Such as a module whose parameters are kept apart from it.
     elif match.unexpected and not (match.pairs or match.missing or match.different):
         told.append("what it is loaded into holds no tensors")
@@ -296,7 +296,7 @@ class _Putting:
         """Make the containers; return a function that cannot fail, see ``prepare`` above."""
         models = self._framework.models
         parts = [
-            (value, self._remake(value, joined(path, name) if path else name), put, key)
+            (value, self._remake(value, join_path(path, name) if path else name), put, key)
             for path, model in self._match.models.items()
             for name, value, put, key in model.parts
         ]
@@ -329,8 +329,8 @@ class _Putting:
         if isinstance(kind, Kind):
             return self._news.get(Place(path, id(x)), x)
         kind = kind.in_files if is_in_file else kind
-        old = labelled(x, kind, path, self._attempted)
-        new = [self._remake(y, joined(path, label), is_in_file=is_in_file) for label, y in old]
+        old = label_children(x, kind, path, self._attempted)
+        new = [self._remake(y, join_path(path, label), is_in_file=is_in_file) for label, y in old]
         if all(map(is_, new, (child for _, child in old))):
             return x
         # A container that is shared stays shared.

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError, said, shown
+from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.files.load import shorten
 from d2ldev.files.structure import MODEL, STATE, Outline, Stored, flatten, make_unique
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
-from d2ldev.nesting.walk import joined, labelled
+from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.creation import shape_of
 from d2ldev.operations.other_backends import of_another_backend
 
@@ -150,14 +150,14 @@ class Match:
                 "models, optimizers, numbers, text, and dicts, lists and tuples of them",
             )
         else:
-            for label, child in labelled(x, kind.in_files, path, self._attempted):
-                self._survey(child, joined(path, label))
+            for label, child in label_children(x, kind.in_files, path, self._attempted):
+                self._survey(child, join_path(path, label))
 
     def _is_state(self, path: str, outline: Outline) -> bool:
         """Note what a container of the file is; tell whether an optimizer takes it as it is."""
         if outline.type == MODEL:
             self._their_models[path] = outline
-        self._optional |= {joined(path, name) for name in outline.optional}
+        self._optional |= {join_path(path, name) for name in outline.optional}
         first = self._first_names.get(path, path)
         is_optimizer = first in self._mine and self._is_object(self._mine[first][1])
         return outline.type == STATE and is_optimizer and first not in self._objects
@@ -221,7 +221,7 @@ class Match:
         for name, (path, x) in self._mine.items():
             if name in self.models:
                 for inner, tensor in self.models[name].entries:
-                    full_name = joined(name, inner) if inner else name
+                    full_name = join_path(name, inner) if inner else name
                     yield full_name, (full_name, tensor)
             else:
                 yield name, (path, x)
@@ -239,7 +239,7 @@ class Match:
             if part in self._first_names:
                 rest = name.removeprefix(part).removeprefix(".")
                 first = self._first_names[part]
-                return self._first_name(joined(first, rest) if rest else first, depth)
+                return self._first_name(join_path(first, rest) if rest else first, depth)
         return name
 
     # -- tensors ----------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Match:
     def _compare_settings(self, unlisted: AbstractSet[str]) -> set[str]:
         """Return the names of what is in containers that have other settings in the file.
 
-        Notes these settings, if one of the names is needed, and not in ``unlisted``.
+        Notes these settings, if one of the names is needed, and not in ``find_unlisted``.
         """
         others: set[str] = set()
         for path, model in self.models.items():
@@ -299,11 +299,11 @@ class Match:
             settings = {} if outline is None else outline.settings
             for name, (container, text) in model.settings.items():
                 if settings.get(name, text) != text:
-                    prefix = f"{joined(path, container)}."
+                    prefix = f"{join_path(path, container)}."
                     inner = {each for each in self._mine if each.startswith(prefix)}
                     others |= inner
                     if not inner <= unlisted:
-                        told = f"{joined(path, name)} is {text}, and {self._called}"
+                        told = f"{join_path(path, name)} is {text}, and {self._called}"
                         self.different.append(f"{told} has {settings[name]}")
         return others
 
@@ -348,7 +348,7 @@ class Match:
             dtype, shape = form_of(self._framework, x)
         except RuntimeError as error:  # a lazy module's, before its first batch
             if self._is_strict:
-                self._differ(name, f"has no shape yet ({said(error)})", found)
+                self._differ(name, f"has no shape yet ({text_of(error)})", found)
             else:
                 self.missing.append(name)
                 self.unexpected.append(name)
@@ -396,7 +396,7 @@ class Match:
             self.values[place] = found
 
     def _differ(self, name: str, mine: str, found: Any) -> None:
-        told = f"{shown(found)}, of type {type(found).__name__}"
+        told = f"{quote(found)}, of type {type(found).__name__}"
         if isinstance(found, Stored):
             told = f"{found.dtype} {found.shape}"
         elif isinstance(found, Outline):

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import D2LDevError, UnsupportedValueError, said, shown
+from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.format.container import FileError, numpy_dtype, storage_of
 from d2ldev.files.inventory import ModelInventory, is_model, read_layouts
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import TENSOR, Kind
-from d2ldev.nesting.walk import depth_refusal, joined
+from d2ldev.nesting.walk import depth_refusal, join_path
 from d2ldev.operations.moving import copy_refusal
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.placing import NamedTensors
@@ -91,7 +91,7 @@ class Outline:
         items: an ``Outline``, a ``Stored`` or a plain value for each of them.
         number: of its row.
         layouts, inputs: of a model, if they are known; see ``Files.inputs``.
-        optional: the names of tensors that are not needed; see ``Models.unlisted``.
+        optional: the names of tensors that are not needed; see ``Models.find_unlisted``.
         settings: of a model; see ``ModelInventory``.
         maxlen: of a deque.
         name: of the class of a namedtuple or a dataclass.
@@ -196,7 +196,7 @@ class Structure:
             return framework.files.borrow(x)
         except Exception as error:
             if type(error) is ValueError:
-                raise self._refusal(x, path, said(error)) from error
+                raise self._refusal(x, path, text_of(error)) from error
             native = framework.devices.native(CPU)
             ours = copy_refusal(framework, error, f"save {path or 'a tensor'}", native, x)
             if ours is None:
@@ -233,12 +233,12 @@ class Structure:
         for name in sorted(model.unlisted):
             # What is not needed, and no file can hold, is left out.
             try:
-                self._node(tensors[name], joined(path, name))
+                self._node(tensors[name], join_path(path, name))
             except (D2LDevError, RuntimeError):
                 self._done.pop(id(tensors.pop(name)), None)
-                self.unsaved.append(joined(path, name))
-        unsaved = [*model.unsaved(), *self._framework.models.unsaved(x)]
-        self.unsaved += [joined(path, name) for name in unsaved]
+                self.unsaved.append(join_path(path, name))
+        unsaved = [*model.find_unsaved(), *self._framework.models.find_unsaved(x)]
+        self.unsaved += [join_path(path, name) for name in unsaved]
         if optional := sorted(model.unlisted & tensors.keys()):
             row["unlisted"] = optional
         if model.settings:
@@ -262,7 +262,7 @@ class Structure:
             if lost := [name for name, _ in [*beside, *_fields_beside(x, labels)]]:
                 raise ValueError(f"its attributes {lost} are not in it")
         except Exception as error:  # whatever a class's own methods raise
-            raise self._refusal(x, path, said(error)) from error
+            raise self._refusal(x, path, text_of(error)) from error
         row: dict[str, Any] = {"type": _type_of(x, labels)}
         if is_record(type(x)):
             row["class"] = type(x).__qualname__
@@ -279,7 +279,7 @@ class Structure:
         if is_named and (problem := _problem_of_keys(labels)):
             raise self._refusal(x, path, problem)
         row["items"] = [
-            self._node(child, joined(path, label))
+            self._node(child, join_path(path, label))
             for label, child in zip(labels, children, strict=True)
         ]
         if is_named:
@@ -549,13 +549,13 @@ def _record(cls: Any, values: dict[Any, Any]) -> Any:
     # A field that is no argument of the constructor may come later.
     names = {field.name: field.init for field in fields(cls)} if is_dataclass(cls) else {}
     if not names or not {name for name in names if names[name]} <= values.keys() <= names.keys():
-        raise FileError(f"its {shown(cls.__qualname__)} has the fields {shown(list(values))}")
+        raise FileError(f"its {quote(cls.__qualname__)} has the fields {quote(list(values))}")
     try:
         made: Any = object.__new__(cls)  # a class, and no instance
         for field, value in values.items():
             object.__setattr__(made, field, value)
     except Exception as error:  # one that is a dict or has a property of that name, too
-        raise FileError(f"no {shown(cls.__qualname__)} can be made: {error}") from error
+        raise FileError(f"no {quote(cls.__qualname__)} can be made: {error}") from error
     return made
 
 
@@ -586,7 +586,7 @@ def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dic
         if not isinstance(node, Outline) or (is_leaf is not None and is_leaf(path, node)):
             found[make_unique(path, found)] = node
             continue
-        children = [(joined(path, label), x) for label, x in node.children().items()]
+        children = [(join_path(path, label), x) for label, x in node.children().items()]
         letters += sum(len(name) + _LEAST_LETTERS for name, _ in children)
         if letters > _MAX_LETTERS:
             raise FileError(f"its names have more than {_MAX_LETTERS} letters")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.errors import UnsupportedValueError, describe, said
+from d2ldev.errors import UnsupportedValueError, describe, text_of
 from d2ldev.files.load import Wanted
 from d2ldev.files.match import form_of
 from d2ldev.files.structure import Outline, Stored
@@ -35,7 +35,7 @@ class TensorsByName:
         stored: dict[int, Stored] = {}  # a tensor under two names is one, as in a file
         for name, x in tensors.items():
             if id(x) not in stored:
-                stored[id(x)] = self._described(said(name), x)
+                stored[id(x)] = self._described(text_of(name), x)
         items = [stored[id(x)] for x in tensors.values()]
         unlisted = tensors.unlisted if isinstance(tensors, NamedTensors) else frozenset()
         self.outline = Outline("dict", list(tensors), items, optional=unlisted)
@@ -65,5 +65,7 @@ class TensorsByName:
         if is_array:
             device = wanted.device
             return creation.asarray(framework, x, wanted.stored.dtype, device, None, None)
-        x = framework.tensors.detached(x)
-        return moving.copied(framework, framework.tensors.copy, x, wanted.device, self.attempted)
+        x = framework.tensors.detach(x)
+        return moving.copy_or_raise(
+            framework, framework.tensors.copy, x, wanted.device, self.attempted
+        )

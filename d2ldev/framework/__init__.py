@@ -57,7 +57,7 @@ from d2ldev.framework.training import (
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.nesting.objects import Keepers
 from d2ldev.scopes import Contexts, Scopes
-from d2ldev.settings import checked_matmul_precision, peer_timeout
+from d2ldev.settings import check_matmul_precision, peer_timeout
 from d2ldev.settings import peers as launched
 from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
@@ -181,7 +181,7 @@ class Framework:
             warn(text, DeviceInitializationWarning)
             return 0
 
-    def checked_matmul_precision(self, precision: object, attempted: str, fix: str) -> str:
+    def check_matmul_precision(self, precision: object, attempted: str, fix: str) -> str:
         """Return a precision of products that the framework can multiply in.
 
         Args:
@@ -192,7 +192,7 @@ class Framework:
         Raises:
             UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
         """
-        precision = checked_matmul_precision(precision, attempted, fix)
+        precision = check_matmul_precision(precision, attempted, fix)
         if precision == "highest":
             self.require("multiply in float32", attempted, fix.replace("highest", "high"))
         return precision
@@ -230,15 +230,15 @@ class Framework:
             f"train in {peers.world_size} processes",
             "unset WORLD_SIZE for a process of its own",
         )
-        from d2ldev.processes.join import join, joined  # only a launch needs it
+        from d2ldev.processes.join import find_group, join  # only a launch needs it
 
-        is_new = joined() is None
+        is_new = find_group() is None
         if is_new and self.parallel.is_joined():
             # The program has started the engine itself, which may listen at this port.
             peers = peers._replace(port=peers.port + 1)
         group = join(peers, self._program(), peer_timeout())
         if is_new:
-            with group.working():
+            with group.work():
                 self.parallel.join(group)
         return group
 
@@ -270,13 +270,13 @@ class Framework:
                 found[name] = version(name)
         return {**found, "backend": self.name, "python": sys.version.split()[0]}
 
-    def checked(self, settings: Settings) -> Settings:
+    def check_settings(self, settings: Settings) -> Settings:
         """Return the settings of a training with Python's own numbers.
 
         Raises:
             UnsupportedValueError: if they cannot be used, or the framework cannot train with them.
         """
-        settings = settings.checked()
+        settings = settings.check()
         if callable(settings.loss):
             attempted = f"train with the loss {describe(settings.loss)}"
             self.require("train with a loss of your own", attempted, "loss='mse'")

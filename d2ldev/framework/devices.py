@@ -56,7 +56,7 @@ class Devices(ABC):
             DeviceUnavailableError: if the framework finds only now that it cannot use the device.
         """
 
-    def missing(self, device: Device) -> Any:
+    def native_of_missing(self, device: Device) -> Any:
         """Return the framework's own object for a GPU that does not exist; None if it has none.
 
         Called by the book's ``gpu(i)``, which does not use it; see ``d2ldev.native``.

@@ -120,7 +120,7 @@ class Models:
         """
         return ()
 
-    def unlisted(self, obj: Any) -> Collection[str]:
+    def find_unlisted(self, obj: Any) -> Collection[str]:
         """Return the names of the parts that the framework's own list of weights lacks.
 
         They are plain attributes of a model, such as the attention weights that its last call has
@@ -129,21 +129,21 @@ class Models:
         """
         return ()
 
-    def unsaved(self, model: Any) -> Sequence[str]:
+    def find_unsaved(self, model: Any) -> Sequence[str]:
         """Return the names of what a model has learned and no file has, such as a vocabulary.
 
         Called by ``save`` for every model, which warns of it.
         """
         return ()
 
-    def remade(self, obj: Any) -> Collection[str]:
+    def find_remade(self, obj: Any) -> Collection[str]:
         """Return the names of the parts that one of ``types`` makes anew before each call.
 
         They may be views of others until then.
         """
         return ()
 
-    def attached(self, x: Tensor) -> Iterable[Part]:
+    def list_attached(self, x: Tensor) -> Iterable[Part]:
         """Return what belongs to a tensor and has to be on its device: its gradient. Not saved."""
         return ()
 
@@ -182,7 +182,7 @@ class Models:
     def finish(self, obj: Any) -> None:
         """Update an object of ``types`` whose parts were moved or loaded. It must not fail."""
 
-    def placing(self, device: Device) -> AbstractContextManager[Any]:
+    def place_context(self, device: Device) -> AbstractContextManager[Any]:
         """Return a context around a whole ``place``; it ends normally if everything is in place."""
         return nullcontext()
 

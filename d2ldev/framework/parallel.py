@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
 from d2ldev.framework.tensors import Tensor
 from d2ldev.framework.training import Learner, Settings
-from d2ldev.nesting.walk import joined
+from d2ldev.nesting.walk import join_path
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -223,7 +223,7 @@ def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
         name = first_failure(model, lambda part: copy.deepcopy(part, {**memo}))
         raise twin_refusal(
             model,
-            f"copy.deepcopy fails at {name or 'the model itself'}: {said(error)}",
+            f"copy.deepcopy fails at {name or 'the model itself'}: {text_of(error)}",
             "give the class of what fails a __deepcopy__, or make a model for each device",
         ) from error
 
@@ -250,7 +250,7 @@ def _first_failure(x: Any, attempt: Callable[[Any], object], seen: set[int]) -> 
             attempt(part)
         except Exception:
             name = _first_failure(part, attempt, seen)
-            return joined(str(label), name) if name else str(label)
+            return join_path(str(label), name) if name else str(label)
     return ""
 
 

@@ -70,7 +70,7 @@ class Tensors(ABC):
         """
         return False
 
-    def committed_device_of(self, x: Any) -> Device | None:
+    def device_committed_to(self, x: Any) -> Device | None:
         """Return the device that operations on a tensor keep to; None if another operand decides.
 
         Where it differs from ``device_of``, as for JAX's uncommitted arrays, ``move`` commits the
@@ -81,7 +81,7 @@ class Tensors(ABC):
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
         # A call less for each tensor of each batch: by default the two methods are one.
-        name, other = "committed_device_of", "device_of"
+        name, other = "device_committed_to", "device_of"
         inherited = getattr(super(cls, cls), name)
         is_default = inherited in (getattr(Tensors, name), getattr(super(cls, cls), other))
         if other in vars(cls) and name not in vars(cls) and is_default:
@@ -261,7 +261,7 @@ class Tensors(ABC):
         """Return an object with ``__dlpack__`` and ``__dlpack_device__``: the tensor, if it can."""
         return x
 
-    def pinned(self, x: Tensor) -> Tensor | None:
+    def pin(self, x: Tensor) -> Tensor | None:
         """Return a copy of a CPU's tensor in memory from which a GPU can copy by itself.
 
         None where the framework has no such memory for its GPUs.
@@ -299,7 +299,7 @@ class Tensors(ABC):
         """
         return (x * x).sum() ** 0.5
 
-    def detached(self, x: Tensor) -> Tensor:
+    def detach(self, x: Tensor) -> Tensor:
         """Return a tensor without its history; a scalar can be kept for long. No copy if possible.
 
         For a framework whose tensors keep alive what they were computed from, or the larger tensor
@@ -308,10 +308,10 @@ class Tensors(ABC):
         return x
 
     def scalar_on(self, x: Tensor, device: Device) -> Tensor | None:
-        """Return what ``detached`` does for a real scalar on a device; None for any other tensor.
+        """Return what ``detach`` does for a real scalar on a device; None for any other tensor.
 
         Called for every value that is logged: it has to be fast.
         """
         is_scalar = self.device_of(x) is device and tuple(x.shape) == ()
         is_real = is_scalar and not self.dtype_of(x).startswith("complex")
-        return self.detached(x) if is_real else None
+        return self.detach(x) if is_real else None

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
-from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.locks import Lock
 from d2ldev.processes.join import free_port
 from d2ldev.settings import PEER_TIMEOUT, Peers, peer_timeout
@@ -53,7 +53,7 @@ class Launch(NamedTuple):
     restarts: int = 0
     timeout: float | None = None
 
-    def checked(self) -> Launch:
+    def check(self) -> Launch:
         """Return it.
 
         Raises:
@@ -74,7 +74,7 @@ class Launch(NamedTuple):
         is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65535
         if self.address and not (host and is_port):
             raise UnsupportedValueError(
-                attempted, f"{shown(self.address)} is no address", "--address host:29500"
+                attempted, f"{quote(self.address)} is no address", "--address host:29500"
             )
         self.longest_stop()
         return self
@@ -131,7 +131,7 @@ def _run(request: Launch, received: list[int], guard: _Guard) -> int:
     try:
         for variables in request.variables():
             rank = int(variables["RANK"])
-            processes[rank] = process = _started(request.command, variables)
+            processes[rank] = process = _start(request.command, variables)
             guard.look_after(process.pid)
             _say(f"rank {rank} is process {process.pid} on {socket.gethostname()}")
         # Only now, because a process that has threads is not to fork.
@@ -149,7 +149,7 @@ def _run(request: Launch, received: list[int], guard: _Guard) -> int:
             reader.join(max(deadline - time.monotonic(), 0))
 
 
-def _started(command: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
     # ps-lite, the engine of MXNet, takes a PORT for its own.
     environment = {name: value for name, value in os.environ.items() if name != "PORT"}
     return subprocess.Popen(  # noqa: S603  # the user's own program
@@ -267,7 +267,9 @@ class Stops:
             # This process was stopped itself, and those that were stopped with it may go on.
             self._since.clear()
         self._last = now
-        stopped = {rank: number for rank, pid in running.items() if (number := _stopped_by(pid))}
+        stopped = {
+            rank: number for rank, pid in running.items() if (number := _find_stop_signal(pid))
+        }
         self._since = {rank: self._since.get(rank, now) for rank in stopped}
         return {
             rank: number
@@ -276,7 +278,7 @@ class Stops:
         }
 
 
-def _stopped_by(process: int) -> int:
+def _find_stop_signal(process: int) -> int:
     """Return the number of the signal that has stopped a child; 0 if it runs, or is traced."""
     if not hasattr(os, "waitid"):  # on macOS before Python 3.13
         return 0

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from d2ldev.errors import shown
+from d2ldev.errors import quote
 
 
 class Container(NamedTuple):
@@ -66,7 +66,7 @@ class Broadcast:
         self.value = value
 
     def __repr__(self) -> str:
-        return f"Broadcast({shown(self.value)})"
+        return f"Broadcast({quote(self.value)})"
 
 
 def _indices(x: Any) -> range:
@@ -97,7 +97,7 @@ def container_of(cls: type) -> Container | None:
         # Of most classes without a call of Python's.
         is_dict = getattr(cls, "values", None) is dict.values
         children = dict.values if is_dict else lambda x: x.values()
-        return Container(children, iter, _mapping_rebuild)
+        return Container(children, iter, _rebuild_mapping)
     if issubclass(cls, tuple):
         rebuild = _tuple_rebuild(cls)
         if is_namedtuple(cls):
@@ -127,7 +127,7 @@ def with_attributes(cls: type, items: Container, has_tensors: Callable[[Any], bo
         return items
     own: frozenset[str] = frozenset()
     if is_dataclass(cls) and not issubclass(cls, (Mapping, tuple, MutableSequence, AbstractSet)):
-        own = frozenset({*_field_names(cls), *_cached_properties(cls)})
+        own = frozenset({*_field_names(cls), *_list_cached_properties(cls)})
     # Another class has its items in an attribute.
     has_storage = not own and not issubclass(cls, (dict, list, tuple, set, frozenset, deque))
 
@@ -179,7 +179,7 @@ def _is_storage(x: Any, known: set[int]) -> bool:
     return known.issuperset(map(id, x.values() if isinstance(x, dict) else x))
 
 
-def _cached_properties(cls: type) -> list[str]:
+def _list_cached_properties(cls: type) -> list[str]:
     return [
         name
         for base in cls.__mro__
@@ -198,7 +198,7 @@ def is_dataclass(cls: type) -> bool:
     return hasattr(cls, "__dataclass_fields__")
 
 
-def _mapping_rebuild(old: Any, new: list[Any]) -> Any:
+def _rebuild_mapping(old: Any, new: list[Any]) -> Any:
     if not isinstance(old, MutableMapping):
         return type(old)(dict(zip(old, new, strict=True)))
     # A shallow copy keeps the default factory, the order and the attributes of a subclass.
@@ -291,7 +291,7 @@ def _field_names(cls: type) -> tuple[str, ...]:
 
 
 def _dataclass_container(cls: type) -> Container:
-    names, cached = _field_names(cls), frozenset(_cached_properties(cls))
+    names, cached = _field_names(cls), frozenset(_list_cached_properties(cls))
 
     def labels(x: Any) -> list[str]:
         # A field with ``init=False`` and no default need not be there yet.

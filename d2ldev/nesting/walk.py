@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_not
 from typing import Any
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError, said
+from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
 from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
 from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind, Kinds
 
@@ -34,13 +34,13 @@ _MOST_PLACES = 100_000
 """How often containers may be found again in a nesting whose every place is named."""
 
 
-def joined(path: str, label: object) -> str:
+def join_path(path: str, label: object) -> str:
     """Return the name of the child ``label`` of the container with the name ``path``.
 
     >>> joined("layers", 0), joined("", "weight")
     ('layers.0', 'weight')
     """
-    return f"{path}.{said(label)}" if path else said(label)
+    return f"{path}.{text_of(label)}" if path else text_of(label)
 
 
 def every(
@@ -182,21 +182,21 @@ def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) 
     return Flattened(nestings, names, kinds, attempted)
 
 
-def mapped(function: Callable[[Any], Any], x: Any, kinds: Kinds, attempted: str) -> Any:
+def map_tensors(function: Callable[[Any], Any], x: Any, kinds: Kinds, attempted: str) -> Any:
     """Return a nesting with what a function makes of each tensor in it; see ``flatten``."""
     flat = flatten(x, kinds, attempted)
     return flat.unflatten({key: function(tensor) for key, tensor in flat.tensors.items()})
 
 
-def unmarked(x: Any, kinds: Kinds) -> Any:
+def unwrap_broadcasts(x: Any, kinds: Kinds) -> Any:
     """Return a nesting with the values of ``Broadcast`` in their places."""
     kind = kinds[type(x)]
     if isinstance(kind, Kind):
         return x
     if kind is BROADCAST:
-        return unmarked(x.value, kinds)
+        return unwrap_broadcasts(x.value, kinds)
     old = list(kind.children(x))
-    new = [unmarked(child, kinds) for child in old]
+    new = [unwrap_broadcasts(child, kinds) for child in old]
     return kind.rebuild(x, new) if any(map(is_not, new, old)) else x
 
 
@@ -342,8 +342,8 @@ def _places(
             )
         return
     entered[id(x)] = (x, True)
-    for label, child in labelled(x, kind, name, attempted):
-        yield from _places(child, kinds, joined(name, label), attempted, entered)
+    for label, child in label_children(x, kind, name, attempted):
+        yield from _places(child, kinds, join_path(name, label), attempted, entered)
     entered[id(x)] = (x, False)
 
 
@@ -395,12 +395,12 @@ def _leaves(
             "give each container once",
         )
     entered[id(x)] = (x, True)
-    for label, child in labelled(x, kind, path, attempted):
-        yield from _leaves(child, kinds, joined(path, label), attempted, entered, budget)
+    for label, child in label_children(x, kind, path, attempted):
+        yield from _leaves(child, kinds, join_path(path, label), attempted, entered, budget)
     entered[id(x)] = (x, False)
 
 
-def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[Any, Any]]:
+def label_children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[Any, Any]]:
     """Return what is in a container of this name, each with its key, index or field.
 
     Raises:
@@ -422,7 +422,7 @@ def container_refusal(
     name = type(x).__name__
     return UnsupportedValueError(
         attempted,
-        f"the {name} at {path or 'the top'} cannot be {what}: {said(error)}",
+        f"the {name} at {path or 'the top'} cannot be {what}: {text_of(error)}",
         f"d2ldev.register_container({name}, children, rebuild)",
     )
 

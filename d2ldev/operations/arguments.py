@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe, said, shown
+from d2ldev.errors import UnsupportedValueError, describe, quote, text_of
 
 MOST_ELEMENTS = 2**63 - 1
 """The most elements of a tensor: frameworks count them in 64 bits, and some abort beyond."""
@@ -49,7 +49,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
 
 
 def _shape_refusal(shape: object, problem: str) -> UnsupportedValueError:
-    attempted = f"make a tensor of shape {shown(shape)}"
+    attempted = f"make a tensor of shape {quote(shape)}"
     return UnsupportedValueError(attempted, problem, "backend.zeros((2, 3))")
 
 
@@ -163,6 +163,6 @@ def length_of(data: object, unknown: int) -> int:
     except (TypeError, ValueError) as error:
         raise UnsupportedValueError(
             f"go through {describe(data)}",
-            f"its length is none: {said(error)}",
+            f"its length is none: {text_of(error)}",
             "give its __len__ the number of batches, or leave it out",
         ) from error

@@ -13,7 +13,7 @@ from math import prod
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, shown
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, quote, text_of
 from d2ldev.framework import DeviceLike, DTypeLike, Framework, Shape, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices, values
@@ -67,15 +67,15 @@ def shape_of(x: Tensor, attempted: str, *, is_known: bool = True) -> tuple[int, 
         sizes = tuple(x.shape)
         if all(isinstance(size, int) or (size is None and not is_known) for size in sizes):
             return sizes
-        problem = f"its shape is {shown(sizes)}"
+        problem = f"its shape is {quote(sizes)}"
     except Exception as error:  # each kind of tensor says it in its own way
-        problem = f"it has no shape: {shown(said(error))}"
+        problem = f"it has no shape: {quote(text_of(error))}"
     raise UnsupportedValueError(
         attempted, problem, "give a dense tensor of a dtype in backend.dtype_names"
     )
 
 
-def made(
+def make_tensor(
     framework: Framework,
     make: Make,
     shape: Shape,
@@ -99,7 +99,7 @@ def made(
     except UnsupportedValueError:
         raise
     except Exception as error:
-        attempted = f"make a tensor of shape {shown(shape)}"
+        attempted = f"make a tensor of shape {quote(shape)}"
         fix = "backend.zeros((2, 3), dtype='float32'), of another shape or dtype"
         raise refusal(framework, error, attempted, native, fix) from error
 
@@ -110,7 +110,7 @@ def make_like(
     """Make a tensor of the shape of another one; see ``Backend.zeros_like``."""
     attempted = "make a tensor like another one"
     require_tensor(framework, x, attempted)
-    return made(framework, make, shape_of(x, attempted), dtype, device, x)
+    return make_tensor(framework, make, shape_of(x, attempted), dtype, device, x)
 
 
 def arange(
@@ -127,8 +127,8 @@ def arange(
         start, stop = 0, start
     dtype, native = destination(framework, "make a tensor", dtype, device, like)
     if not type(start) is type(stop) is type(step) is int:
-        attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
-        start, stop, step = (_counted(number, attempted) for number in (start, stop, step))
+        attempted = f"make the range from {quote(start)} to {quote(stop)} by {quote(step)}"
+        start, stop, step = (_as_number(number, attempted) for number in (start, stop, step))
     are_integers = type(start) is type(stop) is type(step) is int
     if dtype is None:
         dtype = _default_dtype(framework, int if are_integers else float)
@@ -143,14 +143,14 @@ def arange(
             for number in (start, numbers[-1]):
                 values.check_number(framework, number, dtype, "make a range of numbers")
             if max(-start, -stop, -step, start, stop, step) > _EXACT:
-                array = _counted_exactly(numbers)
+                array = _count_exactly(numbers)
                 if array is not None:
                     return framework.tensors.from_data(array, dtype, native)
         return framework.tensors.arange(start, stop, step, dtype, native)
     except UnsupportedValueError:
         raise
     except Exception as error:
-        attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
+        attempted = f"make the range from {quote(start)} to {quote(stop)} by {quote(step)}"
         fix = "backend.arange(0, 10, 2, dtype='int32'), with other numbers or another dtype"
         raise refusal(framework, error, attempted, native, fix) from error
 
@@ -161,7 +161,7 @@ def _landmarks(start: float, stop: float, step: float) -> list[float]:
     return [start + number * step for number in (0, min(1, last), last)]
 
 
-def _counted_exactly(numbers: range) -> NDArray[Any] | None:
+def _count_exactly(numbers: range) -> NDArray[Any] | None:
     """Return integers of 64 bits, which frameworks count in floats; None for others, and too many.
 
     Made on the host: no framework has exact arithmetic for all of them on its devices.
@@ -187,7 +187,7 @@ def full(
     like: Tensor,
 ) -> Tensor:
     """Make a tensor filled with a number; see ``Backend.full``."""
-    return made(framework, _filler(framework, value), shape, dtype, device, like)
+    return make_tensor(framework, _filler(framework, value), shape, dtype, device, like)
 
 
 def full_like(
@@ -244,7 +244,7 @@ def random(
     except UnsupportedValueError:
         raise
     except Exception as error:
-        attempted = f"make a random tensor of shape {shown(shape)} with seed {shown(seed)}"
+        attempted = f"make a random tensor of shape {quote(shape)} with seed {quote(seed)}"
         fix = "backend.rand((2, 3), seed=0, dtype='float32'): an integer seed, and a float dtype"
         raise refusal(framework, error, attempted, native, fix) from error
 
@@ -273,7 +273,7 @@ def asarray(
         if type(obj) in _NUMBERS:
             native_dtype = _dtype_of_number(framework, obj, native_dtype, attempted)
             return framework.tensors.from_data(obj, native_dtype, native)
-        array, native_dtype = _checked_array(framework, obj, native_dtype, attempted)
+        array, native_dtype = _check_array(framework, obj, native_dtype, attempted)
         return framework.tensors.from_data(array, native_dtype, native)
     except UnsupportedValueError as error:
         if hasattr(obj, "__array__"):
@@ -295,7 +295,7 @@ def dtype(framework: Framework, spec: DTypeLike) -> Any:
             return each
     fix = tensors.dtype_fix(name or "")
     raise UnsupportedValueError(
-        f"use {shown(spec)} as a dtype",
+        f"use {quote(spec)} as a dtype",
         f"{framework.name} has no such dtype{' now' if fix else ''}",
         f"{fix}{', or ' if fix else ''}one of {', '.join(tensors.dtype_names)}",
     )
@@ -317,7 +317,7 @@ def destination(
             dtype_spec = framework.tensors.dtype_of(like)
     native_dtype = None if dtype_spec is None else dtype(framework, dtype_spec)
     place = devices.current(framework) if device is None else device
-    place = devices.existing(framework, place, attempted)
+    place = devices.resolve(framework, place, attempted)
     return native_dtype, devices.native(framework, place, attempted)
 
 
@@ -329,13 +329,13 @@ def refusal(
         return devices.out_of_memory(framework, error, attempted, native)
     return UnsupportedValueError(
         attempted,
-        f"{framework.name} says: {type(error).__name__}: {said(error)}",
+        f"{framework.name} says: {type(error).__name__}: {text_of(error)}",
         fix,
         [framework.devices.from_native(native)],
     )
 
 
-def _counted(number: Any, attempted: str) -> int | float:
+def _as_number(number: Any, attempted: str) -> int | float:
     """Return a number of a range as Python's, also one of NumPy's or a scalar tensor."""
     try:
         if isinstance(number, (str, bytes, bytearray)):  # which ``float`` would read
@@ -369,7 +369,7 @@ def _dtype_of_number(framework: Framework, number: Any, dtype: Any, attempted: s
     return dtype
 
 
-def _checked_array(
+def _check_array(
     framework: Framework, obj: Any, native_dtype: Any, attempted: str
 ) -> tuple[NDArray[Any], Any]:
     """Return data as a NumPy array that can be taken, and the native dtype; None is the array's."""
@@ -382,7 +382,7 @@ def _checked_array(
     except Exception as error:  # ragged lists, and whatever an ``__array__`` raises
         raise UnsupportedValueError(
             attempted,
-            f"NumPy makes no array of {describe(obj)} {said(error)}",
+            f"NumPy makes no array of {describe(obj)} {text_of(error)}",
             "pad a ragged list to one length, or make a tensor of each row",
         ) from error
     classes = _classes_in(obj) if isinstance(obj, _SEQUENCES) else {type(obj)}

@@ -23,11 +23,11 @@ from d2ldev.errors import (
     OutOfDeviceMemoryError,
     PackageNotInstalledError,
     describe,
-    said,
+    text_of,
     warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Memory
-from d2ldev.scopes import traced_as
+from d2ldev.scopes import trace_as
 
 
 def all_devices(framework: Framework) -> list[Device]:
@@ -35,7 +35,7 @@ def all_devices(framework: Framework) -> list[Device]:
     return [CPU, *(gpu(i) for i in range(framework.num_gpus()))]
 
 
-def parsed(framework: Framework, spec: DeviceLike) -> Device:
+def parse(framework: Framework, spec: DeviceLike) -> Device:
     """Return the ``Device`` for a device in any spelling; see ``Backend.device``."""
     if isinstance(spec, Device):
         return spec
@@ -52,7 +52,7 @@ def parsed(framework: Framework, spec: DeviceLike) -> Device:
     return device
 
 
-def together(framework: Framework, specs: Sequence[DeviceLike], attempted: str) -> list[Device]:
+def resolve_all(framework: Framework, specs: Sequence[DeviceLike], attempted: str) -> list[Device]:
     """Return existing devices for any spellings, each of them once.
 
     Args:
@@ -65,7 +65,7 @@ def together(framework: Framework, specs: Sequence[DeviceLike], attempted: str) 
         DeviceUnavailableError: if this machine does not have one.
     """
     is_list = isinstance(specs, (list, tuple))
-    found = [existing(framework, spec, attempted) for spec in specs] if is_list else []
+    found = [resolve(framework, spec, attempted) for spec in specs] if is_list else []
     if not found or len(set(found)) < len(found):
         raise InvalidDeviceError(
             f"{attempted} on {describe(specs)}",
@@ -75,7 +75,7 @@ def together(framework: Framework, specs: Sequence[DeviceLike], attempted: str) 
     return found
 
 
-def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
+def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
     """Return an existing device for any spelling, which is remembered.
 
     Args:
@@ -91,11 +91,11 @@ def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
         return framework.known_devices[spec]
     except Exception:  # noqa: S110
         pass  # unknown so far, or not hashable
-    device = parsed(framework, spec)
+    device = parse(framework, spec)
     if device is not CPU and device.index >= (count := framework.num_gpus()):
         raise DeviceUnavailableError(
             f"{attempted} on {device}",
-            f"{framework.name} has {gpus_in_words(count)} here{asked_for_too_late(device.index)}",
+            f"{framework.name} has {gpus_in_words(count)} here{explain_late_request(device.index)}",
             f"use one that exists: backend.try_gpu({device.index}) is cpu here",
             all_devices(framework),
         )
@@ -109,15 +109,15 @@ def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
 
 
 def native(framework: Framework, device: Device, attempted: str) -> Any:
-    """Return the framework's own object for a device; see ``existing``."""
+    """Return the framework's own object for a device; see ``resolve``."""
     found = framework.known_natives.get(device)
     if found is None:
-        existing(framework, device, attempted)
+        resolve(framework, device, attempted)
         found = framework.known_natives[device]
     return found
 
 
-def asked_for_too_late(index: int) -> str:
+def explain_late_request(index: int) -> str:
     """Return a clause for an error if the virtual GPU was asked for too late; empty otherwise."""
     with suppress(InvalidDeviceError):
         number = settings.virtual_gpus()
@@ -131,7 +131,7 @@ def _current_traced(framework: Framework) -> Device:
     return CPU if device is None else device
 
 
-@traced_as(_current_traced)
+@trace_as(_current_traced)
 def current(framework: Framework) -> Device:
     """Return the device of the innermost ``on``, else the CPU."""
     device = framework.scope.value.get()
@@ -141,7 +141,7 @@ def current(framework: Framework) -> Device:
 @contextmanager
 def on(framework: Framework, device: DeviceLike) -> Iterator[Device]:
     """Make a device the place where tensors are created, for a block; see ``Backend.on``."""
-    place = existing(framework, device, "make tensors")
+    place = resolve(framework, device, "make tensors")
     attempted = f"end the block of backend.on({str(place)!r})"
     entered = framework.contexts.enter(partial(framework.devices.scope, place))
     try:
@@ -161,7 +161,7 @@ def out_of_memory(
     device = framework.devices.from_native(native)
     return OutOfDeviceMemoryError(
         attempted,
-        f"{device} has too little free memory: {said(error)}",
+        f"{device} has too little free memory: {text_of(error)}",
         "use a smaller batch, or free tensors; backend.memory(device) shows the memory",
         [device],
     )
@@ -203,11 +203,11 @@ def memory_of_the_machine() -> int | None:
         return None
 
 
-def chosen(framework: Framework, device: DeviceLike, attempted: str) -> Iterable[Device]:
+def resolve_or_all(framework: Framework, device: DeviceLike, attempted: str) -> Iterable[Device]:
     """Return the one device that was asked for; all of them for None."""
     if device is None:
         return all_devices(framework)
-    return [existing(framework, device, attempted)]
+    return [resolve(framework, device, attempted)]
 
 
 # -- the memory that a framework takes at the start -------------------------------------------

@@ -307,7 +307,7 @@ class Whole:
     def _name_of(self, x: Any) -> str:
         return self._flat.name_of(x) or "the top"
 
-    def _described(self, x: Any) -> str:
+    def _describe(self, x: Any) -> str:
         return f"{self._name_of(x)} is a {type(x).__name__} of {len(x)}"
 
     def _lengths_refusal(self, tensors: dict[int, Tensor]) -> UnsupportedValueError:
@@ -323,12 +323,12 @@ class Whole:
         self, tensors: dict[int, Tensor], sequences: list[Any]
     ) -> UnsupportedValueError:
         if not tensors:
-            problem = " and ".join(map(self._described, sequences))
+            problem = " and ".join(map(self._describe, sequences))
             problem += ", and no number of examples fits all of them"
         else:
             (n,) = tensors
             wrong = next(x for x in sequences if not self._fits(x, n))
-            problem = f"{self._described(wrong)}, and the batch has {n} examples"
+            problem = f"{self._describe(wrong)}, and the batch has {n} examples"
             if len(wrong) == n:
                 problem += ": it has no order"
         return UnsupportedValueError(
@@ -338,7 +338,7 @@ class Whole:
     def _choice_refusal(self, x: Any) -> UnsupportedValueError:
         return UnsupportedValueError(
             self._attempted,
-            f"{self._described(x)}, which may be {len(x)} examples, or {len(x)} fields with the "
+            f"{self._describe(x)}, which may be {len(x)} examples, or {len(x)} fields with the "
             "examples of the batch in each",
             "one tensor of the examples, such as a stack of images; or a dict of the fields",
         )

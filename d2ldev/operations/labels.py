@@ -112,12 +112,12 @@ def check(framework: Framework, learner: Learner) -> Learner:
     """Let a learner look at the labels of each batch; return it."""
     if has_labels(learner.settings):
         vars(learner)["_watch"] = _Watch(framework)
-        learner.__class__ = _looking(type(learner))
+        learner.__class__ = _make_looking_class(type(learner))
     return learner
 
 
 @lru_cache(maxsize=64)
-def _looking(cls: type[Learner]) -> type[Learner]:
+def _make_looking_class(cls: type[Learner]) -> type[Learner]:
     """Return a class of learners that look at the labels of their batches."""
 
     def looking(name: str) -> Callable[..., Any]:

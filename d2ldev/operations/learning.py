@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LEARNING_RATE = 0.01
 
 
-def completed(
+def complete(
     framework: Framework,
     model: Any,
     settings: Settings,
@@ -78,7 +78,7 @@ def completed(
             f"optimizer='sgd', lr={lr}, or leave lr out",
         )
     rate = _LEARNING_RATE if lr is None else lr
-    checked = framework.checked(settings._replace(loss=loss, optimizer=optimizer, lr=rate))
+    checked = framework.check_settings(settings._replace(loss=loss, optimizer=optimizer, lr=rate))
     if not is_trained:
         of_training = {
             "optimizer": optimizer is not None,
@@ -108,7 +108,7 @@ def learner(
     Args:
         framework: whose model it is.
         model: placed already.
-        settings: those that ``completed`` returned.
+        settings: those that ``complete`` returned.
         devices: those that train it together; none is the one where the model is.
         group: the processes that train it together.
 
@@ -126,7 +126,7 @@ def learner(
     if group is not None:
         from d2ldev.operations.processes import check_devices  # only a launch needs it
 
-        tensors = placing.named_tensors(framework, model)
+        tensors = placing.list_named_tensors(framework, model)
         places = devices or [framework.tensors.device_of(x) for _, x in tensors]
         check_devices(framework, group, places)
         return labels.check(framework, framework.parallel.learner_of_group(model, settings, group))

@@ -37,9 +37,9 @@ class LiveTensor(NamedTuple):
 
 def live_tensors(framework: Framework, device: DeviceLike) -> list[LiveTensor]:
     """Return the tensors that are still there, the largest first; see ``Backend.live_tensors``."""
-    wanted = None if device is None else devices.existing(framework, device, "look for tensors")
+    wanted = None if device is None else devices.resolve(framework, device, "look for tensors")
     folders = _folders(framework)
-    found = (_described(framework, x, wanted, folders) for x in framework.tensors.live())
+    found = (_describe(framework, x, wanted, folders) for x in framework.tensors.live())
     return sorted(filter(None, found), key=lambda live: -live.nbytes)
 
 
@@ -52,7 +52,7 @@ def _folders(framework: Framework) -> tuple[str, ...]:
     return tuple(file.removesuffix("__init__.py") for file in files)
 
 
-def _described(
+def _describe(
     framework: Framework, x: Tensor, wanted: Device | None, folders: tuple[str, ...]
 ) -> LiveTensor | None:
     """Return what is said of a tensor; None if it is elsewhere, or has no bytes."""
@@ -65,10 +65,10 @@ def _described(
         dtype, nbytes = tensors.dtype_of(x), tensors.nbytes(x)
     except Exception:  # it is only traced, or has no memory yet: each says so in its own way
         return None
-    return LiveTensor(type(x).__name__, shape, dtype, nbytes, device, _made(x, folders))
+    return LiveTensor(type(x).__name__, shape, dtype, nbytes, device, _trace_origin(x, folders))
 
 
-def _made(x: Tensor, folders: tuple[str, ...]) -> tuple[str, ...]:
+def _trace_origin(x: Tensor, folders: tuple[str, ...]) -> tuple[str, ...]:
     """Return the lines that made an object, as far as Python has traced them, to the user's own."""
     if not tracemalloc.is_tracing():
         return ()

@@ -48,11 +48,11 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
 def operands_of(
     framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
 ) -> list[Operand]:
-    """Return the names and devices of the tensors among the arguments; see ``located``."""
-    return [(name, device) for name, _, device in located(framework, arguments, keywords)]
+    """Return the names and devices of the tensors among the arguments; see ``locate_tensors``."""
+    return [(name, device) for name, _, device in locate_tensors(framework, arguments, keywords)]
 
 
-def located(
+def locate_tensors(
     framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
 ) -> list[tuple[str, Tensor, Device]]:
     """Return the tensors among the arguments of an operation: name, tensor, device.

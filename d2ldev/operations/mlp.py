@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError, said, shown
+from d2ldev.errors import UnsupportedValueError, quote, text_of
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.options import ACTIVATIONS, problem_of
@@ -30,9 +30,9 @@ def mlp(
     may divide by multiplying.
     """
     framework.require("mlp", "make an MLP")
-    numbers, first_seed = _checked(sizes, activation, seed)
+    numbers, first_seed = _check(sizes, activation, seed)
     place = devices.current(framework) if device is None else device
-    place = devices.existing(framework, place, "make an MLP")
+    place = devices.resolve(framework, place, "make an MLP")
     kernels, biases = [], []
     for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
         shape = framework.models.kernel_shape(n_in, n_out)
@@ -40,22 +40,24 @@ def mlp(
         with devices.on(framework, CPU):  # where TensorFlow computes
             kernels.append((2 * uniform - 1) / math.sqrt(n_in))
         zeros = framework.tensors.zeros
-        biases.append(creation.made(framework, zeros, (n_out,), "float32", place, None))
+        biases.append(creation.make_tensor(framework, zeros, (n_out,), "float32", place, None))
     if place is not CPU:
         copy_all = framework.tensors.copy_all
-        kernels = moving.copied(framework, copy_all, kernels, place, f"make an MLP on {place}")
+        kernels = moving.copy_or_raise(
+            framework, copy_all, kernels, place, f"make an MLP on {place}"
+        )
     layers = list(zip(kernels, biases, strict=True))
-    return placing.settled(framework, framework.models.mlp(layers, activation), place)
+    return placing.settle(framework, framework.models.mlp(layers, activation), place)
 
 
-def _checked(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int], int]:
+def _check(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int], int]:
     """Return the sizes and the seed as integers of Python's."""
     problem = ""
     try:
         numbers = [operator.index(size) for size in itertools.islice(sizes, _MOST_SIZES + 1)]
         number = operator.index(seed)
     except Exception as error:  # whatever a value's own ``__index__`` raises
-        numbers, number, problem = [], 0, said(error)
+        numbers, number, problem = [], 0, text_of(error)
     if isinstance(sizes, (str, bytes)) or len(numbers) < 2 or min(numbers) < 1:
         problem = problem or "it takes two sizes at least, which count from 1"
     elif len(numbers) > _MOST_SIZES:
@@ -64,7 +66,7 @@ def _checked(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int
         problem = f"of the activation: {problem}"
     if problem:
         raise UnsupportedValueError(
-            f"make an MLP of sizes {shown(sizes)} with {shown(activation)} and seed {shown(seed)}",
+            f"make an MLP of sizes {quote(sizes)} with {quote(activation)} and seed {quote(seed)}",
             problem,
             "net = backend.mlp([20, 64, 1], activation='relu', seed=0)",
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
 from d2ldev.framework import DeviceLike, DTypeLike, Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
@@ -28,16 +28,16 @@ CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
 
 def to(framework: Framework, x: Any, target: Device) -> Any:
     """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
-    device_of = framework.tensors.committed_device_of
+    device_of = framework.tensors.device_committed_to
     try:
         if every((x,), framework.kinds, device_of, target, [10_000]):
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return moved(framework, x, target, framework.tensors.move_all)
+    return move(framework, x, target, framework.tensors.move_all)
 
 
-def moved(
+def move(
     framework: Framework,
     x: Any,
     target: Device,
@@ -54,16 +54,16 @@ def moved(
         tensors: what ``plain_tensors`` returned for ``x``, if it was asked already.
     """
     attempted = _moving_a_batch[target]
-    device_of = framework.tensors.committed_device_of
+    device_of = framework.tensors.device_committed_to
     if tensors is None:
         tensors = plain_tensors(x, framework.kinds)
-    stays = staying_on_host(framework, target)
+    stays = select_host_rule(framework, target)
     if tensors is not None:
         are_there = [device_of(tensor) is target or stays(tensor) for tensor in tensors]
         if all(are_there):
             return x
         if not any(are_there):
-            new = copied(framework, copy_all, tensors, target, attempted)
+            new = copy_or_raise(framework, copy_all, tensors, target, attempted)
             return with_tensors(x, framework.kinds, iter(new))
     flat = flatten(x, framework.kinds, attempted)
     elsewhere = {
@@ -74,15 +74,15 @@ def moved(
     by_themselves = _that_move(framework, flat)
     changed = _tensors_of_data(framework, flat, target, attempted) if flat.others else {}
     if elsewhere:
-        new = copied(framework, copy_all, list(elsewhere.values()), target, attempted)
+        new = copy_or_raise(framework, copy_all, list(elsewhere.values()), target, attempted)
         changed.update(zip(elsewhere, new, strict=True))
     # Last: one that moves in place has moved when anything else fails.
     for key, leaf in by_themselves.items():
-        changed[key] = _moved_by_itself(framework, leaf, target, attempted, flat)
+        changed[key] = _move_by_itself(framework, leaf, target, attempted, flat)
     return flat.unflatten(changed)
 
 
-def staying_on_host(framework: Framework, target: Device) -> Callable[[Tensor], bool]:
+def select_host_rule(framework: Framework, target: Device) -> Callable[[Tensor], bool]:
     """Return a function that tells whether a tensor does not go to a device, but to the host."""
     return _goes if target is CPU else framework.tensors.stays_on_host
 
@@ -130,7 +130,7 @@ def _that_move(framework: Framework, flat: Flattened) -> dict[int, Any]:
     return found
 
 
-def _moved_by_itself(
+def _move_by_itself(
     framework: Framework, x: Any, device: Device, attempted: str, flat: Flattened
 ) -> Any:
     """Return what an object's own method makes of it on a device; None means that it is moved."""
@@ -147,7 +147,7 @@ def _moved_by_itself(
         raise UnsupportedValueError(
             attempted,
             f"{name}.{method}({native!s}) at {flat.name_of(x) or 'the top'} raised "
-            f"{type(error).__name__}: {said(error)}",
+            f"{type(error).__name__}: {text_of(error)}",
             f"take it out of the batch, or d2ldev.register_container({name}, children, rebuild)",
         ) from error
     return x if made is None else made
@@ -168,7 +168,7 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
     if plain is not None:
         places = {target} if target is not None else set(map(device_of, plain))
         if len(places) == 1:
-            new = copied(framework, copy_all, plain, places.pop(), attempted)
+            new = copy_or_raise(framework, copy_all, plain, places.pop(), attempted)
             return with_tensors(x, framework.kinds, iter(new))
     flat = flatten(x, framework.kinds, attempted)
     changed: dict[int, Any] = {}
@@ -183,12 +183,12 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
         there = tensors
         if len(places) > 1:
             there = {key: x for key, x in tensors.items() if device_of(x) is place}
-        new = copied(framework, copy_all, list(there.values()), place, attempted)
+        new = copy_or_raise(framework, copy_all, list(there.values()), place, attempted)
         changed.update(zip(there, new, strict=True))
     return flat.unflatten(changed)
 
 
-def converted(
+def convert(
     framework: Framework,
     x: Tensor,
     dtype_spec: DTypeLike | None,
@@ -204,7 +204,7 @@ def converted(
     wanted = None if dtype_spec is None else creation.dtype(framework, dtype_spec)
     is_of_dtype = wanted is None or wanted is tensors.dtype(tensors.dtype_of(x))
     if copies is not None and not copies:
-        target = None if device is None else devices.existing(framework, device, "make a tensor")
+        target = None if device is None else devices.resolve(framework, device, "make a tensor")
         if is_of_dtype and (target is None or tensors.device_of(x) is target):
             return x if target is None else to(framework, x, target)
         raise UnsupportedValueError(
@@ -214,10 +214,10 @@ def converted(
         )
     is_new = False
     if device is not None:
-        target = devices.existing(framework, device, "move a tensor")
+        target = devices.resolve(framework, device, "move a tensor")
         is_new = tensors.device_of(x) is not target
-        if tensors.committed_device_of(x) is not target:
-            x = copied(framework, tensors.move, x, target, moving_a_tensor[target])
+        if tensors.device_committed_to(x) is not target:
+            x = copy_or_raise(framework, tensors.move, x, target, moving_a_tensor[target])
     if is_of_dtype:
         return copy(framework, x, None) if copies and not is_new else x
     try:
@@ -248,14 +248,14 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
     """Return a tensor on the memory of another framework's; see ``Backend.from_dlpack``."""
     attempted = "take over the memory of a tensor"
     framework.require("dlpack", attempted)
-    target = None if device is None else devices.existing(framework, device, attempted)
+    target = None if device is None else devices.resolve(framework, device, attempted)
     try:
         own = framework.kinds[type(x)] is TENSOR
-        shared = framework.tensors.from_dlpack(x if own else _exported(x))
+        shared = framework.tensors.from_dlpack(x if own else _export(x))
     except D2LDevError:
         raise
     except Exception as error:
-        if not hasattr(_exported(x), "__dlpack__"):
+        if not hasattr(_export(x), "__dlpack__"):
             foreign = of_another_backend(framework, attempted, x)
             if foreign is not None:
                 raise foreign from error
@@ -263,7 +263,7 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
             return to(framework, x, target or CPU)  # its values are read in another way
         raise UnsupportedValueError(
             f"take over the memory of {describe(x)}",
-            f"{type(error).__name__}: {said(error)}",
+            f"{type(error).__name__}: {text_of(error)}",
             "copy instead: backend.from_dlpack(x, copy=True)",
         ) from error
     place = framework.tensors.device_of(shared)
@@ -278,7 +278,7 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
             "leave copy out: backend.from_dlpack(x, device=device)",
             [place, target],
         )
-    made = copied(framework, framework.tensors.copy, shared, target, moving_a_tensor[target])
+    made = copy_or_raise(framework, framework.tensors.copy, shared, target, moving_a_tensor[target])
     if not own:
         # The owner of the memory may write to it as soon as this returns.
         for each in {place, target}:
@@ -302,7 +302,7 @@ class _Moving(dict[Device, str]):
 moving_a_tensor, _moving_a_batch = _Moving("a tensor"), _Moving("a batch")
 
 
-def copied(
+def copy_or_raise(
     framework: Framework,
     copy: Callable[[Any, Any], Any],
     x: Any,
@@ -422,7 +422,7 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
     fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
     if framework.kinds[type(x)] is OBJECT:
         fix = "model = backend.place(model, device) moves models and optimizers"
-    elif hasattr(_exported(x), "__dlpack__") and type(x).__module__ != "numpy":
+    elif hasattr(_export(x), "__dlpack__") and type(x).__module__ != "numpy":
         fix = "x = backend.from_dlpack(x) takes over another framework's tensor"
         if foreign := of_another_backend(framework, attempted, x, name, fix=fix):
             return foreign
@@ -436,11 +436,11 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
 
 
 def _is_on_the_host(x: Any) -> bool:
-    kind, _ = _exported(x).__dlpack_device__()
+    kind, _ = _export(x).__dlpack_device__()
     return int(kind) == ON_CPU
 
 
-def _exported(x: Any) -> Any:
+def _export(x: Any) -> Any:
     """Return the object with ``__dlpack__`` for a value: itself, or its backend's substitute."""
     if hasattr(x, "__dlpack__"):
         return x

@@ -16,7 +16,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Sharded
 from d2ldev.framework.training import bounds, shard_refusal
 from d2ldev.nesting.kinds import OBJECT
-from d2ldev.nesting.walk import flatten, unmarked
+from d2ldev.nesting.walk import flatten, unwrap_broadcasts
 from d2ldev.operations import moving, placing
 from d2ldev.operations.examples import Whole
 
@@ -100,7 +100,7 @@ def _parts(
         share = count / whole.length if whole.length else 0.0
         there = moving.to(framework, operands, device)
         if whole.has_marks:
-            there = unmarked(there, framework.kinds)
+            there = unwrap_broadcasts(there, framework.kinds)
         parts.append(Part(there, count, share))
     return parts
 
@@ -139,7 +139,7 @@ class PartSampler:
 
 
 class ShardedLoader:
-    """What comes first among the bases of a loader that ``sharded_copy`` returns.
+    """What comes first among the bases of a loader that ``shard_copy`` returns.
 
     It shares workers and whatever a user has added with the other loader, which lives as long and
     ends them.
@@ -159,7 +159,7 @@ class ShardedLoader:
         """Leave out that of the other loader, which needs what both share."""
 
 
-def sharded_copy(loader: Any, known: type, parts: PartSampler, **attributes: Any) -> Any:
+def shard_copy(loader: Any, known: type, parts: PartSampler, **attributes: Any) -> Any:
     """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
 
     It has the class of the other loader, with all that a user has added, and its attributes.

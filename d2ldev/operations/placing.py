@@ -19,12 +19,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from d2ldev.device import Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, warn
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
 from d2ldev.framework import DeviceLike, Framework, Models, NoTensor, Part, Put
 from d2ldev.framework.models import optimizer_refusal
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
 from d2ldev.nesting.objects import Keeper
-from d2ldev.nesting.walk import depth_refusal, every, flatten_all, joined, leaves
+from d2ldev.nesting.walk import depth_refusal, every, flatten_all, join_path, leaves
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend, whose_object
 
@@ -182,7 +182,7 @@ class Search:
                     self.attempted, f"{where} {lacking.problem}", lacking.fix
                 )
 
-    def unsaved(self) -> list[str]:
+    def find_unsaved(self) -> list[str]:
         """Return the names in ``foreign``, and of the tensors in ``fixed``, that no file has."""
         known = {id(x) for _, x in self.entries}
         return [
@@ -194,10 +194,10 @@ class Search:
             ),
         ]
 
-    def remade(self) -> set[str]:
-        """Return the names of what objects make anew before each call; see ``Models.remade``."""
-        names = self.framework.models.remade
-        return {joined(self._seen[id(obj)], name) for obj in self.objects for name in names(obj)}
+    def find_remade(self) -> set[str]:
+        """Return the names of what objects make anew; see ``Models.find_remade``."""
+        names = self.framework.models.find_remade
+        return {join_path(self._seen[id(obj)], name) for obj in self.objects for name in names(obj)}
 
     def whole_with(self, name: str) -> Any:
         """Return the object of ``whole_types`` that something of this name is in, if one is."""
@@ -267,7 +267,7 @@ class Search:
         for name, kept in self._fixing:
             for part_name, inner, _, _ in kept:
                 if self._kinds[type(inner)] is not PLAIN:
-                    self._fix(joined(name, part_name), inner, 1)
+                    self._fix(join_path(name, part_name), inner, 1)
 
     def _fix(self, name: str, value: Any, level: int) -> None:
         """Add what a value keeps that is found in what cannot be changed."""
@@ -288,7 +288,7 @@ class Search:
                     self._note("unsearched", path)
                 continue
             for part_name, inner, _, _ in parts:
-                self._fix(joined(path, part_name), inner, level + 1)
+                self._fix(join_path(path, part_name), inner, level + 1)
 
     def _add_attached(self) -> None:
         """Add what is attached to the tensors that were found, each once, and scratch memory."""
@@ -296,16 +296,16 @@ class Search:
         if self.objects and type(models).scratch is not Models.scratch:
             for obj in self.objects:
                 for part_name, inner, _, _ in models.scratch(obj):
-                    self.entries.append((joined(self._seen[id(obj)], part_name), inner))
-        if type(models).attached is Models.attached:
+                    self.entries.append((join_path(self._seen[id(obj)], part_name), inner))
+        if type(models).list_attached is Models.list_attached:
             return
-        attached = models.attached
+        attached = models.list_attached
         once: dict[int, tuple[str, Any]] = {}
         for entry in self.entries:
             once.setdefault(id(entry[1]), entry)
         for name, x in once.values():
             for part_name, inner, put, key in attached(x):
-                full_name = joined(name, part_name)
+                full_name = join_path(name, part_name)
                 self.entries.append((full_name, inner))
                 if put is not None:
                     self.parts.append((full_name, inner, put, key))
@@ -314,7 +314,7 @@ class Search:
         where = f" at {name}" if name else ""
         return UnsupportedValueError(
             self.attempted,
-            f"the {type(value).__name__}{where} cannot be looked through: {said(error)}",
+            f"the {type(value).__name__}{where} cannot be looked through: {text_of(error)}",
             "make it whole first: super().__init__() in its __init__",
         )
 
@@ -358,12 +358,14 @@ class Inventory(Search):
     ) -> None:
         super().__init__(framework, obj, attempted, is_saved=True)
         self.unlisted: set[str] = set()
-        """The names of tensors that are not needed; see ``Models.unlisted``."""
+        """The names of tensors that are not needed; see ``Models.find_unlisted``."""
         self.without_values: dict[int, Any] = {}
         """Those of them that have no values, by their ids, which are no entries."""
         models = framework.models
         for each in self.objects:
-            self._note_unlisted(self._seen[id(each)], models.parts(each), models.unlisted(each))
+            self._note_unlisted(
+                self._seen[id(each)], models.parts(each), models.find_unlisted(each)
+            )
         for name, parts in self._others:
             self._note_unlisted(name, parts, None)
         if self.unlisted or self.without_values:
@@ -397,12 +399,12 @@ class Inventory(Search):
 
 def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
     """Move everything that ``obj`` holds to a device; see ``Backend.place``."""
-    target = devices.existing(framework, device, "place a model")
-    with framework.models.placing(target):
-        return _placed(framework, obj, target, f"place {type(obj).__name__} on {target}")
+    target = devices.resolve(framework, device, "place a model")
+    with framework.models.place_context(target):
+        return _place(framework, obj, target, f"place {type(obj).__name__} on {target}")
 
 
-def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> Any:
+def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> Any:
     models = framework.models
     search = Search(framework, obj, attempted)
     try:
@@ -419,8 +421,8 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         _settle(search, device)
         return obj
 
-    apart = _coming_apart(search, obj, elsewhere)
-    news = moving.copied(framework, framework.tensors.move_all, elsewhere, device, attempted)
+    apart = _find_broken_ties(search, obj, elsewhere)
+    news = moving.copy_or_raise(framework, framework.tensors.move_all, elsewhere, device, attempted)
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
     for old, new in zip(elsewhere, news, strict=True):
@@ -456,22 +458,22 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
 
 def _elsewhere(search: Search, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
-    device_of = search.framework.tensors.committed_device_of
+    device_of = search.framework.tensors.device_committed_to
     found = [x for _, x in search.entries if device_of(x) is not device]
     if not found:
         return found
-    stays = moving.staying_on_host(search.framework, device)
+    stays = moving.select_host_rule(search.framework, device)
     return [x for x in {id(x): x for x in found}.values() if not stays(x)]
 
 
-def settled(framework: Framework, obj: Any, device: Device) -> Any:
+def settle(framework: Framework, obj: Any, device: Device) -> Any:
     """Return a new model, each object of which was adapted to its device."""
     if type(framework.models).settle is not Models.settle:
         _settle(Search(framework, obj, "make a model"), device)
     return obj
 
 
-def _coming_apart(search: Search, obj: Any, elsewhere: Sequence[Any]) -> list[tuple[str, str]]:
+def _find_broken_ties(search: Search, obj: Any, elsewhere: Sequence[Any]) -> list[tuple[str, str]]:
     """Return the names of pairs of tensors whose copies do not share the memory that they share.
 
     Raises:
@@ -494,7 +496,7 @@ def _coming_apart(search: Search, obj: Any, elsewhere: Sequence[Any]) -> list[tu
                 "would come apart",
                 "make the view in forward(), or use one parameter under both names",
             )
-    remade = checked.remade()
+    remade = checked.find_remade()
     return [(other, name) for _, name, _, other in found if remade.isdisjoint((name, other))]
 
 
@@ -518,7 +520,7 @@ def _tell_what_stays(
         device: where it is placed.
         moved: the ids of the tensors that stay the same objects, and move.
         elsewhere: the tensors that move.
-        apart: what ``_coming_apart`` returned.
+        apart: what ``_find_broken_ties`` returned.
 
     Raises:
         UnsupportedValueError: if it is a tensor of an optimizer, which could take no step then.
@@ -549,7 +551,7 @@ def _tell_what_stays(
     news = [(name, text) for name, text in found if f"{name} {text}" not in told]
     if not news:
         return
-    lines = [f"  {joined(cls.__name__, name)} {text}" for name, text in news[:_SHOWN]]
+    lines = [f"  {join_path(cls.__name__, name)} {text}" for name, text in news[:_SHOWN]]
     more = [f"  and {len(news) - _SHOWN} more"] if len(news) > _SHOWN else []
     beginning = f"place {cls.__name__} on {device} leaves behind what it cannot move:"
     fix = "  fix: keep tensors in attributes of the model, and ask backend.device_of(x)"
@@ -577,7 +579,7 @@ def placement(framework: Framework, obj: Any) -> dict[str, Device]:
     search = Search(framework, obj, attempted)
     try:
         places = {name: device_of(x) for name, x in search.entries}
-    except UnsupportedValueError:  # one without values: see ``_placed``
+    except UnsupportedValueError:  # one without values: see ``_place``
         search = Inventory(framework, obj, attempted)
         places = {name: device_of(x) for name, x in search.entries}
     for name, x in search.fixed:
@@ -598,7 +600,7 @@ class NamedTensors(dict[str, Any]):
     """Tensors by their names.
 
     Attributes:
-        unlisted: the names of those that are not needed; see ``Models.unlisted``.
+        unlisted: the names of those that are not needed; see ``Models.find_unlisted``.
     """
 
     def __init__(self, inventory: Inventory) -> None:
@@ -606,7 +608,7 @@ class NamedTensors(dict[str, Any]):
         self.unlisted = frozenset(inventory.unlisted)
 
 
-def named_tensors(
+def list_named_tensors(
     framework: Framework,
     obj: Any,
     attempted: str = "list the tensors of an object",
@@ -617,9 +619,9 @@ def named_tensors(
     return Inventory(framework, obj, attempted, is_saved=is_saved).entries
 
 
-def listed_tensors(
+def list_needed_tensors(
     framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
 ) -> list[tuple[str, Any]]:
-    """Return the tensors that an object needs, with their names; see ``Models.unlisted``."""
+    """Return the tensors that an object needs, with their names; see ``Models.find_unlisted``."""
     inventory = Inventory(framework, obj, attempted, is_saved=is_saved)
     return [(name, x) for name, x in inventory.entries if name not in inventory.unlisted]

@@ -25,7 +25,7 @@ def prefetch(
     framework: Framework, batches: Iterable[Any], device: DeviceLike, depth: int
 ) -> Generator[Any, None, None]:
     """Move batches to a device ahead of their use; see ``Backend.prefetch``."""
-    target = devices.existing(framework, device, "prefetch batches")
+    target = devices.resolve(framework, device, "prefetch batches")
     if not is_iterable(batches):
         raise UnsupportedValueError(
             f"prefetch {describe(batches)}",
@@ -42,7 +42,7 @@ def _moved(
     framework: Framework, batches: Iterable[Any], target: Device, depth: int
 ) -> Generator[Any, None, None]:
     if depth:
-        ahead = framework.training.prefetched(batches, target, depth)
+        ahead = framework.training.prefetch(batches, target, depth)
         if ahead is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
             return moved_in_turn(ahead, partial(moving.to, framework, target=target))
@@ -96,9 +96,9 @@ def _beside(
             batch = moving.on_the_host(framework, batch, is_moved_later=True)
             xs = list(flatten(batch, kinds, "prefetch batches").tensors.values())
         if not copier.is_large(xs):
-            return partial(moving.moved, framework, batch, device, copier.copy_in_turn, plain)
-        moved = moving.moved(framework, batch, device, copier.copy_all, plain)
-        return partial(finish, moved, copier.started())
+            return partial(moving.move, framework, batch, device, copier.copy_in_turn, plain)
+        moved = moving.move(framework, batch, device, copier.copy_all, plain)
+        return partial(finish, moved, copier.mark_start())
 
     def finish(batch: Any, mark: Any) -> Any:
         copier.finish(mark)

@@ -35,9 +35,9 @@ def loss_among(
         named = losses[given]
         return lambda prediction, y: named(prediction, *(y if isinstance(y, Weighted) else (y,)))
     loss: Callable[..., Any] = comparison(given, weighs=True)
-    weighed = _weighing(given, loss)
+    weighed = _weigh_loss(given, loss)
     needs_weights = any(
-        each.name == _WEIGHTS and each.default is each.empty for each in _called(given)
+        each.name == _WEIGHTS and each.default is each.empty for each in _parameters_of(given)
     )
 
     def compare(prediction: Any, y: Any) -> Any:
@@ -57,14 +57,14 @@ def loss_among(
 _WEIGHTS = "sample_weight"
 
 
-def _weighing(function: Any, loss: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
+def _weigh_loss(function: Any, loss: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
     """Return a loss of weighted examples: ``(prediction, y, weights) -> loss``.
 
     Args:
         function: as the user gave it. One that takes no weights is refused when it is given some.
         loss: the same, as it is called everywhere.
     """
-    operands = _called(function)
+    operands = _parameters_of(function)
     known = [each.name for each in operands]
     if _WEIGHTS not in known:
 
@@ -111,7 +111,7 @@ def comparison(
         if first_parameter(function) != "y_true":
             return function
         return lambda prediction, y, *others, **options: function(y, prediction, *others, **options)
-    if any(each.name == _WEIGHTS and _is_required(each) for each in _called(function)):
+    if any(each.name == _WEIGHTS and _is_required(each) for each in _parameters_of(function)):
         raise UnsupportedValueError(
             f"compare predictions by {describe(function)}",
             "it takes the weights of the examples, and no y beside which they are given",
@@ -126,7 +126,7 @@ def _check_operands(function: Callable[..., Any], number: int, *, weighs: bool) 
     """Check that a loss or a metric can be called with so many operands."""
     import inspect
 
-    parameters = _called(function)
+    parameters = _parameters_of(function)
     is_weighed = weighs and any(each.name == _WEIGHTS for each in parameters)
     options = {_WEIGHTS: None} if is_weighed else {}
     try:
@@ -148,7 +148,7 @@ def takes_target(function: Callable[..., Any] | str) -> bool:
     """
     if isinstance(function, str):
         return True
-    parameters = _called(function)
+    parameters = _parameters_of(function)
     if any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return True
     operands = [each for each in parameters if _is_positional(each) and each.name != _WEIGHTS]
@@ -320,10 +320,10 @@ def mean_of(function: Any) -> str:
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
     """Return the name of the first parameter; None if there is none, or Python cannot tell."""
-    return next((each.name for each in _called(function) if _is_positional(each)), None)
+    return next((each.name for each in _parameters_of(function) if _is_positional(each)), None)
 
 
-def _called(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters with which a function or an object is called.
 
     The ``__call__`` of a module takes ``*args``, as does the ``forward`` of a Gluon block. Of these

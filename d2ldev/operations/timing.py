@@ -170,10 +170,10 @@ def _check_waiting(framework: Framework, device: Device) -> None:
         x = creation.full(framework, (_ROWS, _ROWS), 1 / _ROWS, None, device, None)
         products = 16
         for _ in range(_TRIES):
-            waited, read = _waited(framework, device, x, products)
+            waited, read = _time_wait(framework, device, x, products)
             while waited + read < _LONG_ENOUGH:
                 products *= 2
-                waited, read = _waited(framework, device, x, products)
+                waited, read = _time_wait(framework, device, x, products)
             if read <= waited:
                 checked.add(device)
                 return
@@ -185,7 +185,7 @@ def _check_waiting(framework: Framework, device: Device) -> None:
     )
 
 
-def _waited(framework: Framework, device: Device, x: Any, products: int) -> tuple[float, float]:
+def _time_wait(framework: Framework, device: Device, x: Any, products: int) -> tuple[float, float]:
     """Return how long products took until ``synchronize`` had returned, and then until read."""
     framework.devices.synchronize(device)
     begin = time.perf_counter()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.framework import Framework, Tensor
 from d2ldev.framework.tensors import Tensors
 
@@ -217,4 +217,4 @@ def _refusal(framework: Framework, number: Any, name: str, attempted: str) -> Un
             is_there = wide in tensors.dtype_names
             fix = f"dtype={wide!r}" if is_there else f"{switch}, and dtype={wide!r}"
             break
-    return UnsupportedValueError(attempted, f"{shown(number)} does not fit into {name}", fix)
+    return UnsupportedValueError(attempted, f"{quote(number)} does not fit into {name}", fix)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
+from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, text_of
 from d2ldev.locks import Lock
-from d2ldev.processes.sequence import DifferentError, Doings, Failure, ended_early
+from d2ldev.processes.sequence import DifferentError, Doings, Failure, describe_early_end
 from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
 
@@ -203,7 +203,7 @@ class Group:
 
     def _compare_with_the_end(self) -> None:
         if self._end is not None and self._done > self._end:
-            self._fail(Failure(ended_early(0, self.rank, self._label)))
+            self._fail(Failure(describe_early_end(0, self.rank, self._label)))
 
     def check(self) -> None:
         """Raise an error if the processes cannot go on together."""
@@ -211,7 +211,7 @@ class Group:
             raise self._refusal(self._failure)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def work(self) -> Iterator[None]:
         """Work together in a block: who cannot go on ends the work of all.
 
         An engine's own error is one of the group where a process was lost. Where the engine waits
@@ -229,7 +229,7 @@ class Group:
             failure = self._failure
             if failure is not None and not is_ours and isinstance(error, Exception):
                 raise self._refusal(failure) from error
-            self.give_up(f"it ended with {type(error).__name__}: {said(error)}")
+            self.give_up(f"it ended with {type(error).__name__}: {text_of(error)}")
             raise
         finally:
             with self._lock:
@@ -243,7 +243,7 @@ class Group:
         """
         self._lose(self.rank, problem)
 
-    def lost(self, rank: int, problem: str) -> D2LDevError:
+    def make_lost_error(self, rank: int, problem: str) -> D2LDevError:
         """Return the error of all others where a process cannot go on."""
         return self._refusal(Failure(problem, rank))
 
@@ -320,7 +320,7 @@ class Group:
             pass  # the thread that reads finds out, and what the other has said before
 
     def _lose(self, rank: int, problem: object) -> None:
-        self._fail(Failure(said(problem), rank))
+        self._fail(Failure(text_of(problem), rank))
 
     def _fail(self, failure: Failure, but: int | None = None) -> None:
         """Note that the group cannot go on, and tell the others, but one."""
@@ -387,10 +387,10 @@ class Group:
         except (OSError, TypeError, ValueError, KeyError, IndexError) as error:
             selector.unregister(source)
             self._heard.pop(rank, None)
-            if not self._left(rank):
+            if not self._note_exit(rank):
                 self._lose(rank, error)
 
-    def _left(self, rank: int) -> bool:
+    def _note_exit(self, rank: int) -> bool:
         return rank in self._doings.left if self.rank == 0 else self._end is not None
 
     def _beat(self, now: float, *, was_stopped: bool) -> None:
@@ -399,7 +399,7 @@ class Group:
         for rank, heard in list(self._heard.items()):
             if was_stopped:  # this process itself was, and the others could not be heard
                 self._heard[rank] = now
-            elif now - heard > self.timeout and not self._left(rank):
+            elif now - heard > self.timeout and not self._note_exit(rank):
                 del self._heard[rank]
                 self._lose(rank, f"it has given no sign for {self.timeout:g} s")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from random import SystemRandom
 from typing import Any
 
-from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, shown
+from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, quote
 from d2ldev.locks import Lock
 from d2ldev.processes.group import GRACE, Group
 from d2ldev.processes.wire import Connection
@@ -31,7 +31,7 @@ _lock = Lock()
 _joined: tuple[Group, dict[str, str]] | None = None
 
 
-def joined() -> Group | None:
+def find_group() -> Group | None:
     """Return the group that this process has joined; None before that."""
     return None if _joined is None else _joined[0]
 
@@ -76,11 +76,11 @@ def meet(peers: Peers, program: dict[str, str], timeout: float) -> Group:
     program["launch"] = os.environ.get("TORCHELASTIC_RUN_ID", "")
     hello = {"d2ldev": program, "rank": peers.rank, "size": peers.world_size}
     hello |= {"host": socket.gethostname(), "port": free_port()}
-    call = _received if peers.rank == 0 else _called
+    call = _receive_all if peers.rank == 0 else _call
     return call(peers, hello, timeout, max(timeout, PATIENCE))
 
 
-def _attempted(peers: Peers) -> str:
+def _describe_attempt(peers: Peers) -> str:
     return f"meet {peers.world_size} processes at {peers.address}:{peers.port}"
 
 
@@ -109,11 +109,11 @@ def _is_free(port: int) -> bool:
 # -- rank 0 ---------------------------------------------------------------------------------------
 
 
-def _received(peers: Peers, hello: dict[str, Any], timeout: float, patience: float) -> Group:
+def _receive_all(peers: Peers, hello: dict[str, Any], timeout: float, patience: float) -> Group:
     """Return the group of rank 0, when all others have called."""
     calls = _Calls(peers, hello, timeout)
     try:
-        with _listening(peers) as server:
+        with _listen(peers) as server:
             calls.take(server, time.monotonic() + patience)
     except D2LDevError as error:
         for connection in (*calls.connections.values(), *calls.unknown):
@@ -129,14 +129,14 @@ def _received(peers: Peers, hello: dict[str, Any], timeout: float, patience: flo
     return Group(peers, members, calls.connections, timeout)
 
 
-def _listening(peers: Peers) -> socket.socket:
+def _listen(peers: Peers) -> socket.socket:
     try:
         # Other machines need not reach what stays on this one.
         is_local = peers.address == "localhost" or peers.address.startswith("127.")
         server = socket.create_server((peers.address if is_local else "", peers.port))
     except OSError as error:
         raise UnsupportedValueError(
-            _attempted(peers),
+            _describe_attempt(peers),
             f"rank 0 cannot listen at port {peers.port} here: {error.strerror}",
             "another port: d2ldev launch --address host:29501, or MASTER_PORT=29501",
         ) from error
@@ -202,7 +202,7 @@ class _Calls:
             for rank, known in self.connections.items():
                 if known is connection:
                     raise PeerLostError(
-                        _attempted(self._peers),
+                        _describe_attempt(self._peers),
                         f"rank {rank} on {self._hellos[rank]['host']} is lost: {error}",
                         _TOGETHER,
                     ) from error
@@ -226,7 +226,7 @@ class _Calls:
         elif rank in self._hellos or not 0 < rank < size:
             problem = f"rank {rank} came twice: the second one from {hello['host'][:100]}"
         if problem:
-            error = UnsupportedValueError(_attempted(self._peers), problem, _ONE_PROGRAM)
+            error = UnsupportedValueError(_describe_attempt(self._peers), problem, _ONE_PROGRAM)
             _refuse(connection, error)
             raise error
         self.connections[rank], self._hellos[rank] = connection, hello
@@ -251,7 +251,7 @@ class _Calls:
         size = self._peers.world_size
         missing = [str(rank) for rank in range(size) if rank not in self._hellos]
         return PeerLostError(
-            _attempted(self._peers),
+            _describe_attempt(self._peers),
             f"of ranks 0 to {size - 1} there came no {', '.join(missing[:20])}",
             _TOGETHER,
         )
@@ -267,7 +267,7 @@ _ONE_PROGRAM = (
 def _in_words(program: dict[str, Any], other: dict[str, Any]) -> str:
     """Return what another program has not."""
     names = [name for name in sorted({*program, *other}) if program.get(name) != other.get(name)]
-    return ", ".join(f"{name[:100]} {shown(program.get(name))}" for name in names[:20])
+    return ", ".join(f"{name[:100]} {quote(program.get(name))}" for name in names[:20])
 
 
 def _refuse(connection: Connection, error: D2LDevError) -> None:
@@ -279,9 +279,9 @@ def _refuse(connection: Connection, error: D2LDevError) -> None:
 # -- all others -----------------------------------------------------------------------------------
 
 
-def _called(peers: Peers, hello: dict[str, Any], timeout: float, patience: float) -> Group:
+def _call(peers: Peers, hello: dict[str, Any], timeout: float, patience: float) -> Group:
     """Return the group of another process, when rank 0 has answered."""
-    connection = Connection(_connected(peers, time.monotonic() + patience), timeout)
+    connection = Connection(_connect(peers, time.monotonic() + patience), timeout)
     try:
         connection.send(hello)
         # Rank 0 is there, and tells by its own clock who has not come.
@@ -289,8 +289,8 @@ def _called(peers: Peers, hello: dict[str, Any], timeout: float, patience: float
         if "refused" in answer:
             problem = str(answer["refused"])
             if answer.get("lost"):
-                raise PeerLostError(_attempted(peers), problem, _TOGETHER)
-            raise UnsupportedValueError(_attempted(peers), problem, _ONE_PROGRAM)
+                raise PeerLostError(_describe_attempt(peers), problem, _TOGETHER)
+            raise UnsupportedValueError(_describe_attempt(peers), problem, _ONE_PROGRAM)
         members = [(str(host), str(address)) for host, address in answer["welcome"]]
     except D2LDevError:
         connection.close()
@@ -301,7 +301,7 @@ def _called(peers: Peers, hello: dict[str, Any], timeout: float, patience: float
     return Group(peers, members, {0: connection}, timeout)
 
 
-def _connected(peers: Peers, deadline: float) -> socket.socket:
+def _connect(peers: Peers, deadline: float) -> socket.socket:
     while True:
         left = max(deadline - time.monotonic(), 0.01)
         try:
@@ -321,7 +321,7 @@ def _first_lost(peers: Peers, error: Exception) -> PeerLostError:
     if not isinstance(error, (OSError, UnicodeError)):
         problem = "another program listens there"
     return PeerLostError(
-        _attempted(peers),
+        _describe_attempt(peers),
         f"rank 0 does not answer at {peers.address}:{peers.port}, where all meet: {problem}",
         "the machine of --node-rank 0 as --address, and a port that it lets in",
     )

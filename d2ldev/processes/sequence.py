@@ -91,13 +91,13 @@ class Doings:
             length = self._lengths[rank]
             if length < max(self._lengths):
                 entry = self._entries[length]
-                raise DifferentError(ended_early(rank, entry.rank, entry.label))
+                raise DifferentError(describe_early_end(rank, entry.rank, entry.label))
 
 
 class DifferentError(Exception):
     """Two processes do not do the same."""
 
 
-def ended_early(rank: int, other: int, label: str) -> str:
+def describe_early_end(rank: int, other: int, label: str) -> str:
     """Return the words for a process that has ended before another one, which is at ``label``."""
     return f"rank {rank} has ended, and rank {other} is at {label}"

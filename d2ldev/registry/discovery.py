@@ -31,7 +31,7 @@ PREFERENCE = ("torch", "jax", "tensorflow", "mxnet")
 FALLBACK = "reference"
 
 
-def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
+def find_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
     """Return every backend that an installed distribution announces, by name.
 
     Args:
@@ -39,7 +39,7 @@ def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
     """
     if refresh:
         _points.cache_clear()
-        required_modules.cache_clear()
+        read_required_modules.cache_clear()
         libraries_of.cache_clear()
     return {name: next(iter(points.values())) for name, points in _points().items()}
 
@@ -82,25 +82,25 @@ def _entry_points() -> Iterable[EntryPoint]:
         return found
 
 
-def missing_modules(name: str) -> list[str]:
+def find_missing_modules(name: str) -> list[str]:
     """Return the missing modules that a known backend needs, without importing any module.
 
     Raises:
-        Exception: as ``required_modules``.
+        Exception: as ``read_required_modules``.
     """
-    return [module for module in required_modules(name) if not is_installed(module)]
+    return [module for module in read_required_modules(name) if not is_installed(module)]
 
 
 def lacks_modules(name: str) -> bool:
     """Return whether a backend is known, its package can be read, and a module is missing."""
     try:
-        return bool(missing_modules(name))
+        return bool(find_missing_modules(name))
     except Exception:
         return False
 
 
 @cache
-def required_modules(name: str) -> tuple[str, ...]:
+def read_required_modules(name: str) -> tuple[str, ...]:
     """Return what a known backend needs, as the source of its package says.
 
     Raises:
@@ -108,7 +108,7 @@ def required_modules(name: str) -> tuple[str, ...]:
         SyntaxError: if its source cannot be read.
         TypeError: if ``requires`` is not written there as a string or a tuple of strings.
     """
-    return _written(name, "requires")
+    return _read_variable(name, "requires")
 
 
 @cache
@@ -116,13 +116,13 @@ def libraries_of(name: str) -> tuple[str, ...]:
     """Return the packages whose classes are a known backend's, besides those that it needs.
 
     Raises:
-        Exception: as ``required_modules``.
+        Exception: as ``read_required_modules``.
     """
-    return _written(name, "libraries")
+    return _read_variable(name, "libraries")
 
 
-def _written(name: str, variable: str) -> tuple[str, ...]:
-    package = known_backends()[name].module.partition(".")[0]
+def _read_variable(name: str, variable: str) -> tuple[str, ...]:
+    package = find_backends()[name].module.partition(".")[0]
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
@@ -162,7 +162,7 @@ def available_backends() -> list[str]:
     Neither a framework nor a backend's package is imported: whether they work shows when they are
     used.
     """
-    names = sorted(known_backends(), key=rank)
+    names = sorted(find_backends(), key=rank)
     return [name for name in names if _is_available(name)]
 
 
@@ -175,7 +175,7 @@ def rank(name: str) -> tuple[int, str]:
 
 def _is_available(name: str) -> bool:
     try:
-        return not missing_modules(name)
+        return not find_missing_modules(name)
     except Exception:
         return False  # a package that is gone, or cannot be read
 
@@ -203,5 +203,5 @@ def canonical_name(name: str) -> str:
 
 def choices() -> str:
     """Return what is known and what is installed, for messages."""
-    known = ", ".join(sorted(known_backends(), key=rank))
+    known = ", ".join(sorted(find_backends(), key=rank))
     return f"known: {known}; installed: {', '.join(available_backends())}"

@@ -20,8 +20,8 @@ from d2ldev.registry.discovery import (
     canonical_name,
     choices,
     distributions_of,
-    known_backends,
-    missing_modules,
+    find_backends,
+    find_missing_modules,
 )
 
 _INSTALL = {
@@ -46,13 +46,13 @@ def load(name: str, source: str) -> Framework:
     is_strict = settings.is_strict()
     precision = settings.matmul_precision()
     settings.memory_grows()  # a misspelt policy is an error on machines without a GPU, too
-    framework = _made(framework_class(name, source), name, source, settings.virtual_gpus())
+    framework = _make(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
         framework.strictness.everywhere()
     if precision is not None:
         attempted = f"set the precision of products (from {settings.MATMUL_PRECISION})"
         fix = f"{settings.MATMUL_PRECISION}=highest"
-        framework.matmul_precision(framework.checked_matmul_precision(precision, attempted, fix))
+        framework.matmul_precision(framework.check_matmul_precision(precision, attempted, fix))
     # Not without a launch: a program that has started the engine itself may use the devices, and
     # is refused only by ``fit``.
     if framework.parallel.joins_at_start and settings.peers() is not None:
@@ -68,7 +68,7 @@ def count_real_gpus(name: str) -> int:
     Raises:
         BackendNotInstalledError: as ``load``.
     """
-    framework = _made(framework_class(name), name, "", None)
+    framework = _make(framework_class(name), name, "", None)
     gpus = map(gpu, range(framework.num_gpus()))
     return sum(framework.devices.platform(device) != "virtual" for device in gpus)
 
@@ -79,7 +79,7 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     Raises:
         BackendNotInstalledError: as ``load``.
     """
-    point = known_backends()[name]
+    point = find_backends()[name]
     install = _INSTALL.get(name, "")
     if problem := conflict(name):
         fix = " or ".join(f"pip uninstall {each}" for each in distributions_of(name))
@@ -88,7 +88,7 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
         fix = f"pip install -e {_ROOT}, or start Python with -P, which leaves the checkout alone"
         raise _refusal(name, source, problem, fix)
     try:
-        missing = " and ".join(missing_modules(name))
+        missing = " and ".join(find_missing_modules(name))
         cls = None if missing else point.load()
     except KeyboardInterrupt:
         raise
@@ -138,8 +138,8 @@ def _refusal(name: str, source: str, problem: str, fix: str) -> BackendNotInstal
     return BackendNotInstalledError(attempted, f"{problem}; {choices()}", fix)
 
 
-def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None) -> Framework:
-    value = known_backends()[name].value
+def _make(cls: type[Framework], name: str, source: str, virtual_gpus: int | None) -> Framework:
+    value = find_backends()[name].value
     try:
         framework = cls(virtual_gpus=virtual_gpus)
     except (D2LDevError, KeyboardInterrupt):
@@ -166,9 +166,10 @@ def fallback_refusal(reason: str) -> BackendNotInstalledError:
     Args:
         reason: why the reference backend is the one to use, in words.
     """
+    lacks = " and ".join(find_missing_modules(FALLBACK))
     return BackendNotInstalledError(
         "choose a backend",
-        f"{reason}, and the {FALLBACK} backend lacks {' and '.join(missing_modules(FALLBACK))}",
+        f"{reason}, and the {FALLBACK} backend lacks {lacks}",
         f"pip install 'd2ldev[{PREFERENCE[0]}]', or another framework; "
         f"{_INSTALL[FALLBACK]} computes without one",
     )
@@ -178,7 +179,7 @@ def name_refusal(name: str, source: str) -> UnknownBackendError:
     """Return the error of an unknown name, with the nearest known one."""
     import difflib  # only an error needs it
 
-    names = sorted([*known_backends(), *ALIASES])
+    names = sorted([*find_backends(), *ALIASES])
     close = difflib.get_close_matches(canonical_name(name), names, 1)
     suggestion = f"did you mean {close[0]!r}? " if close else ""
     fix = "pip install d2ldev: from its source tree alone no backend is found"

@@ -20,7 +20,7 @@ from d2ldev.errors import (
     D2LDevError,
     DeviceUnavailableError,
     UnsupportedValueError,
-    shown,
+    quote,
     warn,
 )
 from d2ldev.framework import Framework
@@ -32,14 +32,14 @@ from d2ldev.registry.discovery import (
     available_backends,
     canonical_name,
     choices,
-    known_backends,
+    find_backends,
     lacks_modules,
     libraries_of,
     rank,
-    required_modules,
+    read_required_modules,
 )
 from d2ldev.registry.loading import fallback_refusal, load, name_refusal
-from d2ldev.scopes import Entry, Scopes, traced_as
+from d2ldev.scopes import Entry, Scopes, trace_as
 
 # A framework that is half imported cannot be imported by a forked child, where Python's own lock of
 # the module stays locked. An import takes seconds.
@@ -90,7 +90,7 @@ def get_framework(name: str, source: str = "") -> Framework:
     with _lock:
         if key not in _loaded:
             importlib.invalidate_caches()  # it may have been installed a moment ago
-            if key not in known_backends() and key not in known_backends(refresh=True):
+            if key not in find_backends() and key not in find_backends(refresh=True):
                 raise name_refusal(name, source)
             _loaded[key] = load(key, source)
         return _loaded[key]
@@ -101,7 +101,7 @@ def is_loaded(name: str) -> bool:
     return name in _loaded
 
 
-def loaded_frameworks() -> list[Framework]:
+def list_loaded_frameworks() -> list[Framework]:
     """Return the frameworks that were used so far."""
     return list(_loaded.values())
 
@@ -130,7 +130,7 @@ def enter(framework: Framework) -> Entry[Framework]:
 
 
 class _Computed:
-    """The active framework as an attribute for ``traced_as``."""
+    """The active framework as an attribute for ``trace_as``."""
 
     framework = property(operator.call)
 
@@ -150,7 +150,7 @@ class _ActiveFramework:
     it.
     """
 
-    @traced_as(lambda *_: _computed.framework)
+    @trace_as(lambda *_: _computed.framework)
     def __get__(self, owner: FollowsSelection, cls: type) -> Framework:
         # ``active_framework``, without a call.
         framework = scoped.value.get() or _process.framework or _resolve()
@@ -274,8 +274,8 @@ def virtual_gpus(n: int) -> None:
         InvalidDeviceError: if ``n`` is no integer, or out of range.
         DeviceUnavailableError: if a backend in use already has another number of GPUs.
     """
-    number = settings.checked_virtual_gpus(n, f"make {shown(n)} virtual GPUs")
-    for framework in loaded_frameworks():
+    number = settings.check_virtual_gpus(n, f"make {quote(n)} virtual GPUs")
+    for framework in list_loaded_frameworks():
         devices = framework.devices
         count = framework.num_gpus()
         gpus = [gpu(i) for i in range(count)]
@@ -351,15 +351,17 @@ def other_backend_of(framework: Framework, x: Any) -> str:
         x: a tensor, a model, an optimizer, a function, or anything else.
     """
     packages = _packages_of(x) - {"numpy"}  # whose arrays are data to every backend
-    names = [name for name in sorted(known_backends(), key=rank) if name != framework.name]
+    names = [name for name in sorted(find_backends(), key=rank) if name != framework.name]
     for name in names:
         if _has_imported(name, packages):
             return name
     for name in names:
-        libraries = packages.intersection(_told(libraries_of, name))
-        if libraries and _is_imported(_told(required_modules, name)):
-            others = [each for each in known_backends() if each != name]
-            is_alone = all(libraries.isdisjoint(_told(libraries_of, each)) for each in others)
+        libraries = packages.intersection(_read_package(libraries_of, name))
+        if libraries and _is_imported(_read_package(read_required_modules, name)):
+            others = [each for each in find_backends() if each != name]
+            is_alone = all(
+                libraries.isdisjoint(_read_package(libraries_of, each)) for each in others
+            )
             if is_alone or _knows(name, x):
                 return name
     return ""
@@ -371,7 +373,7 @@ def _possible_backends(x: Any) -> list[str]:
     They are those in use, and those that are imported and whose modules its class comes from.
     """
     packages = _packages_of(x)
-    names = sorted(known_backends(), key=rank)
+    names = sorted(find_backends(), key=rank)
     return [name for name in names if name in _loaded or _has_imported(name, packages)]
 
 
@@ -389,7 +391,7 @@ def _packages_of(x: Any) -> set[str]:
 
 def _has_imported(name: str, packages: set[str]) -> bool:
     """Return whether what a backend needs is imported, and a class comes from there."""
-    requires = _told(required_modules, name)
+    requires = _read_package(read_required_modules, name)
     return not packages.isdisjoint(requires) and _is_imported(requires)
 
 
@@ -397,7 +399,7 @@ def _is_imported(modules: tuple[str, ...]) -> bool:
     return all(module in sys.modules for module in modules)
 
 
-def _told(asked: Callable[[str], tuple[str, ...]], name: str) -> tuple[str, ...]:
+def _read_package(asked: Callable[[str], tuple[str, ...]], name: str) -> tuple[str, ...]:
     """Return what a backend's package says; nothing if it is gone, or cannot be read."""
     try:
         return asked(name)

@@ -11,7 +11,7 @@ import numpy as np
 from d2ldev.active import backend_of
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
 from d2ldev.framework import Sharded, Weighted
 from d2ldev.framework.training import bounds
 from d2ldev.nesting.kinds import TENSOR, Kinds
@@ -134,9 +134,9 @@ class ArrayLoader:
         rank = _whole("rank", rank, least=0)
         if rank >= size:
             raise UnsupportedValueError(
-                f"make batches for rank {shown(rank)} of {shown(size)}",
-                f"they are numbered from 0 to {shown(size - 1)}",
-                f"loader.sharded({shown(size - 1)}, {shown(size)})",
+                f"make batches for rank {quote(rank)} of {quote(size)}",
+                f"they are numbered from 0 to {quote(size - 1)}",
+                f"loader.sharded({quote(size - 1)}, {quote(size)})",
             )
         other = copy.copy(self)
         vars(other).update(_rank=rank, _size=size)

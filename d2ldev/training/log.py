@@ -19,7 +19,7 @@ import numpy as np
 
 from d2ldev.backend_class import Backend
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
 from d2ldev.framework import DeviceLike, Tensor
 from d2ldev.locks import Lock
 from d2ldev.nesting.kinds import TENSOR
@@ -74,7 +74,7 @@ class DeviceLog:
     ) -> None:
         if not isinstance(backend, Backend):
             raise UnsupportedValueError(
-                f"log with {shown(backend)}",
+                f"log with {quote(backend)}",
                 "it is no backend",
                 "DeviceLog(d2ldev.get_backend('torch'))",
             )
@@ -153,7 +153,7 @@ class DeviceLog:
                 kept = None
             if kept is None:
                 device = self._checked(name, x, device)
-                kept = self._tensors.detached(x)
+                kept = self._tensors.detach(x)
             entries += name, weight, kept
         self._pending += entries  # one operation of a list: no other thread comes between
         if self._limit is not None and entries:

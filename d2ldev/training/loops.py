@@ -11,7 +11,7 @@ from typing import Any
 
 from d2ldev.framework import Learner
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.nesting.walk import unmarked
+from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
@@ -149,7 +149,7 @@ class Loop:
         learner = self.learner
         for first in draw_outside(self.trainer.backend.framework, data):
             (batch,) = self.prepared(self._entry.of([first]))
-            batch = unmarked(batch, self.trainer.backend.framework.kinds)
+            batch = unwrap_broadcasts(batch, self.trainer.backend.framework.kinds)
             if learner.settings.methods is None and not takes_target(learner.settings.loss):
                 return inputs_alone(batch, learner.input_names, learner.takes_mapping)
             return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
@@ -183,7 +183,7 @@ class Loop:
         is_checked = False
 
         def as_taken(operands: Any) -> Any:
-            return operands if learner.takes_marks else unmarked(operands, kinds)
+            return operands if learner.takes_marks else unwrap_broadcasts(operands, kinds)
 
         def of_the_model(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             inputs = inputs_alone(batch, names, takes_mapping)
@@ -205,7 +205,7 @@ class Loop:
             nonlocal is_checked
             if not is_checked and not learner.is_built:
                 inputs = inputs_and_target(batch, names, takes_mapping)[0]
-                learner.build(unmarked(inputs, kinds))
+                learner.build(unwrap_broadcasts(inputs, kinds))
             is_checked = True
             return (as_taken(batch),), None, count_of(backend, batch)
 
@@ -218,7 +218,7 @@ class Loop:
         if not self.metrics:
             log.add(counted.in_loss, loss=loss)
             return
-        y = unmarked(unweighted(y), self.trainer.backend.framework.kinds)
+        y = unwrap_broadcasts(unweighted(y), self.trainer.backend.framework.kinds)
         measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
         _, in_loss, in_metrics, in_accuracy = counted
         if in_loss == in_metrics == in_accuracy:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe, said
+from d2ldev.errors import UnsupportedValueError, describe, text_of
 
 METHODS = ("training_step", "validation_step")
 
@@ -133,6 +133,6 @@ def _check_methods(
         except (AttributeError, TypeError) as error:
             raise UnsupportedValueError(
                 attempted,
-                f"{name}.{method} cannot be called with a batch: {said(error)}",
+                f"{name}.{method} cannot be called with a batch: {text_of(error)}",
                 f"def {method}(self, {', '.join(operands)}): ...",
             ) from error

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError, describe, shown
+from d2ldev.errors import CheckpointError, describe, quote
 from d2ldev.framework import Framework, Training
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.training.data import ArrayLoader
@@ -58,7 +58,7 @@ class Order:
         elif (framework := framework_of_loader(data)) is not None:
             self._kind, self.is_common = "generators", True
             self._state = partial(framework.training.loader_state, data)
-            self._checked = partial(framework.training.checked_loader_state, data)
+            self._checked = partial(framework.training.check_loader_state, data)
 
     def state(self) -> dict[str, Any]:
         """Return what the order of the next epoch depends on, as a nesting that ``save`` takes."""
@@ -79,7 +79,7 @@ class Order:
         if not isinstance(saved, dict) or saved.keys() != {"kind", "state", "random"}:
             raise _refusal(f"{describe(saved)} says nothing of it")
         set_order = self.checked_own(saved)
-        set_random_state = checked_random_state(saved["random"])
+        set_random_state = check_random_state(saved["random"])
 
         def go_on() -> None:
             set_order()
@@ -96,7 +96,7 @@ class Order:
         if saved["kind"] != self._kind:
             raise _refusal(
                 "the run began with another loader, whose order depends on "
-                f"{shown(saved['kind'])}, and that of {describe(self._data)} on {self._kind}"
+                f"{quote(saved['kind'])}, and that of {describe(self._data)} on {self._kind}"
             )
         return self._checked(saved["state"])
 
@@ -114,7 +114,7 @@ def random_states(framework: Framework, device: Device) -> dict[str, Any]:
     return {"random": framework.training.random_state(device), "host": random_state()}
 
 
-def checked_random_states(
+def check_random_states(
     framework: Framework, saved: dict[str, Any], device: Device
 ) -> Callable[[], None]:
     """Return a function that restores what ``random_states`` returned.
@@ -122,8 +122,8 @@ def checked_random_states(
     Raises:
         CheckpointError: if it is no such state. Nothing has changed then.
     """
-    set_framework = framework.training.checked_random_state(saved["random"], device)
-    set_host = checked_random_state(saved["host"])
+    set_framework = framework.training.check_random_state(saved["random"], device)
+    set_host = check_random_state(saved["host"])
 
     def set_both() -> None:
         set_framework()
@@ -141,7 +141,7 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def checked_random_state(saved: Any) -> Callable[[], None]:
+def check_random_state(saved: Any) -> Callable[[], None]:
     """Return a function that restores such a state; nothing changes before its call.
 
     Raises:

@@ -23,8 +23,8 @@ from d2ldev.errors import (
     D2LDevError,
     UnsupportedValueError,
     describe,
-    said,
-    shown,
+    quote,
+    text_of,
 )
 from d2ldev.files.format.container import check_files
 from d2ldev.files.load import Checkpoint, open_checkpoint
@@ -36,7 +36,7 @@ from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.options import KEEPS, Keep, nearest, problem_of
 from d2ldev.training.callbacks import checked_states
 from d2ldev.training.log import DeviceLog
-from d2ldev.training.order import Order, checked_random_states, random_states
+from d2ldev.training.order import Order, check_random_states, random_states
 from d2ldev.training.team import Alone
 
 _FORMAT = "d2ldev training state 6"
@@ -324,8 +324,8 @@ class Run:
         order = Order(self._data)
         put_data_back = order.checked(order.state())
         with _refusing(checkpoint, "the run refuses its state"):
-            set_modes = learner.checked_modes(run["modes"])
-            set_random_state = training.checked_random_state(run["random"], device)
+            set_modes = learner.check_modes(run["modes"])
+            set_random_state = training.check_random_state(run["random"], device)
             within = self._checked_within(checkpoint, run["within"], device)
             put_callbacks = checked_states(self._callbacks, run["callbacks"])
             go_on = order.checked(run["data"])
@@ -356,7 +356,7 @@ class Run:
             raise _file_refusal(checkpoint) from error
         if not log.last().keys() <= self.history.keys():
             raise _file_refusal(checkpoint)
-        set_random_states = checked_random_states(self._framework, saved, device)
+        set_random_states = check_random_states(self._framework, saved, device)
         return _Within(saved["batches"], log, set_random_states)
 
     def _children(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -367,7 +367,7 @@ class Run:
         if found != _FORMAT and isinstance(found, str) and found.startswith(_FORMAT[:-1]):
             raise CheckpointError(
                 checkpoint.attempted,
-                f"another version of d2ldev wrote it: {shown(found)}, and this one reads {_FORMAT}",
+                f"another version of d2ldev wrote it: {quote(found)}, and this one reads {_FORMAT}",
                 "go on with that version, or begin another run in another file",
             )
         if children.keys() != {"format", "run", "parts"} or found != _FORMAT:
@@ -441,7 +441,7 @@ class Run:
         if now != set(saved):
             raise CheckpointError(
                 f"resume from {self._path} and measure {', '.join(now)}",
-                f"the run has measured {', '.join(shown(name)[1:-1] for name in saved)[:1000]}",
+                f"the run has measured {', '.join(quote(name)[1:-1] for name in saved)[:1000]}",
                 "give the metrics, and val_data or none, that the run began with",
             )
 
@@ -468,7 +468,7 @@ def _refusing(checkpoint: Checkpoint, problem: str) -> Iterator[None]:
     except Exception as error:
         raise CheckpointError(
             checkpoint.attempted,
-            f"{problem}: {said(error)[:1000]}",
+            f"{problem}: {text_of(error)[:1000]}",
             "resume with the model, the loader and the callbacks that the run began with",
         ) from error
 
@@ -521,7 +521,7 @@ class _Within(NamedTuple):
 
 def _in_words(settings: dict[str, Any], names: list[str]) -> str:
     return ", ".join(
-        f"{name} of the user's own" if settings[name] is None else f"{name}={shown(settings[name])}"
+        f"{name} of the user's own" if settings[name] is None else f"{name}={quote(settings[name])}"
         for name in names
     )
 

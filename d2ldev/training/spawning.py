@@ -26,11 +26,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 from d2ldev.backend_class import Backend
 from d2ldev.device import gpus_in_words
-from d2ldev.errors import PeerLostError, UnsupportedValueError, said
+from d2ldev.errors import PeerLostError, UnsupportedValueError, text_of
 from d2ldev.framework.parallel import first_failure
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
 from d2ldev.training.interruption import Interruption, sparing
-from d2ldev.training.order import checked_random_states, random_states
+from d2ldev.training.order import check_random_states, random_states
 
 # Seconds that the other processes have to end by themselves after one has failed.
 PATIENCE = 5.0
@@ -95,7 +95,7 @@ def trained_in_processes(
                 _Pickler(trainer.backend, file).dump(work)
         except Exception as error:  # pickle raises many kinds
             name = _unsendable(trainer, operands, settings)
-            raise _sending_refusal(number, f"{said(error)}, at {name}") from error
+            raise _sending_refusal(number, f"{text_of(error)}, at {name}") from error
         from d2ldev.processes.join import free_port  # few programs train in several processes
 
         context: Any = multiprocessing.get_context(START_METHOD)
@@ -301,7 +301,7 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
         trainer, operands, arguments, states = _received(folder, number)
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
-        checked_random_states(trainer.backend.framework, states, trainer.device)()
+        check_random_states(trainer.backend.framework, states, trainer.device)()
         _result = Path(folder, f"result-{rank}")
         threading.Thread(target=_stop_when_told, args=(sender, trainer), daemon=True).start()
         trainer.fit(*operands, **arguments)
@@ -322,7 +322,7 @@ def _received(folder: str, number: int) -> Any:
     try:
         return pickle.loads(Path(folder, "work").read_bytes())  # noqa: S301  # of the parent
     except Exception as error:  # such as a class that only a notebook has
-        raise _sending_refusal(number, said(error)) from error
+        raise _sending_refusal(number, text_of(error)) from error
 
 
 def _end_with_parent(folder: str) -> None:
@@ -341,4 +341,4 @@ def _failure(error: BaseException) -> bytes:
         found = pickle.dumps((error, text))
         pickle.loads(found)  # noqa: S301
         return found
-    return pickle.dumps((RuntimeError(f"{type(error).__name__}: {said(error)}"), text))
+    return pickle.dumps((RuntimeError(f"{type(error).__name__}: {text_of(error)}"), text))

@@ -8,17 +8,17 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError, said
+from d2ldev.errors import CheckpointError, text_of
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.framework import Framework, Learner
 from d2ldev.framework.training import Labels
-from d2ldev.operations.placing import listed_tensors
+from d2ldev.operations.placing import list_needed_tensors
 from d2ldev.operations.processes import Portions
 from d2ldev.training.callbacks import notify
 from d2ldev.training.interruption import spared
 from d2ldev.training.log import DeviceLog, means_of
-from d2ldev.training.order import Order, checked_random_states, random_states
+from d2ldev.training.order import Order, check_random_states, random_states
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -137,7 +137,7 @@ class Together(Alone):
         self._problems: list[str | None] = []
 
     def working(self) -> AbstractContextManager[Any]:
-        return self._group.working()
+        return self._group.work()
 
     def parts(self, data: Iterable[Any], *, is_trained: bool = True) -> Iterator[Any]:
         self._place = self._epoch if is_trained else f"the evaluation after {self._epoch}"
@@ -173,7 +173,7 @@ class Together(Alone):
     def meet(self, model: Any) -> None:
         """Compare the models, which an engine may not do."""
         self._model = model
-        tensors = listed_tensors(self._framework, model, "compare the models of processes")
+        tensors = list_needed_tensors(self._framework, model, "compare the models of processes")
         content = ", ".join(f"{name} {self._kind(x)}" for name, x in tensors)
         self._group.gather("the model", content=content)
 
@@ -209,7 +209,7 @@ class Together(Alone):
         text = self.of_the_first(f"the beginning of {self._epoch}", text)
         if not self.is_first:
             states = from_bytes(framework, base64.b64decode(text))
-            checked_random_states(framework, states, device)()
+            check_random_states(framework, states, device)()
             for order, state in zip(orders, states["orders"], strict=True):
                 if order.is_common and state is not None:
                     with suppress(CheckpointError):
@@ -245,7 +245,7 @@ class Together(Alone):
 
     def end(self) -> None:
         error = self._failure
-        problem = None if error is None else f"{type(error).__name__}: {said(error)}"
+        problem = None if error is None else f"{type(error).__name__}: {text_of(error)}"
         self._problems = self._group.gather("the end of the run", problem)
 
     def raise_failure(self) -> None:
@@ -253,4 +253,4 @@ class Together(Alone):
             raise self._failure
         for rank, problem in enumerate(self._problems):
             if problem is not None:
-                raise self._group.lost(rank, f"it ended with {problem}")
+                raise self._group.make_lost_error(rank, f"it ended with {problem}")

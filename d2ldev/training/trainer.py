@@ -30,9 +30,9 @@ from d2ldev.framework import Learner, Settings
 from d2ldev.framework.parallel import gpu_of_process
 from d2ldev.framework.training import shard_refusal
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.nesting.walk import unmarked
+from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.arguments import flag, length_of, whole_number
-from d2ldev.operations.devices import asked_for_too_late
+from d2ldev.operations.devices import explain_late_request
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.options import (
     Keep,
@@ -183,7 +183,7 @@ class Trainer(Hooks):
         self.accumulate, self.precision = accumulate, precision
         self.matmul_precision = matmul_precision
         self.sharded, self.batch_norm = shard, batch_norm
-        self.backend.framework.checked(Settings(**self._settings_of_steps()))
+        self.backend.framework.check_settings(Settings(**self._settings_of_steps()))
         self._checked_matmul_precision()
         self.callback = callback
         self.progress = flag("train", "progress", progress)
@@ -587,7 +587,7 @@ class Trainer(Hooks):
         framework = framework_of_loader(data, "sharded_types")
         if framework is None:
             raise shard_refusal(data)
-        return framework.training.sharded(data, peers.rank, peers.world_size)
+        return framework.training.shard_loader(data, peers.rank, peers.world_size)
 
     # -- using a model --------------------------------------------------------------------
 
@@ -666,7 +666,7 @@ class Trainer(Hooks):
                     found = []
                     for batch in batches:
                         inputs = inputs_to_predict(entry.arrived(batch), names, takes_mapping)
-                        found.append(learner.predict(unmarked(inputs, kinds)))
+                        found.append(learner.predict(unwrap_broadcasts(inputs, kinds)))
                     return found
             finally:
                 learner.sync()
@@ -713,7 +713,7 @@ class Trainer(Hooks):
         attempted = "train with this matmul_precision"
         fix = "Trainer(max_epochs, matmul_precision='highest')"
         framework = self.backend.framework
-        return framework.checked_matmul_precision(self.matmul_precision, attempted, fix)
+        return framework.check_matmul_precision(self.matmul_precision, attempted, fix)
 
     def _evaluator(self, model: Any, **settings: Any) -> Learner:
         """Return the learner of a prepared model that is not trained."""
@@ -764,7 +764,7 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
     if number > there:
         raise DeviceUnavailableError(
             f"train on {gpus_in_words(number)}",
-            f"{backend.name} has {gpus_in_words(there)} here{asked_for_too_late(number - 1)}",
+            f"{backend.name} has {gpus_in_words(there)} here{explain_late_request(number - 1)}",
             f"Trainer(max_epochs, num_gpus={there})",
             backend.devices(),
         )

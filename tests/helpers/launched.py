@@ -202,7 +202,7 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
 
 def left(port):
     """Return the processes of a launch that are still there, some seconds later."""
-    return launching.left(f"MASTER_PORT={port}")
+    return launching.find_survivors(f"MASTER_PORT={port}")
 
 
 def alive(port):

@@ -137,29 +137,27 @@ def work():
 
 
 def test_a_ratio_is_the_median_of_the_rounds(work):
-    result = work.compared(WHAT, "einops", ([1, 2, 9, 4, 5], [1, 1, 3, 1, 1]), 1.0, "because")
+    result = work.compare(WHAT, "einops", ([1, 2, 9, 4, 5], [1, 1, 3, 1, 1]), 1.0, "because")
     assert (result.value, result.spread) == (3, (2, 4))
     assert (result.ours, result.theirs) == (4, 1)
 
 
 @pytest.mark.parametrize(("ours", "note", "met"), [(2, "because", False), (1, "", True)])
 def test_the_reason_is_told_where_the_aim_is_missed(work, ours, note, met):
-    result = work.compared(WHAT, "einops", ([ours] * 3, [1] * 3), 1.0, "because")
+    result = work.compare(WHAT, "einops", ([ours] * 3, [1] * 3), 1.0, "because")
     assert (result.note, result.met) == (note, met)
 
 
 def test_a_row_without_a_reason_says_where_the_aim_lies_in_the_spread(work):
     samples = [0.9, 0.9, 1.1, 1.2, 1.2], [1] * 5
-    assert "between the quartiles" in work.compared(WHAT, "einops", samples, 1.0, "").note
-    assert not work.compared(WHAT, "einops", ([1.1] * 5, [1] * 5), 1.0, "").note
+    assert "between the quartiles" in work.compare(WHAT, "einops", samples, 1.0, "").note
+    assert not work.compare(WHAT, "einops", ([1.1] * 5, [1] * 5), 1.0, "").note
 
 
 def test_the_rows_that_miss_their_aim_come_first(work):
-    made = [
-        work.compared((name, "", ""), "einops", ([x] * 3, [1] * 3), 1.0, "") for name, x in ROWS
-    ]
+    made = [work.compare((name, "", ""), "einops", ([x] * 3, [1] * 3), 1.0, "") for name, x in ROWS]
     made.insert(1, work.not_installed(WHAT, "einops", 1.0))
-    assert [row.name for row in work.missed_first(made)] == ["c", "d", "a", "a name", "b"]
+    assert [row.name for row in work.sort_missed_first(made)] == ["c", "d", "a", "a name", "b"]
 
 
 ROWS = (("a", 0.5), ("b", 1.0), ("c", 1.1), ("d", 3.0))
@@ -170,7 +168,7 @@ def test_a_peer_that_is_missing_is_named_with_what_installs_it(work, monkeypatch
     monkeypatch.setitem(work.PEERS, "einops", missing)
     names = {"einops": lambda: pytest.fail("asked for the names of what is not installed")}
     each = work.Work("a name", "None", {"native": "0", "einops": "1"}, peers=names, rounds=2)
-    native, theirs = work.measured(each)
+    native, theirs = work.measure(each)
     assert native.value > 0
     assert (theirs.value, theirs.met) == (None, None)
     assert theirs.note == "not installed: pip install the-package"
@@ -178,7 +176,7 @@ def test_a_peer_that_is_missing_is_named_with_what_installs_it(work, monkeypatch
 
 def test_a_peer_has_the_aim_of_being_ahead_and_the_native_call_its_own(work):
     each = work.Work("a name", "None", {"by hand": "1", "native": "0"}, aim=7, rounds=2)
-    assert {row.against: row.aim for row in work.measured(each)} == {"by hand": 1.0, "native": 7}
+    assert {row.against: row.aim for row in work.measure(each)} == {"by hand": 1.0, "native": 7}
 
 
 def test_every_way_runs_once_in_each_round(work):
@@ -302,7 +300,7 @@ def transfers(monkeypatch):
 
     def plain_copy(native):
         copy = ReferenceFramework(1).tensors.copy
-        return lambda value: imported("batches").walked(value, lambda x: copy(x, native))
+        return lambda value: imported("batches").walk(value, lambda x: copy(x, native))
 
     monkeypatch.setitem(module.COPIES, "reference", plain_copy)
     return module
@@ -391,7 +389,7 @@ def test_an_epoch_is_compared_with_the_longer_of_both(
 @pytest.mark.parametrize(("pins", "of_copies"), [(True, 1 / 0.95), (False, None)])
 def test_aims_are_those_of_hardware(transfers, backend, monkeypatch, platform, pins, of_copies):
     monkeypatch.setattr(backend, "platform", lambda device: platform)
-    monkeypatch.setattr(backend.framework.tensors, "pinned", lambda x: x if pins else None)
+    monkeypatch.setattr(backend.framework.tensors, "pin", lambda x: x if pins else None)
     place = transfers.Place(backend, "gpu:0")
     found = [*transfers.rows(place, transfers.SMALL), transfers.epoch(place, transfers.SMALL)]
     assert [row.aim for row in found] == [of_copies, of_copies, of_copies, 1.1, 1.05]
@@ -402,7 +400,7 @@ def test_memory_is_pinned_where_the_framework_can(transfers, backend, monkeypatc
     pinned = []
     copy = backend.copy
     monkeypatch.setattr(
-        backend.framework.tensors, "pinned", lambda x: pinned.append(copy(x)) or pinned[-1]
+        backend.framework.tensors, "pin", lambda x: pinned.append(copy(x)) or pinned[-1]
     )
     place = transfers.Place(backend, "gpu:0")
     first, _, third, _ = transfers.rows(place, transfers.SMALL)

@@ -27,7 +27,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from d2ldev.device import CPU
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, shown
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, quote, text_of
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
@@ -80,7 +80,7 @@ def _without_text(method: Callable[..., Any]) -> Callable[..., Any]:
                 if isinstance(x, (str, bytes)) or is_text(x):
                     raise UnsupportedValueError(
                         f"compute with {describe(self._model)}",
-                        f"{shown(x)} in the batch, at {jax.tree_util.keystr(path)}, is text, which "
+                        f"{quote(x)} in the batch, at {jax.tree_util.keystr(path)}, is text, which "
                         "no function takes that JAX compiles",
                         "numbers in its place, such as those of a vocabulary; or take it out",
                     ) from error
@@ -148,7 +148,7 @@ class JaxLearner(Learner):
                 "self.weight = nnx.Param(...) in its __init__",
             )
         # A model without arrays, which is only evaluated, computes where its inputs are.
-        places = [x for _, x in placing.named_tensors(self._framework, self._model)[:1]]
+        places = [x for _, x in placing.list_named_tensors(self._framework, self._model)[:1]]
         device = self._framework.tensors.device_of(places[0]) if places else CPU
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, device)
@@ -221,7 +221,7 @@ class JaxLearner(Learner):
     def modes(self) -> list[str]:
         return _set_flags(self._model)
 
-    def checked_modes(self, modes: Any) -> Callable[[], None]:
+    def check_modes(self, modes: Any) -> Callable[[], None]:
         names = [name for name, _, _ in _flags(self._model)]
         if not isinstance(modes, list) or any(name not in names for name in modes):
             raise state_refusal("model", f"its flags are {names}, and set were {describe(modes)}")
@@ -343,7 +343,7 @@ def update_named(optimizer: Any) -> Iterator[None]:
         raise UnsupportedValueError(
             f"train with the optimizer {describe(optimizer)}",
             "its update fails, which is given gradients, parameters, and the loss as value= if it "
-            f"takes more: {said(error)}",
+            f"takes more: {text_of(error)}",
             "an optimizer whose update needs no more, such as optax.adam(0.1); or a loop by hand",
         ) from error
 

@@ -11,7 +11,7 @@ from d2ldev.device import Device
 from d2ldev.errors import describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
 from d2ldev.framework.training import NO_LABEL, state_refusal, tell_epoch
-from d2ldev.operations.parallel import PartSampler, sharded_copy
+from d2ldev.operations.parallel import PartSampler, shard_copy
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training.learner import MXNetLearner
 
@@ -31,10 +31,10 @@ class MXNetTraining(Training):
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
 
-    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+    def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
         parts = PartSampler(loader._batch_sampler, rank, size)
         parts.sampler = _sampler_of(loader._batch_sampler)
-        return sharded_copy(
+        return shard_copy(
             loader,
             mx.gluon.data.DataLoader,
             parts,
@@ -86,7 +86,7 @@ class MXNetTraining(Training):
         mx.random.seed(seed)
         return seed
 
-    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+    def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if type(state) is not int or state not in _SEEDS:
             raise state_refusal("generator", f"{describe(state)} is no state of one")
         return lambda: mx.random.seed(state)

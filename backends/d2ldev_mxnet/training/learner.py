@@ -69,7 +69,7 @@ class MXNetLearner(Learner):
         """Return what is done with the gradient of each parameter, in the order of the layers."""
         return [parameter.grad_req for parameter in self._parameters()]
 
-    def checked_modes(self, modes: Any) -> Callable[[], None]:
+    def check_modes(self, modes: Any) -> Callable[[], None]:
         parameters = self._parameters()
         is_list = isinstance(modes, list) and len(modes) == len(parameters)
         if not is_list or not all(request in ("null", "write", "add") for request in modes):

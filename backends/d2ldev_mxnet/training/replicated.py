@@ -12,10 +12,10 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
 from d2ldev.framework.training import NO_LABEL
-from d2ldev.nesting.walk import flatten, unmarked
+from d2ldev.nesting.walk import flatten, unwrap_broadcasts
 from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
-from d2ldev.operations.placing import listed_tensors
+from d2ldev.operations.placing import list_needed_tensors
 from d2ldev_mxnet.files import checked_progress, form_of, progress_of
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
@@ -46,7 +46,7 @@ class MXNetParallelLearner(MXNetLearner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self.sync()
-        return super().evaluate(*unmarked((inputs, y), self._framework.kinds))
+        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.kinds))
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self.sync()
@@ -56,7 +56,7 @@ class MXNetParallelLearner(MXNetLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self.is_built:
-            self.build(unmarked(inputs, self._framework.kinds))
+            self.build(unwrap_broadcasts(inputs, self._framework.kinds))
         self._spread()
         return super().step(inputs, y)
 
@@ -215,7 +215,7 @@ class MXNetGroupLearner(MXNetLearner):
                 "the optimizer has parameters that the model does not, and they have no shape yet",
                 "name their shapes, such as Dense(8, in_units=3)",
             )
-        found = listed_tensors(self._framework, self.parts, "begin with the model of rank 0")
+        found = list_needed_tensors(self._framework, self.parts, "begin with the model of rank 0")
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([self._settings_in_common(), *((x.shape, str(x.dtype)) for x in arrays)])
         own = None if self._group.rank else progress_of(self._trainer)

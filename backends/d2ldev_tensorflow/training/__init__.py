@@ -28,7 +28,7 @@ class TensorFlowTraining(Training):
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
 
-    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+    def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
         return ShardedDataset(loader, rank, size)
 
     def learner(self, model: Any, settings: Settings) -> Learner:
@@ -83,7 +83,7 @@ class TensorFlowTraining(Training):
             labels = tf.where(counts, labels, 0)
             return tf.stack([tf.reduce_min(labels), tf.reduce_max(labels)])
 
-    def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
+    def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
         # ``tf.data`` fails on a tensor that cannot be in a GPU's memory.
         if not isinstance(batches, tf.data.Dataset) or not all(
             isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
@@ -101,7 +101,7 @@ class TensorFlowTraining(Training):
         generator = tf.random.get_global_generator()
         return {"algorithm": generator.algorithm, "state": generator.state.read_value()}
 
-    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+    def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         generator = tf.random.get_global_generator()
         try:
             algorithm, numbers = state["algorithm"], state["state"]

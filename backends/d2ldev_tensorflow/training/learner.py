@@ -133,7 +133,7 @@ class TensorFlowLearner(Learner):
                 "model.trainable = True; Keras' layers in a keras.Model, and not in a tf.Module",
             )
         variables = self._variables if is_trained else list(self._model.variables)
-        for _, first in placing.named_tensors(self._framework, variables)[:1]:
+        for _, first in placing.list_named_tensors(self._framework, variables)[:1]:
             device = self._framework.tensors.device_of(first)
         if device is None:  # the first batch will tell
             return
@@ -185,7 +185,7 @@ class TensorFlowLearner(Learner):
         objects = [self._model.variables]
         if not is_named and self._optimizer is not None:
             objects.append(self._optimizer)
-        found = placing.named_tensors(self._framework, objects)
+        found = placing.list_named_tensors(self._framework, objects)
         return [getattr(x, "handle", x) for _, x in found]
 
     def _new_program(self, is_named: bool, tensors: list[Any]) -> _Program:
@@ -250,7 +250,7 @@ class TensorFlowLearner(Learner):
     def modes(self) -> Any:
         return _flags_of(self._with_flags())
 
-    def checked_modes(self, modes: Any) -> Callable[[], None]:
+    def check_modes(self, modes: Any) -> Callable[[], None]:
         flagged = self._with_flags()
         is_list = isinstance(modes, list) and all(type(flag) is bool for flag in modes)
         if not is_list or len(modes) != len(flagged):

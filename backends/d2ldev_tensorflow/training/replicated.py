@@ -16,17 +16,17 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
 from d2ldev.framework.training import NO_LABEL
-from d2ldev.nesting.walk import unmarked
+from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import (
     all_optimizers,
     compute_at,
+    find_unlisted_attributes,
     own_variables,
-    unlisted_attributes,
 )
-from d2ldev_tensorflow.strict import mixing
+from d2ldev_tensorflow.strict import allow_mixing
 from d2ldev_tensorflow.training.learner import TensorFlowLearner
 from d2ldev_tensorflow.training.optimizers import made
 
@@ -100,7 +100,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._gather()
-        return super().evaluate(*unmarked((inputs, y), self._framework.kinds))
+        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.kinds))
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self._gather()
@@ -150,16 +150,16 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
-            self.build(unmarked(inputs, self._framework.kinds))
+            self.build(unwrap_broadcasts(inputs, self._framework.kinds))
         parts = parts_to_train_on(
             self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )
         number = sum(part.number for part in parts)
         pairs = zip(parts, self._shares(y, parts), strict=True)
         own = [(part.operands[0], (part.operands[1], share)) for part, share in pairs]
-        with mixing():
+        with allow_mixing():
             loss, prediction = super().step((), own)
-        with mixing(), tf.device(self._framework.devices.native(self._device)):
+        with allow_mixing(), tf.device(self._framework.devices.native(self._device)):
             loss = tf.add_n(self._strategy.experimental_local_results(loss))
             whole = tf.nest.map_structure(lambda x: self._joined(x, number), prediction)
             return loss, whole
@@ -330,7 +330,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         """Return the sums over the processes of tensors, on the device of the model."""
         extended = self._strategy.extended
         found: dict[int, Any] = {}
-        with mixing():
+        with allow_mixing():
             with self._strategy.scope(), tf.device(extended.worker_devices[0]):
                 for dtype in dict.fromkeys(x.dtype for x in values):  # what is sent at once has one
                     numbers = [i for i, x in enumerate(values) if x.dtype == dtype]
@@ -377,7 +377,7 @@ def _check_optimizer(optimizer: Any, number: int) -> None:
         "ema_overwrite_frequency": is_averaged and optimizer.ema_overwrite_frequency,
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
         "optimizers for some variables": hasattr(optimizer, "_inner_optimizers"),
-        "variables that are in no list of Keras'": any(unlisted_attributes(optimizer)),
+        "variables that are in no list of Keras'": any(find_unlisted_attributes(optimizer)),
     }
     for what, is_used in refused.items():
         if is_used:

@@ -64,7 +64,7 @@ class TorchTraining(Training):
             states["device"] = torch.get_device_module(native).get_rng_state(native)
         return states
 
-    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+    def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if not isinstance(state, Mapping) or "cpu" not in state:
             raise state_refusal("generator", f"{describe(state)} is no state of one")
         native = self._devices.native(device)
@@ -81,14 +81,14 @@ class TorchTraining(Training):
 
         return put
 
-    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+    def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
         return sharded_loader(loader, rank, size)
 
     def loader_state(self, loader: Any) -> list[bytes]:
         # As bytes, which the file of a run takes whatever framework is trained.
         return [generator.get_state().numpy().tobytes() for generator in _generators(loader)]
 
-    def checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
+    def check_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
         generators = _generators(loader)
         if not isinstance(state, list) or not all(isinstance(each, bytes) for each in state):
             raise state_refusal("loader", f"{describe(state)} is no list of states of generators")
@@ -175,7 +175,7 @@ class SideStream(Copier):
             for x, new in zip(xs, beside, strict=True)
         ]
 
-    def started(self) -> tuple[Any, list[torch.Tensor]]:
+    def mark_start(self) -> tuple[Any, list[torch.Tensor]]:
         """Return the event after the copies of a batch, and these copies."""
         copies, self._copies = self._copies, []
         return self._stream.record_event(), copies

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
@@ -20,7 +20,7 @@ from d2ldev.framework.training import (
     WEIGHT_DECAY,
     state_refusal,
 )
-from d2ldev.nesting.walk import flatten, mapped
+from d2ldev.nesting.walk import flatten, map_tensors
 from d2ldev.operations.placing import place
 from d2ldev.operations.steps import (
     check_labels,
@@ -337,7 +337,7 @@ class TorchLearner(Learner):
                 raise
             raise UnsupportedValueError(
                 "train on a batch of one example",
-                f"the model has batch normalizations, and torch says: {said(error)}",
+                f"the model has batch normalizations, and torch says: {text_of(error)}",
                 "drop_last=True in the loader, where the last batch has one example",
             ) from error
 
@@ -397,7 +397,7 @@ class TorchLearner(Learner):
         """Return a nesting with what a function makes of each tensor in it."""
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
-        return mapped(function, prediction, self._framework.kinds, "compute a prediction")
+        return map_tensors(function, prediction, self._framework.kinds, "compute a prediction")
 
     # -- modes ------------------------------------------------------------------------------------
 
@@ -442,7 +442,7 @@ class TorchLearner(Learner):
             "evaluation": self._in_evaluation() if self._model.training else self._frozen,
         }
 
-    def checked_modes(self, modes: Any) -> Callable[[], None]:
+    def check_modes(self, modes: Any) -> Callable[[], None]:
         known = {
             "frozen": [name for name, _ in _plainly(self._model.named_parameters())],
             # Not the model itself, which is trained.

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from d2ldev.framework.training import shard_refusal
-from d2ldev.operations.parallel import PartSampler, sharded_copy
+from d2ldev.operations.parallel import PartSampler, shard_copy
 
 
 def sharded_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[Any]:
@@ -26,7 +26,7 @@ def sharded_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[
         raise shard_refusal(loader, "with in_order=False its batches come in any order")
     parts = PartSampler(loader.batch_sampler, rank, size)
     # Workers that persist are the other loader's.
-    other: DataLoader[Any] = sharded_copy(
+    other: DataLoader[Any] = shard_copy(
         loader, DataLoader, parts, batch_sampler=parts, _iterator=None
     )
     return other

@@ -13,7 +13,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from d2ldev.framework import Framework, Settings, Tensor
-from d2ldev.nesting.walk import mapped
+from d2ldev.nesting.walk import map_tensors
 from d2ldev_torch.training.learner import TorchLearner, trained
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def begin_as_the_first(framework: Framework, optimizer: Any) -> None:
     state = [None]
     if is_first:
         found = framework.files.state(optimizer)
-        state = [mapped(torch.Tensor.cpu, found, framework.kinds, "send an optimizer's state")]
+        state = [map_tensors(torch.Tensor.cpu, found, framework.kinds, "send an optimizer's state")]
     distributed.broadcast_object_list(state)
     if not is_first:
         framework.files.prepare_state(optimizer, state[0])()

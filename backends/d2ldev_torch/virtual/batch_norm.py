@@ -58,7 +58,7 @@ def gather_stats(
     return mean, (variance + eps).rsqrt()
 
 
-def normalized(
+def normalize(
     x: _Tensor,
     weight: _Tensor | None,
     bias: _Tensor | None,
@@ -109,7 +109,7 @@ def backward(
 KERNELS: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": stats,
     "batch_norm_gather_stats_with_counts": gather_stats,
-    "batch_norm_elemt": normalized,
+    "batch_norm_elemt": normalize,
     "batch_norm_backward_reduce": backward_reduce,
     "batch_norm_backward_elemt": backward,
 }

@@ -78,7 +78,7 @@ def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
         return [x.to(target, copy=True) for x in xs]
-    return [_copied(x, index) if _is_straightforward(x) else x.to(target, copy=True) for x in xs]
+    return [_copy(x, index) if _is_straightforward(x) else x.to(target, copy=True) for x in xs]
 
 
 def _is_straightforward(x: torch.Tensor) -> bool:
@@ -92,7 +92,7 @@ def _is_straightforward(x: torch.Tensor) -> bool:
     )
 
 
-def _copied(x: torch.Tensor, index: int) -> torch.Tensor:
+def _copy(x: torch.Tensor, index: int) -> torch.Tensor:
     new = (x if x.is_cpu else as_cpu(x)).clone()
     return new if index < 0 else as_virtual(new, index)
 

@@ -111,7 +111,7 @@ class Schema:
         """Return whether an operand may be on the CPU beside others on a virtual GPU."""
         roles = {
             name
-            for name, value in self.named(args, kwargs).items()
+            for name, value in self.name_arguments(args, kwargs).items()
             if any(x is one for one in _tensors_in(value))
         }
         if roles <= {self._host}:
@@ -121,7 +121,7 @@ class Schema:
     def mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMismatchError:
         """Return the error of a call whose tensors are on different devices."""
         operands = []
-        for name, value in self.named(args, kwargs).items():
+        for name, value in self.name_arguments(args, kwargs).items():
             several = isinstance(value, (list, tuple))
             for i, x in enumerate(_tensors_in(value)):
                 operands.append((f"{name}[{i}]" if several else name, device_of(x.device)))
@@ -167,15 +167,15 @@ class Schema:
         if self.is_mutable:
             _follow(args, new)
         if isinstance(result, (list, tuple)):
-            return type(result)(_taken(one, args, new, index) for one in result)
-        return _taken(result, args, new, index)
+            return type(result)(_take(one, args, new, index) for one in result)
+        return _take(result, args, new, index)
 
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def name_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by their names."""
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
 
 
-def _taken(result: Any, args: tuple[Any, ...], new: list[Any], index: int) -> Any:
+def _take(result: Any, args: tuple[Any, ...], new: list[Any], index: int) -> Any:
     """Return a result on the virtual GPU; an operand as itself, and a number as it is."""
     if not isinstance(result, _Tensor):
         return result

@@ -34,8 +34,8 @@ def as_cpu(x: torch.Tensor) -> torch.Tensor:
         UnsupportedValueError: if it has no memory, as a fake tensor.
     """
     if x.is_nested:
-        return _nested_view(as_cpu(_buffer_of(x)), x)
-    return _imported(_export(x), ON_CPU, 0, x)
+        return _view_nested(as_cpu(_buffer_of(x)), x)
+    return _import_capsule(_export(x), ON_CPU, 0, x)
 
 
 def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
@@ -45,14 +45,14 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
         UnsupportedValueError: for a layout or a dtype without plain memory.
     """
     if x.is_nested:
-        return _nested_view(as_virtual(_buffer_of(x), index), x)
+        return _view_nested(as_virtual(_buffer_of(x), index), x)
     try:
         capsule = _export(x)
     except (BufferError, RuntimeError) as error:
         raise layout_refusal(f"make a tensor on {NAME}:{index}") from error
     if not x.data_ptr() and x._is_zerotensor():
         return as_virtual(x.clone(), index)  # zeros that have no memory until they are needed
-    new = _imported(capsule, _DL_EXTENSION, index, x)
+    new = _import_capsule(capsule, _DL_EXTENSION, index, x)
     dtype = x.dtype
     if new.dtype is not dtype:  # integers of fewer than eight bits
         raise layout_refusal(f"make a tensor on {NAME}:{index}")
@@ -90,7 +90,7 @@ def forget_origin(storage: Any) -> None:
     vars(storage).pop("origin", None)
 
 
-def _imported(capsule: object, device_type: int, index: int, x: torch.Tensor) -> torch.Tensor:
+def _import_capsule(capsule: object, device_type: int, index: int, x: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the capsule of ``x``, on another device."""
     description = description_of(capsule)
     if description.data is None and x.numel():
@@ -135,7 +135,7 @@ def _buffer_of(x: torch.Tensor) -> torch.Tensor:
     return buffer
 
 
-def _nested_view(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _view_nested(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     sizes = (op.redispatch(_NESTED_KEYS, x) for op in _SIZES)
     view = _aten._nested_view_from_buffer.default
     nested: torch.Tensor = view.redispatch(CPU_KEYS, buffer, *sizes)
@@ -200,7 +200,7 @@ def _forget(storage: ref[torch.UntypedStorage]) -> None:
     del _held[id(storage)]
 
 
-def used(index: int) -> int:
+def count_used_bytes(index: int) -> int:
     """Return the bytes that tensors hold on a virtual GPU now."""
     return sum(s.nbytes() for s in _storages() if s.device.index == index)
 

@@ -68,7 +68,7 @@ def run_random(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     Raises:
         DeviceMismatchError: if the generator is on another device.
     """
-    generator = schema.named(args, kwargs).get("generator")
+    generator = schema.name_arguments(args, kwargs).get("generator")
     native = _device_drawn_on(args, kwargs)
     if generator is not None and native is not None and native.type == NAME:
         wanted = torch.device(NAME, index_of(native))

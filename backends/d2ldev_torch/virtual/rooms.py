@@ -57,7 +57,7 @@ class VirtualDevices(TorchDevices):
         self.types = (NAME, "cuda", "xpu", "mps")  # a program says which GPU, and means this one
         self.streams = None
 
-    def missing(self, device: Device) -> None:
+    def native_of_missing(self, device: Device) -> None:
         """Return None: torch has no name for it."""
 
     def is_idle(self, device: Device) -> bool:
@@ -67,7 +67,9 @@ class VirtualDevices(TorchDevices):
         """Return None: it has no clock but the CPU's."""
 
     def memory(self, device: Device) -> Memory:
-        return Memory(memory.used(device.index), None, None)  # it has no size of its own
+        return Memory(
+            memory.count_used_bytes(device.index), None, None
+        )  # it has no size of its own
 
 
 class VirtualTensors(TorchTensors):

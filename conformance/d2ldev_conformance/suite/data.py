@@ -44,7 +44,7 @@ def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
     return data.astype(numpy_dtype).reshape(shape)
 
 
-def aligned(count: int, alignment: int) -> NDArray[np.float32]:
+def make_aligned(count: int, alignment: int) -> NDArray[np.float32]:
     """Return zeros that begin at a multiple of ``alignment`` bytes; some frameworks want it."""
     buffer = np.zeros(4 * count + alignment, np.uint8)
     start = -buffer.ctypes.data % alignment
@@ -83,7 +83,7 @@ def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
     return {name: backend.to_numpy(x) for name, x in named.items()}
 
 
-def saved_values(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
+def read_saved_values(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
     """Return the values of all that is saved of an object, by name: no gradients."""
     return {name: backend.to_numpy(x) for name, x in backend.named_tensors(obj).items()}
 

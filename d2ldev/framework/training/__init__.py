@@ -78,7 +78,7 @@ class Copier(ABC):
         """Begin to copy tensors to the device, as ``Tensors.copy_all`` does, but beside it."""
 
     @abstractmethod
-    def started(self) -> Any:
+    def mark_start(self) -> Any:
         """Return a mark of the copies begun so far; called once for each large batch."""
 
     @abstractmethod
@@ -93,8 +93,8 @@ class Training:
 
     Attributes:
         loader_types: the classes of its loaders that ``loader_state`` knows.
-        sharded_types: those that ``sharded`` takes.
-        pipeline_types: those that ``prefetched`` may take.
+        sharded_types: those that ``shard_loader`` takes.
+        pipeline_types: those that ``prefetch`` may take.
     """
 
     loader_types: tuple[type, ...] = ()
@@ -192,7 +192,7 @@ class Training:
 
     # -- feeding ----------------------------------------------------------------------------------
 
-    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+    def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
         """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
 
         Called by ``Trainer.shard``. The batches have the same order, and the loader is one of
@@ -225,7 +225,7 @@ class Training:
         """
         return None
 
-    def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
+    def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
         """Return batches that the framework's own pipeline brings to a device before their use.
 
         ``depth`` of them, 1 or more, are there ahead. None where d2ldev is to do it.
@@ -241,7 +241,7 @@ class Training:
         """
         return None
 
-    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+    def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         """Return a function that restores such a state; nothing changes before its call.
 
         Raises:
@@ -257,7 +257,7 @@ class Training:
         """
         return None
 
-    def checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
+    def check_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
         """Return a function that gives a loader a state that ``loader_state`` returned.
 
         Raises:

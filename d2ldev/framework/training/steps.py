@@ -75,7 +75,7 @@ class Settings(NamedTuple):
     shard: Shard | None = None
     batch_norm: Statistics | None = None
 
-    def checked(self) -> Settings:
+    def check(self) -> Settings:
         """Return the settings with Python's own numbers.
 
         Raises:
@@ -142,7 +142,7 @@ class Learner(ABC):
         self.pending = 0
         if settings.optimizer is None:
             # In place of the framework's own, which need not ask then.
-            vars(self)["step"] = self._refused_step
+            vars(self)["step"] = self._refuse_step
 
     def __repr__(self) -> str:
         usual = Settings()._asdict()
@@ -154,7 +154,7 @@ class Learner(ABC):
         )
         return f"{type(self).__name__}({given})"
 
-    def _refused_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _refuse_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         raise UnsupportedValueError(
             "take a step of training",
             "the learner was made with is_trained=False, and has no optimizer",
@@ -279,7 +279,7 @@ class Learner(ABC):
         """
         return None
 
-    def checked_modes(self, modes: Any) -> Callable[[], None]:
+    def check_modes(self, modes: Any) -> Callable[[], None]:
         """Return a function that sets what ``modes`` returned; nothing changes before its call.
 
         Raises:

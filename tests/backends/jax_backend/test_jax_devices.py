@@ -649,8 +649,8 @@ from d2ldev_jax import devices, tensors
 backend = d2ldev.get_backend("jax")
 short, long = backend.zeros(2**10), backend.zeros(2**12)
 client = SimpleNamespace(dma_map=lambda *_: None, dma_unmap=lambda _: None)
-backend.framework.devices.pinning_client = lambda: client
-pinned = backend.framework.tensors.pinned(short)
+backend.framework.devices.find_pinning_client = lambda: client
+pinned = backend.framework.tensors.pin(short)
 for module in (devices, tensors):
     module.LONG = 2**14
 tensors.LARGE, tensors.FEW = 2**13, 2**9

@@ -472,14 +472,14 @@ def test_from_dlpack_refuses_a_tensor_that_needs_gradients(torch_backend):
 
 def test_a_kept_loss_has_no_graph_and_leaves_the_users_its_own(torch_backend):
     loss = (torch.ones(4, requires_grad=True) * 2).sum()
-    kept = torch_backend.framework.tensors.detached(loss)
+    kept = torch_backend.framework.tensors.detach(loss)
     assert kept.grad_fn is None
     assert kept.data_ptr() == loss.data_ptr()
     loss.backward()
 
 
 def test_a_kept_number_of_a_large_tensor_does_not_keep_the_rest(torch_backend):
-    kept = torch_backend.framework.tensors.detached(torch.ones(1000)[0])
+    kept = torch_backend.framework.tensors.detach(torch.ones(1000)[0])
     assert kept.untyped_storage().nbytes() == 4
 
 
@@ -574,9 +574,9 @@ def test_a_norm_is_one_operation(torch_backend):
 
 def test_memory_is_pinned_where_a_gpu_copies_beside_python(ledger, devices, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)
-    assert ledger.framework.tensors.pinned(torch.ones(2)) is None
+    assert ledger.framework.tensors.pin(torch.ones(2)) is None
     devices.streams = torch.cuda
-    assert ledger.framework.tensors.pinned(torch.ones(2)).tolist() == [2, 2]
+    assert ledger.framework.tensors.pin(torch.ones(2)).tolist() == [2, 2]
 
 
 # -- what the benchmark compares -------------------------------------------------------------------

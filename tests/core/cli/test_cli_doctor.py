@@ -18,7 +18,7 @@ from d2ldev.cli.examination import (
     try_elsewhere,
     use,
 )
-from d2ldev.cli.screen import collected_warnings
+from d2ldev.cli.screen import collect_warnings
 from d2ldev.operations import nvml
 from d2ldev.registry import loading
 
@@ -381,7 +381,7 @@ def test_a_number_of_bytes_is_readable(size, text):
 
 
 def test_other_warnings_are_shown_as_ever(recwarn):
-    with collected_warnings() as texts:
+    with collect_warnings() as texts:
         warnings.warn("someone else's", UserWarning, stacklevel=1)
     assert texts == []
     assert [str(warning.message) for warning in recwarn] == ["someone else's"]

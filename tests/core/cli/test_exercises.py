@@ -150,7 +150,7 @@ def test_memory_that_is_not_pinned_has_no_figures(backend):
 
 
 def test_memory_that_is_pinned_is_measured(backend, monkeypatch):
-    monkeypatch.setattr(backend.framework.tensors, "pinned", backend.copy)
+    monkeypatch.setattr(backend.framework.tensors, "pin", backend.copy)
     assert run("pinned", backend).rows[1].figures is not None
 
 

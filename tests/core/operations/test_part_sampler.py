@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev.operations.parallel import PartSampler, sharded_copy
+from d2ldev.operations.parallel import PartSampler, shard_copy
 
 
 @pytest.mark.parametrize("held", [list, tuple, np.array], ids=lambda held: held.__name__)
@@ -95,7 +95,7 @@ class OwnLoader(Loader):
 
 def shard_of(loader):
     parts = PartSampler(loader.batches, 0, 2)
-    return sharded_copy(loader, Loader, parts, batches=parts)
+    return shard_copy(loader, Loader, parts, batches=parts)
 
 
 def test_a_loader_of_a_class_of_the_user_s_keeps_all_that_it_adds():

@@ -7,7 +7,7 @@ import pytest
 
 import d2ldev
 from d2ldev import D2LDevError, UnsupportedValueError, errors
-from d2ldev.errors import describe, said, shown
+from d2ldev.errors import describe, quote, text_of
 
 BUILT_IN_BASES = {
     "InvalidDeviceError": ValueError,
@@ -155,13 +155,13 @@ class Freed:
 
 
 @pytest.mark.parametrize("cls", [MuteError, Loud, ShowsLoud])
-@pytest.mark.parametrize("text_of", [said, shown, describe])
+@pytest.mark.parametrize("text_of", [text_of, quote, describe])
 def test_no_value_keeps_a_message_from_being_written(text_of, cls):
     assert type(f"{text_of(cls())}") is str
 
 
 def test_a_tensor_is_described_without_its_values():
-    assert shown(Freed()) == "<Freed of shape (2, 3) and dtype float32>"
+    assert quote(Freed()) == "<Freed of shape (2, 3) and dtype float32>"
 
 
 def raising(error):

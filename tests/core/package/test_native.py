@@ -41,7 +41,9 @@ def test_a_gpu_that_is_not_there_and_has_no_object_is_an_error():
 def test_a_gpu_that_is_not_there_has_the_object_that_the_framework_has_for_it(
     reference, monkeypatch
 ):
-    monkeypatch.setattr(reference.framework.devices, "missing", lambda device: f"its own {device}")
+    monkeypatch.setattr(
+        reference.framework.devices, "native_of_missing", lambda device: f"its own {device}"
+    )
     assert d2l.gpu(2) == "its own gpu:2"
 
 

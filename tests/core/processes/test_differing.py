@@ -250,7 +250,7 @@ def test_a_variable_that_is_wrong_is_named(variables, text):
 @pytest.mark.parametrize("size", ["1", "", None])
 def test_a_launch_of_one_process_is_none(size):
     variables = {"WORLD_SIZE": size, "RANK": size and "0", "MASTER_ADDR": None}
-    (ended,) = together(lambda rank: (fit(), join.joined()), 1, others={0: variables})
+    (ended,) = together(lambda rank: (fit(), join.find_group()), 1, others={0: variables})
     assert ended.error == "", ended
     assert ended.value[1] is None
 

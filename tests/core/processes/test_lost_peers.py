@@ -260,7 +260,7 @@ def test_a_process_that_gives_up_ends_the_work_of_all():
 
     def body(rank):
         group = d2ldev.get_backend("reference").framework.group()
-        with group.working():
+        with group.work():
             if rank == 1:
                 thread = threading.Thread(target=group.give_up, args=("its server has ended",))
                 thread.start()
@@ -281,7 +281,7 @@ def test_nothing_is_left_of_a_group_that_was_left():
         threads = threading.active_count()
         train()
         assert threading.active_count() == threads + 1
-        join.joined().leave()
+        join.find_group().leave()
         for _ in range(100):
             if threading.active_count() == threads:
                 break

@@ -4,7 +4,7 @@ import subprocess
 import time
 
 import pytest
-from d2ldev_conformance.machines import ADDRESSES, PORT, ip, launched_on, of_machine
+from d2ldev_conformance.machines import ADDRESSES, PORT, ip, launch_on, of_machine
 from d2ldev_conformance.suite.parallel.launching import command
 from launched import LIMIT, environment, shown, written
 
@@ -28,7 +28,7 @@ SOON = 30
 def begun(machines, program, *options, hosts=None):
     """Launch a program on both machines."""
     return [
-        launched_on(
+        launch_on(
             name, rank, command(*of_machine(rank, hosts), *options, program), environment(), hosts
         )
         for rank, name in enumerate(machines)

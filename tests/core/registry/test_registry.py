@@ -25,7 +25,7 @@ ERROR = """
 
 def test_the_built_in_backends_are_announced_by_the_same_entry_points():
     points = {point.name: point for point in entry_points(group=discovery.GROUP)}
-    assert {"torch", "reference"} <= points.keys() == discovery.known_backends().keys()
+    assert {"torch", "reference"} <= points.keys() == discovery.find_backends().keys()
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def test_the_packages_below_a_needed_module_are_not_imported(tmp_path):
     make_package(tmp_path / "needed", "below", "raise OSError")
     make_backend(tmp_path, requires=["needed.below", "needed.not_there"])
     code = """
-        from d2ldev.registry.discovery import missing_modules
-        show(missing_modules("mine"))
+        from d2ldev.registry.discovery import find_missing_modules
+        show(find_missing_modules("mine"))
     """
     assert run_python(code, path=[tmp_path]) == [["needed.not_there"]]
 
@@ -199,5 +199,5 @@ def test_two_distributions_without_a_name_are_a_conflict_as_any_two(tmp_path):
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "mxnet"])
 def test_what_a_package_needs_is_read_also_where_pytest_loads_it(name):
     """pytest rewrites all packages of a distribution that has a plugin, as d2ldev has."""
-    discovery.known_backends(refresh=True)
-    assert name in discovery.required_modules(name)
+    discovery.find_backends(refresh=True)
+    assert name in discovery.read_required_modules(name)

@@ -45,7 +45,7 @@ class ReferenceModels(d2ldev_reference.models.ReferenceModels):
             for name, value in vars(obj).items()
         ]
 
-    def unlisted(self, obj):
+    def find_unlisted(self, obj):
         return ("attention_weights",)
 
 

@@ -91,13 +91,13 @@ class ReadsNothingWithoutAGpu(Mutant, caught_by="io.from-a-gpu-without-one"):
 
 class ComparesWhatACallLeaves(Mutant, caught_by="io.passes-over-what-a-call-leaves"):
     class Models(ReferenceModels):
-        def unlisted(self, obj):
+        def find_unlisted(self, obj):
             return ()
 
 
 class ResumesNothingThatWasCalled(Mutant, caught_by="fit.resumes-past-what-a-call-leaves"):
     class Models(ReferenceModels):
-        def unlisted(self, obj):
+        def find_unlisted(self, obj):
             return ()
 
 
@@ -159,7 +159,7 @@ class MakesTuplesOfAll(Mutant, caught_by="io.makes-no-class-unasked"):
 
 class TakesAnyModes(Mutant, caught_by="fit.refuses-odd-states"):
     class Learner(NetworkLearner):
-        def checked_modes(self, modes):
+        def check_modes(self, modes):
             return lambda: [name for name in modes if name]
 
 

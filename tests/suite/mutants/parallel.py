@@ -236,7 +236,7 @@ class ForgetsTheOptimizerOfTheFile(Mutant, caught_by="several.resume-with-anothe
 class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters"):
     class ParallelLearner(ReferenceParallelLearner):
         def _clipped(self, gradients):
-            return gradients if self.settings.shard else super()._clipped(gradients)
+            return gradients if self.settings.shard else super()._clip(gradients)
 
 
 class AsksNobodyWhetherTwoStop(Mutant, caught_by="several.stop"):
@@ -305,7 +305,7 @@ class LearnsNothingInProcesses(Mutant, caught_by="processes.change-the-parameter
 class LearnsFromItsPartAlone(Mutant, caught_by="processes.end-with-the-same"):
     class GroupLearner(ReferenceGroupLearner):
         def _differentiated(self, model, inputs, y):
-            return ReferenceLearner._differentiated(self, model, inputs, y)
+            return ReferenceLearner._differentiate(self, model, inputs, y)
 
 
 class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
@@ -331,7 +331,7 @@ class ShufflesByItself(Mutant, caught_by="processes.shuffle-as-the-first"):
 class ClipsEachPart(Mutant, caught_by="processes.clip-the-whole-gradient"):
     class GroupLearner(ReferenceGroupLearner):
         def _gradients(self, model, activations, error):
-            return super()._clipped(super()._gradients(model, activations, error))
+            return super()._clip(super()._gradients(model, activations, error))
 
         def _clipped(self, gradients):
             return gradients
@@ -378,7 +378,7 @@ class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-an
 class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-parameters"):
     class GroupLearner(ReferenceGroupLearner):
         def _clipped(self, gradients):
-            return gradients if self.settings.shard else super()._clipped(gradients)
+            return gradients if self.settings.shard else super()._clip(gradients)
 
 
 class StopsAlone(Mutant, caught_by="processes.stop-together"):
@@ -434,7 +434,7 @@ class LearnsFromItsMachineAlone(
         def _differentiated(self, model, inputs, y):
             _one, *others = {each.rpartition(":")[0] for each in self._group.addresses}
             cls = ReferenceLearner if others else ReferenceGroupLearner
-            return cls._differentiated(self, model, inputs, y)
+            return cls._differentiate(self, model, inputs, y)
 
 
 class SaysNothingOfWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):

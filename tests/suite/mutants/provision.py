@@ -246,7 +246,7 @@ class NetworkLearner(AnyLoss, NarrowLearner):
     def modes(self):
         return self.framework.is_frozen
 
-    def checked_modes(self, modes):
+    def check_modes(self, modes):
         def set_modes():
             self.framework.is_frozen = modes
 
@@ -264,7 +264,7 @@ def networks(backend):
     return {"network": network}
 
 
-def normalized_networks(backend):
+def networks_with_batch_norm(backend):
     """Return a normalized network."""
     return {"normalized": lambda device: Normalized(backend.mlp([4, 8, 2], device=device).layers)}
 
@@ -298,12 +298,12 @@ def own_optimizers(_backend):
     return {"adam": lambda _net: GradientDescent(0.1, "adam")}
 
 
-def frozen_models(backend):
+def untrainable_models(backend):
     """Return a model that nothing is trained of."""
     return {"frozen": lambda device: Frozen(backend.mlp([2, 1], device=device).layers)}
 
 
-def masked_models(backend):
+def models_with_masks(backend):
     """Return a masked model."""
     return {"masked": lambda device: Masked(backend.mlp([3, 3], device=device).layers)}
 

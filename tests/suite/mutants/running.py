@@ -30,7 +30,7 @@ import pytest
 
 import mutants
 from d2ldev import settings
-from d2ldev.registry.discovery import known_backends
+from d2ldev.registry.discovery import find_backends
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with contextlib.redirect_stdout(io.StringIO()):  # for what pytest imports when it is needed
         pytest.main(["--markers", "-c", f"{d2ldev_conformance.__path__[0]}/pytest.ini"])
-    known_backends()
+    find_backends()
     # A child would go through, and so copy, all that is here whenever it collects garbage.
     gc.freeze()
     for line in sys.stdin:

@@ -171,7 +171,7 @@ def test_a_device_that_is_missing_has_no_native_object(backend, missing):
 
 @requirement("devices.native-of-a-missing-gpu", section=SECTION)
 def test_a_native_object_of_a_missing_gpu_stands_for_no_other_device(backend, missing):
-    native = backend.framework.devices.missing(missing)
+    native = backend.framework.devices.native_of_missing(missing)
     assert native is None or backend.device(native) is missing
 
 

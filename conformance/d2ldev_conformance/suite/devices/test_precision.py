@@ -47,7 +47,7 @@ def is_at_least(found, precision):
     return MATMUL_PRECISIONS.index(found) <= MATMUL_PRECISIONS.index(precision)
 
 
-def entered(backend, precision):
+def enter(backend, precision):
     """Return a generator that is in a block."""
 
     def generate():
@@ -157,7 +157,7 @@ def test_blocks_nest(backend, others):
 def test_blocks_of_generators_end_in_any_order(backend, others, order):
     before = backend.matmul_precision()
     left = ["medium", "highest", "high"]
-    generators = dict(enumerate([entered(backend, precision) for precision in left]))
+    generators = dict(enumerate([enter(backend, precision) for precision in left]))
     for number in order:
         generators.pop(number).close()
         inside = others[left[max(generators)]] if generators else before
@@ -169,7 +169,7 @@ def test_blocks_of_generators_end_in_any_order(backend, others, order):
 def test_a_setting_ends_with_its_block(backend, order):
     generators = []
     for precision in ("medium", "highest", "high"):
-        generators.append(entered(backend, precision))
+        generators.append(enter(backend, precision))
         backend.matmul_precision("medium")
     for number in order:
         generators[number].close()

@@ -16,7 +16,7 @@ from d2ldev_conformance.requirement import requirement
 SECTION = "6.7.2.1"
 
 
-def entered(*blocks) -> Iterator[None]:
+def enter(*blocks) -> Iterator[None]:
     """Return a generator that is inside of blocks."""
 
     def generate():
@@ -55,7 +55,7 @@ def places_of(backend):
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)], ids=str)
 def test_blocks_of_generators_end_in_any_order(backend, route, order):
     before = places_of(backend)
-    generators = [entered(backend.on(place), backend.strict()) for place in (*route, "cpu")]
+    generators = [enter(backend.on(place), backend.strict()) for place in (*route, "cpu")]
     for number in order:
         generators[number].close()
     assert places_of(backend) == before
@@ -121,7 +121,7 @@ def test_a_block_of_an_async_generator_that_is_left_by_break_ends(backend, place
 @requirement("scopes.other-threads", section=SECTION)
 def test_a_block_that_is_closed_in_another_thread_has_ended(backend, place):
     before = places_of(backend)
-    generator = entered(backend.on(place))
+    generator = enter(backend.on(place))
     error = in_a_thread(generator.close)
     assert error is None or (isinstance(error, ScopeError) and "another thread" in str(error))
     assert places_of(backend) == before
@@ -131,7 +131,7 @@ def test_a_block_that_is_closed_in_another_thread_has_ended(backend, place):
 def test_a_device_whose_block_is_closed_in_another_thread_is_left(backend, place):
     with d2ldev.use_backend(backend):
         before = places_of(backend)
-        generator = entered(place)
+        generator = enter(place)
         error = in_a_thread(generator.close)
         assert error is None or isinstance(error, ScopeError)
         assert places_of(backend) == before
@@ -140,7 +140,7 @@ def test_a_device_whose_block_is_closed_in_another_thread_is_left(backend, place
 @requirement("scopes.use-backend-in-other-threads", section=SECTION)
 def test_use_backend_that_is_closed_in_another_thread_has_ended(backend):
     with d2ldev.use_backend(backend):
-        generator = entered(d2ldev.use_backend("reference"))
+        generator = enter(d2ldev.use_backend("reference"))
         assert in_a_thread(generator.close) is None
         assert d2ldev.backend.name == backend.name
 
@@ -148,7 +148,7 @@ def test_use_backend_that_is_closed_in_another_thread_has_ended(backend):
 @requirement("strict.other-threads-close-it", section=SECTION)
 def test_a_strict_block_that_is_closed_in_another_thread_has_ended(backend, route):
     x, y = (backend.ones(2, device=place) for place in route)
-    generator = entered(backend.strict())
+    generator = enter(backend.strict())
     with pytest.raises(DeviceMismatchError):
         x + y
     assert in_a_thread(generator.close) is None
@@ -159,7 +159,7 @@ def test_a_strict_block_that_is_closed_in_another_thread_has_ended(backend, rout
 def test_a_block_that_ends_inside_one_of_the_frameworks_own_is_put_right(backend, route):
     source, target = route
     before = places_of(backend)
-    generator = entered(backend.on(source))
+    generator = enter(backend.on(source))
     with backend.framework.devices.scope(target):
         with contextlib.suppress(ScopeError):  # where the framework's block puts back what it found
             generator.close()

@@ -16,7 +16,7 @@ from d2ldev.files.inventory import ModelInventory
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.provision import composites, loops, networks, samples
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same, numbers, saved_values
+from d2ldev_conformance.suite.data import assert_same, numbers, read_saved_values
 
 SECTION = "6.6"
 
@@ -247,7 +247,7 @@ def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
 @requirement("io.load-into-brings-every-value", section=SECTION)
 def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch):
     obj = samples(backend)[sample](backend.cpu())
-    saved = {name: _flipped(value) for name, value in saved_values(backend, obj).items()}
+    saved = {name: _flipped(value) for name, value in read_saved_values(backend, obj).items()}
     borrow = backend.framework.files.borrow
     # Other numbers than the builder gives to the next object.
     with monkeypatch.context() as patch:
@@ -259,7 +259,7 @@ def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch)
 
 def _assert_saved(backend, obj, values):
     """Check that what is saved of an object has these names and values."""
-    after = saved_values(backend, obj)
+    after = read_saved_values(backend, obj)
     assert list(after) == list(values)
     for name, value in values.items():
         assert_same(after[name], value)
@@ -285,7 +285,7 @@ def test_a_loop_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
     go_on(device, **whole)
     resumed = backend.load_into(begin(2, first), path)
     go_on(first, **resumed)
-    expected, found = (saved_values(backend, each["net"]) for each in (whole, resumed))
+    expected, found = (read_saved_values(backend, each["net"]) for each in (whole, resumed))
     assert list(found) == list(expected)
     for name, value in expected.items():
         assert_same(found[name], value)
@@ -297,14 +297,14 @@ def test_the_named_tensors_of_a_trained_model_can_be_saved_and_loaded_into_one(
 ):
     net, other = _trained(backend, place), backend.mlp([2, 1], device=place, seed=2)
     backend.save(backend.named_tensors(net), path)
-    _assert_saved(backend, backend.load_into(other, path), saved_values(backend, net))
+    _assert_saved(backend, backend.load_into(other, path), read_saved_values(backend, net))
 
 
 @requirement("io.load-into-takes-tensors-by-name", section=SECTION)
 def test_load_into_takes_the_tensors_of_another_model(backend, place):
     net, other = _trained(backend, "cpu"), backend.mlp([2, 1], device=place, seed=2)
     loaded = backend.load_into(other, backend.named_tensors(net))
-    _assert_saved(backend, loaded, saved_values(backend, net))
+    _assert_saved(backend, loaded, read_saved_values(backend, net))
     assert set(backend.placement(loaded).values()) == {place}
     theirs = {backend.address(x) for x in backend.named_tensors(net).values()}
     assert not theirs & {backend.address(x) for x in backend.named_tensors(loaded).values()}
@@ -313,7 +313,7 @@ def test_load_into_takes_the_tensors_of_another_model(backend, place):
 @requirement("io.load-into-takes-tensors-by-name", section=SECTION)
 def test_load_into_writes_one_parameter(backend, place):
     net = _trained(backend, place)
-    values = saved_values(backend, net)
+    values = read_saved_values(backend, net)
     name = next(iter(values))
     values[name] = _flipped(values[name])
     net = backend.load_into(net, {**backend.named_tensors(net), name: values[name]})
@@ -324,7 +324,7 @@ def test_load_into_writes_one_parameter(backend, place):
 @requirement("io.load-into-takes-every-name", section=SECTION)
 def test_load_into_takes_a_tensor_of_its_own_for_each_name_of_a_tied_one(backend, place, sample):
     obj = samples(backend)[sample](place)
-    before = saved_values(backend, obj)
+    before = read_saved_values(backend, obj)
     copies = {name: backend.copy(x) for name, x in backend.named_tensors(obj).items()}
     _assert_saved(backend, backend.load_into(obj, copies), before)
 
@@ -332,7 +332,7 @@ def test_load_into_takes_a_tensor_of_its_own_for_each_name_of_a_tied_one(backend
 @requirement("io.load-into-takes-every-name", section=SECTION)
 def test_load_into_takes_the_values_of_a_model_under_each_of_its_names(backend, place):
     net = backend.mlp([2, 1], device=place)
-    values = {name: _flipped(x) for name, x in saved_values(backend, net).items()}
+    values = {name: _flipped(x) for name, x in read_saved_values(backend, net).items()}
     given = {f"{outer}.{name}": x for outer in "ab" for name, x in values.items()}
     loaded = backend.load_into({"a": net, "b": net}, given)
     _assert_saved(backend, loaded["a"], values)
@@ -345,7 +345,7 @@ def test_load_into_takes_the_values_of_a_model_under_each_of_its_names(backend, 
 )
 def test_load_into_refuses_tensors_by_name_that_do_not_fit(backend, changed):
     net = backend.mlp([2, 1])
-    before, named = saved_values(backend, net), dict(backend.named_tensors(net))
+    before, named = read_saved_values(backend, net), dict(backend.named_tensors(net))
     first, last = next(iter(named)), list(named)[-1]
     named[first] = np.zeros(before[first].shape, "float32")
     named.update({name or last: value for name, value in changed.items()})
@@ -384,8 +384,8 @@ def test_a_network_that_waits_for_its_first_batch_gets_shapes_and_values_from_th
     learner.sync()
     backend.save(learner.parts["model"], path)
     loaded = backend.load_into(build(place), path)
-    found = saved_values(backend, loaded)
-    wanted = saved_values(backend, learner.parts["model"])
+    found = read_saved_values(backend, loaded)
+    wanted = read_saved_values(backend, learner.parts["model"])
     assert list(found) == list(wanted)
     for name, value in wanted.items():
         assert_same(found[name], value)
@@ -397,7 +397,7 @@ def test_a_network_that_waits_for_its_first_batch_gets_shapes_and_values_from_th
 def test_load_into_refuses_other_layers_and_changes_nothing(backend, path, sizes):
     backend.save(backend.mlp([3, 4, 1], seed=1), path)
     net = backend.mlp(sizes, seed=2)
-    before = saved_values(backend, net)
+    before = read_saved_values(backend, net)
     with pytest.raises(CheckpointError):
         backend.load_into(net, path)
     _assert_saved(backend, net, before)
@@ -438,7 +438,7 @@ def test_the_model_of_a_run_s_checkpoint_is_read_alone(backend, path, place):
     trainer.fit(backend.mlp([3, 4, 1], seed=1), batches, checkpoint=path)
     other = backend.mlp([3, 4, 1], seed=2, device=place)
     loaded = backend.load_into(other, path, only="parts.model")
-    found, wanted = saved_values(backend, loaded), saved_values(backend, trainer.model)
+    found, wanted = read_saved_values(backend, loaded), read_saved_values(backend, trainer.model)
     assert list(found) == list(wanted)
     for name, value in wanted.items():
         assert_same(found[name], value)

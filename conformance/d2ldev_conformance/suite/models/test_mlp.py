@@ -141,13 +141,13 @@ def test_a_model_leaves_the_frameworks_random_state_alone(backend, place):
 
 @requirement("mlp.draws-nothing-else", section=SECTION)
 def test_a_model_draws_nothing_from_the_frameworks_random_state(backend, place):
-    def drawn(*, after_a_model):
+    def draw(*, after_a_model):
         backend.seed(7)
         if after_a_model:
             backend.mlp([3, 4, 1], seed=5, device=place)
         return [backend.to_numpy(backend.rand((4,), device=at)) for at in (backend.cpu(), place)]
 
-    for found, expected in zip(drawn(after_a_model=True), drawn(after_a_model=False), strict=True):
+    for found, expected in zip(draw(after_a_model=True), draw(after_a_model=False), strict=True):
         assert_same(found, expected)
 
 

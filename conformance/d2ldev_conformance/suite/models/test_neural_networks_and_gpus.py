@@ -13,7 +13,7 @@ import pytest
 from d2ldev import D2LDevWarning, DeviceUnavailableError, UnsupportedValueError
 from d2ldev_conformance.provision import loops, samples
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, room_for, saved_values, values_of
+from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, room_for, values_of
 
 SECTION = "6.7.3"
 
@@ -90,11 +90,11 @@ def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
     obj = samples(backend)[sample](source)
     original, copied = backend.framework.tensors.copy_all, []
 
-    def counting(xs, native):
+    def count(xs, native):
         copied.extend(xs)
         return original(xs, native)
 
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", counting)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", count)
     distinct = {id(x) for x in backend.named_tensors(obj, gradients=True).values()}
     backend.place(obj, target)
     assert len(copied) == len({id(x) for x in copied}) == len(distinct)
@@ -129,9 +129,9 @@ def test_a_loop_goes_on_where_its_model_and_optimizer_were_placed(backend, loop)
     placed = backend.place(parts, target)
     assert set(backend.placement(placed).values()) == {target}
     go_on(target, **placed)
-    found = saved_values(backend, placed["net"])
+    found = read_saved_values(backend, placed["net"])
     # Devices add in other orders, and optimizers divide by what is nearly 0.
-    for name, value in saved_values(backend, unbroken["net"]).items():
+    for name, value in read_saved_values(backend, unbroken["net"]).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4)
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev.registry.discovery import known_backends
+from d2ldev.registry.discovery import find_backends
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.3"
@@ -39,11 +39,11 @@ def model_of_another_backend(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "other_framework", ModuleType("other_framework"))
     sys.path.insert(0, str(tmp_path))
     try:
-        known_backends(refresh=True)
+        find_backends(refresh=True)
         yield type("Model", (), {"__module__": "other_framework.layers"})()
     finally:
         sys.path.remove(str(tmp_path))
-        known_backends(refresh=True)
+        find_backends(refresh=True)
 
 
 @pytest.mark.parametrize("is_nested", [False, True])

@@ -34,7 +34,7 @@ def environment(backend: Backend, **others: str) -> dict[str, str]:
     return found
 
 
-def launched(
+def run_launch(
     backend: Backend, launch: Sequence[str], limit: float = LIMIT, **others: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a ``command``; how it ended, and what all processes have written.
@@ -55,7 +55,7 @@ def launched(
     )
 
 
-def left(variable: str) -> list[int]:
+def find_survivors(variable: str) -> list[int]:
     """Return the processes with a variable, ``NAME=value``, that are still there 5 seconds later.
 
     Those that the processes of a launch have started have its variables, too. Linux only: elsewhere

@@ -17,13 +17,13 @@ import pytest
 from d2ldev import Backend, Trainer, get_backend
 from d2ldev_conformance.provision import classifiers
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_run, difference_of_runs, saved_values
+from d2ldev_conformance.suite.data import assert_same_run, difference_of_runs, read_saved_values
 from d2ldev_conformance.suite.parallel.launching import (
     command,
-    launched,
+    run_launch,
     virtual_gpus_of_each,
 )
-from d2ldev_conformance.suite.parallel.test_processes import keep, learned
+from d2ldev_conformance.suite.parallel.test_processes import keep, read_learned
 
 NUMBERS = (2, 3, 4)
 SIZES = (12, 5, 1)
@@ -70,7 +70,7 @@ def train(backend: Backend, num_gpus: int, model: str, optimizer: str, clip: flo
         lr=RATES[optimizer],
         metrics=["accuracy"],
     )
-    return saved_values(backend, trainer.model), history
+    return read_saved_values(backend, trainer.model), history
 
 
 def main() -> None:
@@ -107,10 +107,10 @@ def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     arguments = backend.name, tmp_path, num_gpus
-    done = launched(backend, command("--processes", number, program, *arguments), LIMIT)
+    done = run_launch(backend, command("--processes", number, program, *arguments), LIMIT)
     assert done.returncode == 0, done.stderr
     for case, how in cases(backend).items():
-        first, *others = (learned(tmp_path, case, rank) for rank in range(number))
+        first, *others = (read_learned(tmp_path, case, rank) for rank in range(number))
         alone = train(backend, num_gpus, *how)
         _tell(number, case, difference_of_runs(first, alone))
         assert_same_run(first, alone)

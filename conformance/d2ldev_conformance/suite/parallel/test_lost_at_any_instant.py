@@ -21,8 +21,8 @@ import pytest
 from d2ldev import Backend, Trainer, get_backend
 from d2ldev.processes import join
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import saved_values
-from d2ldev_conformance.suite.parallel.launching import command, launched, left
+from d2ldev_conformance.suite.data import read_saved_values
+from d2ldev_conformance.suite.parallel.launching import command, find_survivors, run_launch
 
 TIMEOUT = 5
 GRACE = 15
@@ -110,7 +110,7 @@ def train(backend: Backend, path: Path, epochs: int, **options: Any) -> Any:
         checkpoint=path,
         resume=True,
     )
-    return saved_values(backend, trainer.model)
+    return read_saved_values(backend, trainer.model)
 
 
 def _assert_all_end(backend, folder, number, lost, after, shard=None):
@@ -124,7 +124,7 @@ def _assert_all_end(backend, folder, number, lost, after, shard=None):
     program.write_text(f"{PROGRAM}main()")
     launch = ["--processes", 3, "--timeout", TIMEOUT, program]
     launch = command(*launch, backend.name, folder, json.dumps(given))
-    done = launched(backend, launch, LAUNCHED_IN=str(folder))
+    done = run_launch(backend, launch, LAUNCHED_IN=str(folder))
     assert (folder / "lost").exists(), (delay, done.stderr)
     seconds = time.time() - float((folder / "lost").read_text())
     assert done.returncode == (1 if number == signal.SIGSTOP else 137), (delay, done.stderr)
@@ -136,7 +136,7 @@ def _assert_all_end(backend, folder, number, lost, after, shard=None):
         told = rf"rank {lost} on {host} is lost: .+\. Rank {rank} on {host} was at [a-zM]{meeting}"
         expected = rf"\[rank {rank}\] .*PeerLostError: cannot train in 3 processes: ({told})"
         assert re.search(expected, done.stderr), (delay, done.stderr)
-    assert not left(f"LAUNCHED_IN={folder}")
+    assert not find_survivors(f"LAUNCHED_IN={folder}")
     epochs = 2 + (backend.load(path)["run"]["epoch"] if path.exists() else 0)
     resumed = train(backend, path, epochs)
     for name, values in train(backend, folder / "undisturbed", epochs).items():
@@ -174,7 +174,7 @@ def test_a_launch_that_has_lost_a_process_goes_on_by_itself(backend, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(f"{PROGRAM}begin_again()")
     launch = ["--processes", 2, "--restarts", 1, program, backend.name, tmp_path]
-    done = launched(backend, command(*launch))
+    done = run_launch(backend, command(*launch))
     assert done.returncode == 0, done.stderr
     assert "status 137: all are started again, 0 left" in done.stderr
     expected = train(backend, tmp_path / "undisturbed", EPOCHS)

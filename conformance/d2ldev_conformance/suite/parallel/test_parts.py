@@ -10,7 +10,7 @@ import pytest
 
 from d2ldev import Broadcast, DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same, saved_values
+from d2ldev_conformance.suite.data import assert_same, read_saved_values
 
 SECTION = "13.5"
 PAIR = ("gpu:0", "gpu:1")
@@ -237,7 +237,7 @@ def test_each_device_gets_parameters_of_its_own(backend):
 @two_gpus
 def test_each_device_gets_a_model_of_its_own(backend):
     net = backend.place(backend.mlp([2, 3, 1]), "gpu:0")
-    values = saved_values(backend, net)
+    values = read_saved_values(backend, net)
     copies = backend.replicate(net, PAIR)
     x = backend.ones((4, 2))
     predictions = [
@@ -249,7 +249,7 @@ def test_each_device_gets_a_model_of_its_own(backend):
     learner.sync()
     for other, name in ((net, "gpu:0"), (copies[1], "gpu:1")):
         assert set(backend.placement(other).values()) == {backend.device(name)}
-        after = saved_values(backend, other)
+        after = read_saved_values(backend, other)
         assert list(after) == list(values)
         for key, value in values.items():
             assert_same(after[key], value)

@@ -31,8 +31,8 @@ from d2ldev import (
     UnsupportedValueError,
 )
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same, assert_same_run, saved_values
-from d2ldev_conformance.suite.parallel.launching import command, launched
+from d2ldev_conformance.suite.data import assert_same, assert_same_run, read_saved_values
+from d2ldev_conformance.suite.parallel.launching import command, run_launch
 from d2ldev_conformance.suite.training.test_stopping import AfterStep, HookError, RaisingAfterStep
 
 SECTION = "13.6"
@@ -257,7 +257,7 @@ def train(
         checkpoint=None if checkpoint is None else f"{folder}/{checkpoint}.safetensors",
         **{"lr": 0.02, **options},
     )
-    return saved_values(backend, trainer.model), history
+    return read_saved_values(backend, trainer.model), history
 
 
 def fail(
@@ -274,7 +274,7 @@ def fail(
     except (HookError, PeerLostError) as error:
         raised = type(error).__name__
     found: dict[str, Any] = {"raised": raised, "steps": len(callback.steps)}
-    keep(folder, case, (saved_values(backend, trainer.model), found))
+    keep(folder, case, (read_saved_values(backend, trainer.model), found))
 
 
 def keep(folder: Path, case: str, run: Any) -> None:
@@ -299,18 +299,18 @@ def take_one_gpu(backend: Backend, folder: Path) -> None:
     (folder / f"one-gpu-{os.environ['RANK']}.txt").write_text(text)
 
 
-def learned(folder: Path, case: str, rank: int = 0) -> tuple[dict[str, Any], Any]:
+def read_learned(folder: Path, case: str, rank: int = 0) -> tuple[dict[str, Any], Any]:
     """Return the parameters and the history that a process of a launch has kept."""
     with np.load(folder / f"{case}-{rank}.npz") as values:
         return dict(values), json.loads((folder / f"{case}-{rank}.json").read_text())
 
 
-def _launched(backend, folder, cases, program=PROGRAM, **others):
+def _launch(backend, folder, cases, program=PROGRAM, **others):
     """Train in two processes; how that ended, and how many seconds after rank 1 told the time."""
     path = folder / "program.py"
     path.write_text(program)
     launch = command("--processes", 2, "--timeout", TIMEOUT, path)
-    done = launched(backend, [*launch, backend.name, str(folder), json.dumps(cases)], **others)
+    done = run_launch(backend, [*launch, backend.name, str(folder), json.dumps(cases)], **others)
     now, told = time.time(), re.findall(r"^\[rank 1\] time (\S+)$", done.stderr, re.MULTILINE)
     return done, now - float(told[-1]) if told else None
 
@@ -332,7 +332,7 @@ class _Runs:
         self._backend, self.folder, self._num_gpus = backend, folder, num_gpus
 
     def together(self, case, rank=0):
-        return learned(self.folder, case, rank)
+        return read_learned(self.folder, case, rank)
 
     def alone(self, **options):
         return train(self._backend, self.folder, num_gpus=self._num_gpus, **options)
@@ -357,7 +357,7 @@ def runs(backend, num_gpus, tmp_path_factory):
         cases |= {case: {**shared, **options} for case, options in SHARED.items()}
     if _LISTS not in backend.framework.cannot:
         cases |= {case: {"num_gpus": num_gpus, **options} for case, options in LISTED.items()}
-    done, _ = _launched(backend, folder, cases)
+    done, _ = _launch(backend, folder, cases)
     assert done.returncode == 0, done.stderr
     return found
 
@@ -493,7 +493,7 @@ def failed(backend, num_gpus, tmp_path_factory):
         for shard in shards
         for failing in (0, 1)
     }
-    done, _ = _launched(backend, folder, cases, FAILING)
+    done, _ = _launch(backend, folder, cases, FAILING)
     assert done.returncode == 0, done.stderr
     return _Runs(backend, folder, num_gpus)
 
@@ -542,7 +542,7 @@ def beside_a_gpu(backend, tmp_path_factory):
     found = _Runs(backend, folder, 0)
     variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     one = {name: os.environ.get(name, "0").partition(",")[0] for name in variables}
-    found.ended, _ = _launched(backend, folder, {}, BESIDE_A_GPU, **one)
+    found.ended, _ = _launch(backend, folder, {}, BESIDE_A_GPU, **one)
     return found
 
 
@@ -579,15 +579,15 @@ def lost(backend, num_gpus, tmp_path_factory):
     """
     folders = {how: tmp_path_factory.mktemp(how) for how in LOST}
 
-    def ended(how):
+    def end(how):
         case = {**OPTIONS_OF_LOST, "num_gpus": num_gpus, "ended": [1, 1, int(LOST[how])]}
         temporary = folders[how] / "temporary"
         temporary.mkdir()
-        done, seconds = _launched(backend, folders[how], {"lost": case}, TMPDIR=str(temporary))
+        done, seconds = _launch(backend, folders[how], {"lost": case}, TMPDIR=str(temporary))
         return folders[how], temporary, done, seconds
 
     with ThreadPoolExecutor(len(LOST)) as pool:
-        return dict(zip(LOST, pool.map(ended, LOST), strict=True))
+        return dict(zip(LOST, pool.map(end, LOST), strict=True))
 
 
 @requirement("processes.end-with-a-lost-one", section=SECTION)
@@ -615,7 +615,7 @@ def test_processes_that_read_different_batches_are_refused(
     backend, num_gpus, tmp_path, examples, others
 ):
     case = {"num_gpus": num_gpus, "examples": examples, "other_examples": others}
-    done, seconds = _launched(backend, tmp_path, {"different": case})
+    done, seconds = _launch(backend, tmp_path, {"different": case})
     assert done.returncode == 1, done.stderr
     assert seconds < SOON
     told = [line for line in done.stderr.splitlines() if "UnsupportedValueError: " in line]

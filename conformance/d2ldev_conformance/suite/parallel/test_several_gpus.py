@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from d2ldev import Broadcast, Trainer
-from d2ldev_conformance.provision import attention_models, normalized_networks
+from d2ldev_conformance.provision import attention_models, networks_with_batch_norm
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, saved_values
+from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, read_saved_values
 from d2ldev_conformance.suite.training.test_stopping import (
     AfterStep,
     HookError,
@@ -37,7 +37,7 @@ def _fit(backend, num_gpus, data=None, epochs=3, clip=0, accumulate=1, shard=Non
     trainer = Trainer(epochs, num_gpus, clip, backend=backend, accumulate=accumulate, shard=shard)
     options = {"loss": "cross_entropy", "lr": 0.1, "metrics": ["accuracy"], **options}
     history = trainer.fit(net, _data() if data is None else data, **options)
-    return saved_values(backend, trainer.model), history, trainer
+    return read_saved_values(backend, trainer.model), history, trainer
 
 
 @requirement("several.learn-what-one-learns", section=SECTION)
@@ -103,14 +103,14 @@ def test_no_gpu_normalizes_a_part_of_one_example(backend, normalized_network):
     data, losses = [(inputs, np.array([0, 1, 0], "int32"))], []
     for number in (1, 2):
         backend.seed(0)
-        net = normalized_networks(backend)[normalized_network](backend.cpu())
+        net = networks_with_batch_norm(backend)[normalized_network](backend.cpu())
         trainer = Trainer(2, number, backend=backend)
         losses.append(trainer.fit(net, data, loss="cross_entropy", lr=0.1)["loss"])
     # One of two GPUs has all three examples.
     np.testing.assert_allclose(losses[1], losses[0], **ROUNDING)
 
 
-def _weighted(prediction, y):
+def _weigh(prediction, y):
     """Return the mean of squares, each by a number of a list and by an image of another list."""
     rows = [
         (prediction[i, 0] - y["wanted"][i]) ** 2 * weight * y["images"][i][0, 0]
@@ -143,7 +143,7 @@ def _lists(examples=14, batch_size=5):
 def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, accumulate):
     data = list(_lists())
     options = {
-        "loss": _weighted,
+        "loss": _weigh,
         "metrics": (),
         "accumulate": accumulate,
         "lr": 0.01,
@@ -189,7 +189,7 @@ class Watching:
         self.trainer, self.seen, self.losses = trainer, [], []
 
     def on_epoch_end(self, epoch, history):
-        self.seen.append(saved_values(self.trainer.backend, self.trainer.model))
+        self.seen.append(read_saved_values(self.trainer.backend, self.trainer.model))
 
     def on_step_end(self, step, loss):
         self.losses.append(float(self.trainer.backend.to_numpy(loss)))
@@ -212,7 +212,7 @@ def test_two_gpus_stop_after_the_step_or_the_epoch(backend, last):
         assert trainer.should_stop is True
         assert trainer.callback.steps == list(range(last + 1))
         trainers.append(trainer)
-    two, one = ((saved_values(backend, each.model), each.history) for each in trainers)
+    two, one = ((read_saved_values(backend, each.model), each.history) for each in trainers)
     assert_same_run(two, one)
 
 
@@ -233,7 +233,7 @@ def test_an_error_in_a_callback_leaves_what_two_gpus_have_learned(backend, callb
         trainer = Trainer(4, number, backend=backend, callback=callback)
         with pytest.raises(error):
             trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
-        found.append((saved_values(backend, trainer.model), trainer.history))
+        found.append((read_saved_values(backend, trainer.model), trainer.history))
     assert_same_run(*found)
 
 
@@ -281,7 +281,7 @@ def test_what_was_trained_is_trained_on(backend):
             trainer = Trainer(1, number, backend=backend)
             trainer.fit(net, _data(), loss="cross_entropy", lr=0.1)
             net = trainer.model
-        return saved_values(backend, net)
+        return read_saved_values(backend, net)
 
     together, alone = fit_twice(2), fit_twice(1)
     for name, value in together.items():

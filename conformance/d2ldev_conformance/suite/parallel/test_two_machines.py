@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from d2ldev_conformance.machines import LIMIT, launched_on, of_machine
+from d2ldev_conformance.machines import LIMIT, launch_on, of_machine
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run
 from d2ldev_conformance.suite.parallel.launching import command, environment
-from d2ldev_conformance.suite.parallel.test_processes import PROGRAM, learned, train
+from d2ldev_conformance.suite.parallel.test_processes import PROGRAM, read_learned, train
 
 pytestmark = pytest.mark.nightly
 
@@ -29,7 +29,7 @@ def test_two_machines_learn_what_one_process_learns(backend, machines, tmp_path,
         for rank, machine in enumerate(machines):
             launch = [*of_machine(rank, tmp_path), "--processes", processes, path]
             launch = command(*launch, backend.name, tmp_path, case)
-            started.append(launched_on(machine, rank, launch, environment(backend), tmp_path))
+            started.append(launch_on(machine, rank, launch, environment(backend), tmp_path))
         for process in started:
             errors = process.communicate(timeout=LIMIT)[1]
             assert process.returncode == 0, errors
@@ -39,4 +39,4 @@ def test_two_machines_learn_what_one_process_learns(backend, machines, tmp_path,
             process.communicate()
     alone = train(backend, tmp_path, **options)
     for rank in range(2 * processes):
-        assert_same_run(learned(tmp_path, "machines", rank), alone)
+        assert_same_run(read_learned(tmp_path, "machines", rank), alone)

@@ -40,37 +40,37 @@ class Hostile:
     __getitem__ = __contains__ = __lt__ = __add__ = __enter__ = __exit__ = _raise
 
 
-def _broken(method: str, base: type = object, body: Callable[..., Any] = _raise) -> type:
+def _make_broken(method: str, base: type = object, body: Callable[..., Any] = _raise) -> type:
     """Return a class of which one method raises, or does what it must not."""
     return type(f"Broken{base.__name__}", (base,), {method: body})
 
 
 BROKEN: dict[str, tuple[type, Any]] = {
     **{
-        f"broken {name}": (_broken(f"__{name}__"), None)
+        f"broken {name}": (_make_broken(f"__{name}__"), None)
         for name in ("repr", "str", "eq", "hash", "bool", "getattribute", "array", "iter", "fspath")
     },
-    "broken length": (_broken("__len__", list), [1.0]),
-    "negative length": (_broken("__len__", list, lambda _: -1), [1.0]),
-    "length that is text": (_broken("__len__", list, lambda _: "1"), [1.0]),
-    "huge length": (_broken("__len__", list, lambda _: 2**62), [1.0]),
-    "list that cannot be gone through": (_broken("__iter__", list), [1.0]),
-    "list without items": (_broken("__getitem__", list), [1.0]),
-    "list without repr": (_broken("__repr__", list), [1.0]),
-    "tuple that cannot be gone through": (_broken("__iter__", tuple), [1.0]),
-    "dict without keys": (_broken("__iter__", dict), {"a": 1.0}),
-    "dict without values": (_broken("values", dict), {"a": 1.0}),
-    "dict without items": (_broken("__getitem__", dict), {"a": 1.0}),
-    "text without str": (_broken("__str__", str), "a"),
-    "text without repr": (_broken("__repr__", str), "a"),
-    "text without eq": (_broken("__eq__", str), "a"),
-    "text without hash": (_broken("__hash__", str), "a"),
-    "integer without index": (_broken("__index__", int), 1),
-    "integer without repr": (_broken("__repr__", int), 1),
-    "integer without order": (_broken("__lt__", int), 1),
-    "float without repr": (_broken("__repr__", float), 1.0),
-    "array without repr": (_broken("__repr__", np.ndarray), 2),
-    "array that cannot be gone through": (_broken("__iter__", np.ndarray), 2),
+    "broken length": (_make_broken("__len__", list), [1.0]),
+    "negative length": (_make_broken("__len__", list, lambda _: -1), [1.0]),
+    "length that is text": (_make_broken("__len__", list, lambda _: "1"), [1.0]),
+    "huge length": (_make_broken("__len__", list, lambda _: 2**62), [1.0]),
+    "list that cannot be gone through": (_make_broken("__iter__", list), [1.0]),
+    "list without items": (_make_broken("__getitem__", list), [1.0]),
+    "list without repr": (_make_broken("__repr__", list), [1.0]),
+    "tuple that cannot be gone through": (_make_broken("__iter__", tuple), [1.0]),
+    "dict without keys": (_make_broken("__iter__", dict), {"a": 1.0}),
+    "dict without values": (_make_broken("values", dict), {"a": 1.0}),
+    "dict without items": (_make_broken("__getitem__", dict), {"a": 1.0}),
+    "text without str": (_make_broken("__str__", str), "a"),
+    "text without repr": (_make_broken("__repr__", str), "a"),
+    "text without eq": (_make_broken("__eq__", str), "a"),
+    "text without hash": (_make_broken("__hash__", str), "a"),
+    "integer without index": (_make_broken("__index__", int), 1),
+    "integer without repr": (_make_broken("__repr__", int), 1),
+    "integer without order": (_make_broken("__lt__", int), 1),
+    "float without repr": (_make_broken("__repr__", float), 1.0),
+    "array without repr": (_make_broken("__repr__", np.ndarray), 2),
+    "array that cannot be gone through": (_make_broken("__iter__", np.ndarray), 2),
 }
 """By name: a class of which one method is broken, and what an object is made of, if of anything."""
 
@@ -99,7 +99,7 @@ MISFITS: list[tuple[Any, str]] = [
 """Numbers and the dtypes that do not hold them, which some framework makes others of."""
 
 
-def _made(cls: type, content: Any) -> Any:
+def _make(cls: type, content: Any) -> Any:
     return cls() if content is None else cls(content)
 
 
@@ -137,7 +137,7 @@ def _just(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def _released() -> memoryview:
+def _release() -> memoryview:
     view = memoryview(b"a")
     view.release()
     return view
@@ -189,12 +189,12 @@ def values(backend: Backend) -> dict[str, Callable[[], Any]]:
         "scalar of record": lambda: np.zeros(2, [("a", "i4")])[0],
         "bytearray": lambda: bytearray(b"a"),
         "memoryview": lambda: memoryview(b"a"),
-        "released memoryview": _released,
+        "released memoryview": _release,
         "long range": lambda: range(10**15),
         "range of more than 2**63": lambda: range(2**64),
         "deque": lambda: deque([1.0]),
         "shaped": _Shaped,
-        **{name: partial(_made, *how) for name, how in BROKEN.items()},
+        **{name: partial(_make, *how) for name, how in BROKEN.items()},
         "hostile": lambda: object.__new__(Hostile),
         "hostile class": lambda: Hostile,
         "cycle": _cycle,

@@ -209,11 +209,11 @@ def test_a_part_of_a_tensor_moves_as_what_it_is(backend, route):
 def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, monkeypatch):
     x, original, copied = backend.ones(2, device=place), backend.framework.tensors.copy_all, []
 
-    def counting(xs, native):
+    def count(xs, native):
         copied.extend(xs)
         return original(xs, native)
 
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", counting)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", count)
     backend.copy({"x": x, "again": [x, (x,)]}, place)
     assert len(copied) == 1
 

@@ -60,7 +60,7 @@ def arguments(backend: Backend) -> list[Argument]:
     ]
 
 
-def called(backend: Backend, right: dict[str, Any], at: Argument, value: Any) -> Any:
+def call(backend: Backend, right: dict[str, Any], at: Argument, value: Any) -> Any:
     """Call a function with a value as one of its arguments, and right ones otherwise."""
     positional, named = [], {}
     for each in parameters_of(getattr(at.owner, at.function)):
@@ -80,7 +80,7 @@ def called(backend: Backend, right: dict[str, Any], at: Argument, value: Any) ->
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def limit_time() -> Iterator[None]:
     """Raise in what takes too long, where the system has alarms."""
     if not hasattr(signal, "SIGALRM"):
         yield
@@ -121,9 +121,9 @@ def fails_alone(
 def outcome(backend: Backend, right: dict[str, Any], at: Argument, make: Callable[[], Any]) -> str:
     """Return what is wrong with how a call with a value ended; empty if nothing is."""
     try:
-        with bounded(), warnings.catch_warnings():
+        with limit_time(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            result = called(backend, right, at, make())
+            result = call(backend, right, at, make())
             if inspect.isgenerator(result):
                 list(islice(result, 3))
             elif at.function == "on" and isinstance(result, AbstractContextManager):

@@ -7,7 +7,7 @@ import pytest
 
 from d2ldev import DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import aligned, assert_same, creators, numbers
+from d2ldev_conformance.suite.data import assert_same, creators, make_aligned, numbers
 from d2ldev_conformance.suite.tensors import hostile
 
 SECTION = "6.7.2.1"
@@ -355,7 +355,7 @@ def test_a_numpy_array_is_taken_as_it_is(backend, dtype, place):
 @requirement("create.never-aliases-numpy", section=SECTION)
 @pytest.mark.parametrize("alignment", [64, 4096])
 def test_an_aligned_numpy_array_is_never_aliased(backend, place, alignment):
-    data = aligned(1024, alignment)
+    data = make_aligned(1024, alignment)
     data[:] = 1.0
     x = backend.asarray(data, device=place)
     data[:] = 9.0

@@ -11,7 +11,7 @@ import pytest
 import d2ldev
 from d2ldev import CheckpointError, Device, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import aligned, assert_same, numbers
+from d2ldev_conformance.suite.data import assert_same, make_aligned, numbers
 
 SECTION = "6.7.2"
 
@@ -115,7 +115,7 @@ def test_the_address_of_a_tensor_is_its_own(backend, place):
 
 @requirement("query.dlpack-shares-numpy-memory", section=SECTION)
 def test_from_dlpack_takes_over_numpy_memory(backend):
-    data = aligned(4, 64)
+    data = make_aligned(4, 64)
     x = backend.from_dlpack(data)
     assert backend.device_of(x) is backend.cpu()
     assert backend.address(x) == data.ctypes.data
@@ -167,7 +167,7 @@ def test_from_dlpack_copies_memory_that_it_cannot_share(backend):
 @pytest.mark.needs_gpus(1)
 def test_from_dlpack_refuses_a_copy_that_it_may_not_make(backend):
     with pytest.raises(UnsupportedValueError, match="copy=False"):
-        backend.from_dlpack(aligned(4, 64), device="gpu:0", copy=False)
+        backend.from_dlpack(make_aligned(4, 64), device="gpu:0", copy=False)
 
 
 @requirement("query.dlpack-refuses-others", section=SECTION)

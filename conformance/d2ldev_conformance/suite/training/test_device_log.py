@@ -30,7 +30,7 @@ def transfers(backend, monkeypatch):
     """The names of the transfers that were made, one for each call from outside."""
     made, depth = [], []
 
-    def counted(name, method):
+    def count(name, method):
         def call(*args):
             if not depth:
                 made.append(name)
@@ -44,7 +44,7 @@ def transfers(backend, monkeypatch):
 
     tensors = backend.framework.tensors
     for name in TRANSFERS:
-        monkeypatch.setattr(tensors, name, counted(name, getattr(tensors, name)))
+        monkeypatch.setattr(tensors, name, count(name, getattr(tensors, name)))
     return made
 
 

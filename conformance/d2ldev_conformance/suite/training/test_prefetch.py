@@ -65,7 +65,7 @@ def test_batches_of_any_size_arrive_whole(backend, place, length):
 
     Nothing is read before the end, so that memory that is used again too early is noticed.
     """
-    pinned = backend.framework.tensors.pinned
+    pinned = backend.framework.tensors.pin
 
     def make(number):
         x = backend.full((length,), float(number))

@@ -9,7 +9,7 @@ import pytest
 
 from d2ldev import ArrayLoader, UnsupportedValueError
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.provision import frozen_models, models_without_parameters, networks
+from d2ldev_conformance.provision import models_without_parameters, networks, untrainable_models
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
@@ -302,7 +302,7 @@ def test_a_model_without_parameters_is_measured_and_predicts(
 
 @requirement("runs.measure-what-is-frozen", section=SECTION)
 def test_a_model_that_is_frozen_predicts_and_is_measured(backend, batches, num_gpus, frozen_model):
-    net = frozen_models(backend)[frozen_model](backend.cpu())
+    net = untrainable_models(backend)[frozen_model](backend.cpu())
     expected = [backend.to_numpy(net(backend.asarray(x))) for x, _ in batches]
     trainer = Trainer(1, num_gpus, backend=backend)
     found = trainer.predict(net, batches)

@@ -9,7 +9,7 @@ import pytest
 
 from d2ldev import ArrayLoader, EarlyStopping, Trainer, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_run, saved_values
+from d2ldev_conformance.suite.data import assert_same_run, read_saved_values
 
 SECTION = "6.7.3"
 EPOCHS = 3
@@ -79,7 +79,7 @@ def _alone(backend, batches, steps):
     for step in range(steps):
         learner.step(*_operands(backend, batches[step % STEPS]))
     learner.sync()
-    return saved_values(backend, learner.model)
+    return read_saved_values(backend, learner.model)
 
 
 def _operands(backend, batch):
@@ -99,7 +99,7 @@ def test_should_stop_ends_the_run_after_the_step_or_the_epoch(backend, batches, 
     assert trainer.should_stop is True
     assert trainer.history == history
     assert_same_run(
-        (saved_values(backend, trainer.model), {}), (_alone(backend, batches, last + 1), {})
+        (read_saved_values(backend, trainer.model), {}), (_alone(backend, batches, last + 1), {})
     )
 
 
@@ -119,7 +119,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     def fit(callback, **options):
         trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback)
         history = trainer.fit(_net(backend), batches, lr=0.1, **options)
-        return saved_values(backend, trainer.model), history
+        return read_saved_values(backend, trainer.model), history
 
     path = tmp_path / "run"
     fit(AfterStep(last), checkpoint=path)
@@ -148,7 +148,7 @@ def test_an_error_in_a_callback_leaves_what_was_learned(backend, batches, num_gp
     with pytest.raises(HookError):
         trainer.fit(net, batches, lr=0.1)
     learned = _alone(backend, batches, STEPS + 2)
-    assert_same_run((saved_values(backend, trainer.model), {}), (learned, {}))
+    assert_same_run((read_saved_values(backend, trainer.model), {}), (learned, {}))
     assert [len(column) for column in trainer.history.values()] == [1]
 
 
@@ -164,7 +164,7 @@ def test_an_error_that_means_something_to_python_is_raised_as_it_is(
         trainer.fit(_net(backend), batches, lr=0.1)
     assert raised.value is error
     learned = _alone(backend, batches, 2 * STEPS)
-    assert_same_run((saved_values(backend, trainer.model), {}), (learned, {}))
+    assert_same_run((read_saved_values(backend, trainer.model), {}), (learned, {}))
     assert [len(column) for column in trainer.history.values()] == [2]
 
 
@@ -220,11 +220,11 @@ def test_a_number_that_the_history_will_not_have_is_an_error_before_the_run(
     backend, batches, num_gpus
 ):
     net = _net(backend)
-    before = saved_values(backend, net)
+    before = read_saved_values(backend, net)
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=EarlyStopping())
     with pytest.raises(UnsupportedValueError, match=r"'val_loss'.*has loss, error"):
         trainer.fit(net, batches, metrics=[error])
-    assert_same_run((saved_values(backend, net), {}), (before, {}))
+    assert_same_run((read_saved_values(backend, net), {}), (before, {}))
 
 
 def error(prediction, y):

@@ -7,7 +7,7 @@ import pytest
 
 from d2ldev import DeviceUnavailableError
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.provision import masked_models
+from d2ldev_conformance.provision import models_with_masks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
@@ -98,7 +98,7 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
     framework = backend.framework
     for room, names in ((framework.tensors, TRANSFERS), (framework.models, ("refill",))):
         for name in names:
-            monkeypatch.setattr(room, name, _counting(moved, depth, getattr(room, name)))
+            monkeypatch.setattr(room, name, _count_calls(moved, depth, getattr(room, name)))
     counts = {}
 
     class Counting(Trainer):
@@ -115,10 +115,10 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
     assert counts[2] - counts[1] == counts[1] - counts[0]
 
 
-def _counting(moved, depth, method):
+def _count_calls(moved, depth, method):
     """Return a method that notes its name when it is called, but not inside such a method."""
 
-    def counted(*args):
+    def count(*args):
         if not depth:
             moved.append(method.__name__)
         depth.append(method)
@@ -127,7 +127,7 @@ def _counting(moved, depth, method):
         finally:
             depth.pop()
 
-    return counted
+    return count
 
 
 @requirement("fit.places-the-model-once", section=SECTION)
@@ -136,11 +136,11 @@ def test_the_model_is_moved_once(backend, batches, num_gpus, monkeypatch):
     place_it = backend.place
     net = backend.mlp([2, 1])
 
-    def placing(obj, device):
+    def place(obj, device):
         placed.append(obj is net)
         return place_it(obj, device)
 
-    monkeypatch.setattr(backend, "place", placing)
+    monkeypatch.setattr(backend, "place", place)
     Trainer(EPOCHS, num_gpus, backend=backend).fit(net, batches)
     assert placed.count(True) == 1
 
@@ -188,7 +188,7 @@ def test_a_dict_gives_inputs_by_the_names_that_the_model_has(
     arrays = {name: draw.random((8, 3), "float32") for name in ("x", "mask", "y")}
     batch = {name: arrays[name] for name in names}
     trainer = Trainer(1, num_gpus, backend=backend)
-    net = masked_models(backend)[masked_model](trainer.device)
+    net = models_with_masks(backend)[masked_model](trainer.device)
     # Without learning, so that the model predicts afterwards what it did before.
     history = trainer.fit(net, [batch], [batch], lr=0.0)
     inputs = [backend.asarray(arrays[name], device=trainer.device) for name in ("x", "mask")]

@@ -31,7 +31,7 @@ def make(backend, attention_model):
     return made
 
 
-def _predicted(backend, net, batches):
+def _predict(backend, net, batches):
     found = Trainer(1, backend=backend).predict(net, batches)
     return [backend.to_numpy(x) for x in found]
 
@@ -54,13 +54,13 @@ def test_a_file_fits_a_model_whatever_its_calls_have_left(
 ):
     trained = Trainer(1, backend=backend)
     trained.fit(make(rows_saved), batches, lr=0.1)
-    expected = _predicted(backend, trained.model, batches)
+    expected = _predict(backend, trained.model, batches)
     backend.save(trained.model, tmp_path / "net.safetensors")
     named = backend.named_tensors(trained.model)
     # Keras builds a model for what a file says of its inputs, and a mapping says nothing.
     for source, net in ((tmp_path / "net.safetensors", make(rows)), (named, make(rows or 2))):
         loaded = backend.load_into(net, source)
-        for mine, theirs in zip(_predicted(backend, loaded, batches), expected, strict=True):
+        for mine, theirs in zip(_predict(backend, loaded, batches), expected, strict=True):
             assert_same(mine, theirs)
 
 

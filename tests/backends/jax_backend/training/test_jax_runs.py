@@ -198,7 +198,7 @@ def keep(backend, learner, path):
 def go_on(backend, learner, path):
     """Let another learner go on from there."""
     loaded, modes = backend.load_into([synced(learner), learner.modes()], path)
-    set_modes = learner.checked_modes(modes)
+    set_modes = learner.check_modes(modes)
     learner.replace(loaded)
     set_modes()
 
@@ -276,7 +276,7 @@ def test_modes_of_another_model_are_refused_and_nothing_has_changed(backend, mod
     net.norm.eval()
     learner = backend.learner(net, loss="cross_entropy")
     with pytest.raises(CheckpointError, match="another model"):
-        learner.checked_modes(modes)
+        learner.check_modes(modes)
     assert learner.modes() == ["norm/use_running_average"]
 
 
@@ -288,7 +288,7 @@ def test_a_model_in_which_nothing_is_frozen_is_restored_into_one_in_which_someth
     net.norm.eval()
     other = backend.learner(net, loss="cross_entropy")
     learner.sync()
-    other.checked_modes(learner.modes())()
+    other.check_modes(learner.modes())()
     ((inputs, y),) = batches(backend, Convolutional, "gpu:1", 1)
     assert float(other.step(inputs, y)[0]) == float(learner.step(inputs, y)[0])
     assert np.array_equal(statistics(synced(other)["model"]), statistics(synced(learner)["model"]))
@@ -297,5 +297,5 @@ def test_a_model_in_which_nothing_is_frozen_is_restored_into_one_in_which_someth
 
 def test_a_flag_that_is_neither_set_nor_unset_is_left_alone(backend):
     learner = backend.learner(made(backend, Attentive, "cpu"), loss="cross_entropy")
-    learner.checked_modes(learner.modes())()
+    learner.check_modes(learner.modes())()
     assert learner.parts["model"].attention.deterministic is None

@@ -85,7 +85,7 @@ class Problems:
 def test_a_group_is_given_up_when_a_server_or_the_scheduler_ends(monkeypatch):
     serving = "import os; raise SystemExit({'scheduler': 3, 'server': 4}[os.environ['DMLC_ROLE']])"
     monkeypatch.setattr(servers, "_SERVING", serving)
-    monkeypatch.setattr(servers, "_made", lambda variables: None)
+    monkeypatch.setattr(servers, "_make", lambda variables: None)
     monkeypatch.setattr(atexit, "register", lambda call: None)  # there is no store to be closed
     of_forks = []
     monkeypatch.setattr(

@@ -121,7 +121,7 @@ def test_a_model_is_built_by_its_first_inputs_and_not_trained(backend, set_np):
 def test_what_are_no_modes_is_refused(backend, modes):
     learner = backend.learner(backend.mlp([2, 1]))
     with pytest.raises(CheckpointError, match="of another model"):
-        learner.checked_modes(modes)
+        learner.check_modes(modes)
     assert learner.modes() == ["write", "write"]
 
 
@@ -130,7 +130,7 @@ def test_gradients_of_parameters_whose_mode_stays_are_left_alone(backend, set_np
     learner = backend.learner(net)
     learner.step((backend.ones((3, 2)),), backend.zeros((3, 1)))
     before = net[0].weight.grad().asnumpy()
-    learner.checked_modes(["write", "null"])()
+    learner.check_modes(["write", "null"])()
     assert learner.modes() == ["write", "null"]
     np.testing.assert_array_equal(net[0].weight.grad().asnumpy(), before)
     assert before.any()
@@ -143,7 +143,7 @@ def test_a_seed_of_which_mxnet_would_take_another_is_refused(backend, seed):
     expected = backend.rand(3).asnumpy().tolist()
     mx.random.seed(3)
     with pytest.raises(CheckpointError, match="is no state of one"):
-        training.checked_random_state(seed, backend.cpu())
+        training.check_random_state(seed, backend.cpu())
     assert backend.rand(3).asnumpy().tolist() == expected
 
 
@@ -153,7 +153,7 @@ def test_random_numbers_go_on_from_their_state(backend):
     state = training.random_state(backend.cpu())
     expected = backend.rand(3).asnumpy().tolist()
     mx.random.seed(4)
-    training.checked_random_state(state, backend.cpu())()
+    training.check_random_state(state, backend.cpu())()
     assert backend.rand(3).asnumpy().tolist() == expected
 
 

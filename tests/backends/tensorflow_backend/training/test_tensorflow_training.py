@@ -537,7 +537,7 @@ def test_a_tf_module_has_no_policy(backend):
 
 
 def _sharded(backend, dataset, size=3):
-    return [backend.framework.training.sharded(dataset, rank, size) for rank in range(size)]
+    return [backend.framework.training.shard_loader(dataset, rank, size) for rank in range(size)]
 
 
 def test_a_sharded_dataset_has_each_example_once_and_in_the_same_batches(backend):
@@ -586,4 +586,4 @@ def test_a_sharded_dataset_hands_over_named_tuples_as_the_dataset_does(backend):
 
 def test_a_dataset_of_examples_is_not_sharded(backend):
     with pytest.raises(UnsupportedValueError, match="nobody knows its examples"):
-        backend.framework.training.sharded(tf.data.Dataset.range(3), 0, 2)
+        backend.framework.training.shard_loader(tf.data.Dataset.range(3), 0, 2)

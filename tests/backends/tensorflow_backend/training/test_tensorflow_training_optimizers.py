@@ -375,7 +375,7 @@ def test_an_optimizer_that_was_built_for_some_trains_no_others(backend, batch):
 def test_modes_of_another_model_are_refused(backend, modes):
     learner = learner_of(backend, network(backend), "sgd")
     with pytest.raises(CheckpointError, match="trainable"):
-        learner.checked_modes(modes)
+        learner.check_modes(modes)
 
 
 def test_several_gpus_refuse_variables_that_no_list_of_keras_has(backend):

@@ -717,11 +717,11 @@ def test_the_global_generator_goes_on(backend):
     generator = tf.random.get_global_generator()
     state = backend.to(training.random_state(cpu()), "cpu")
     drawn = generator.normal((3,)).numpy().tolist()
-    training.checked_random_state(state, cpu())()
+    training.check_random_state(state, cpu())()
     assert generator.normal((3,)).numpy().tolist() == drawn
 
 
 @pytest.mark.parametrize("state", [None, {}, {"algorithm": 1, "state": "text"}], ids=repr)
 def test_what_is_no_state_of_a_generator_is_refused(backend, state):
     with pytest.raises(CheckpointError):
-        backend.framework.training.checked_random_state(state, cpu())
+        backend.framework.training.check_random_state(state, cpu())

@@ -7,7 +7,7 @@ import pytest
 
 import d2ldev
 from d2ldev import CheckpointError
-from d2ldev.training.order import Order, checked_random_state, random_state
+from d2ldev.training.order import Order, check_random_state, random_state
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 4
@@ -119,7 +119,7 @@ def test_every_generator_of_numpys_own_goes_on(kind):
         np.random.normal()  # of which there are two: one is kept
         state = random_state()
         expected = np.random.normal(size=4).tolist()
-        checked_random_state(state)()
+        check_random_state(state)()
         assert np.random.normal(size=4).tolist() == expected
     finally:
         np.random.set_bit_generator(before)
@@ -130,7 +130,7 @@ def test_a_state_of_another_generator_of_numpys_is_refused():
     try:
         np.random.set_bit_generator(np.random.PCG64(1))
         with pytest.raises(CheckpointError, match="of other generators"):
-            checked_random_state(state)
+            check_random_state(state)
     finally:
         np.random.set_bit_generator(before)
 
@@ -160,14 +160,14 @@ def test_a_position_outside_of_numpys_numbers_is_refused(position):
     state = random_state()
     state["numpy"]["state"]["pos"] = position
     with pytest.raises(CheckpointError, match="random numbers"):
-        checked_random_state(state)
+        check_random_state(state)
 
 
 def test_what_python_cannot_have_drawn_is_refused():
     state = random_state()
     state["python"][2] = "x"
     with pytest.raises(CheckpointError, match="random numbers"):
-        checked_random_state(state)
+        check_random_state(state)
 
 
 def test_to_check_a_state_changes_nothing():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import d2ldev
 from d2ldev import CheckpointError, Trainer
 from d2ldev.errors import D2LDevError
-from d2ldev.training.order import checked_random_state, random_state
+from d2ldev.training.order import check_random_state, random_state
 
 REFERENCE = d2ldev.get_backend("reference")
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
@@ -207,7 +207,7 @@ def test_the_numbers_of_a_random_state_are_counted_before_they_are_read():
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError):
-            checked_random_state(saved)
+            check_random_state(saved)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

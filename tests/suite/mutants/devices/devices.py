@@ -132,7 +132,7 @@ class MakesUpNativeObjects(Mutant, caught_by="devices.native-must-exist"):
 
 class NamesTheCpuForWhatIsMissing(Mutant, caught_by="devices.native-of-a-missing-gpu"):
     class Devices(ReferenceDevices):
-        def missing(self, device):
+        def native_of_missing(self, device):
             return self.native(CPU)
 
 

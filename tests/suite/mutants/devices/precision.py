@@ -91,7 +91,7 @@ def _rounded_on_gpus(x, other):
 
 
 class TakesAnyWord(HasASwitch, caught_by="precision.is-checked"):
-    def checked_matmul_precision(self, precision, attempted, fix):
+    def check_matmul_precision(self, precision, attempted, fix):
         return "highest"
 
 

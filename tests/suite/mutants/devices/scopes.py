@@ -77,7 +77,7 @@ class Unreachable(Scopes):
     __slots__ = ()
 
     def leave(self, entry):
-        if entry.left_by_its_owner():
+        if entry.leave_as_owner():
             super().leave(entry)
 
 

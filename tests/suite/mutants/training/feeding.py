@@ -150,7 +150,7 @@ class StacksByWayOfTheHost(Mutant, caught_by="log.one-transfer"):
 
 class LogsCopies(Mutant, caught_by="log.add-transfers-nothing"):
     class Tensors(ReferenceTensors):
-        def detached(self, x):
+        def detach(self, x):
             return self.copy(x, x.device)
 
 
@@ -164,7 +164,7 @@ class LogsOneTensor(Mutant, caught_by="log.trained-values"):
     class Tensors(ReferenceTensors):
         kept = None
 
-        def detached(self, x):
+        def detach(self, x):
             self.kept = x if self.kept is None else self.kept
             return self.kept
 

@@ -114,7 +114,7 @@ class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gra
         def _updated(self, steps, x, gradient, *rest):
             if self.settings.optimizer == "adamw":
                 self.settings = self.settings._replace(optimizer="adam")
-            return super()._updated(steps, x, gradient + 0.01 * x, *rest)
+            return super()._update_parameter(steps, x, gradient + 0.01 * x, *rest)
 
 
 class AddsGradients(Mutant, caught_by="train.accumulates"):
@@ -377,7 +377,7 @@ class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):
 
 class ForgetsWhatIsFrozen(Mutant, caught_by="fit.resumes-what-is-frozen"):
     class Learner(NetworkLearner):
-        def checked_modes(self, modes):
+        def check_modes(self, modes):
             return lambda: None
 
 
@@ -390,7 +390,7 @@ class ForgetsTheOptimizerElsewhere(Mutant, caught_by="fit.resumes-elsewhere"):
         def random_state(self, device):
             return str(device)
 
-        def checked_random_state(self, state, device):
+        def check_random_state(self, state, device):
             return (lambda: None) if state == str(device) else self.forget
 
         def forget(self):
@@ -612,5 +612,5 @@ class TakesNormsOnTheCpu(Mutant, caught_by="bench.exercises-are-measured"):
 
 class PinsOtherNumbers(Mutant, caught_by="bench.exercises-are-measured"):
     class Tensors(ReferenceTensors):
-        def pinned(self, x):
+        def pin(self, x):
             return x + 1

@@ -17,7 +17,7 @@ from d2ldev_conformance.requirement import requirement
 SECTION = "6.7.3"
 
 
-def _shared():
+def _share():
     """Return a list that has 2**60 values, of which 60 are lists of two."""
     nesting = [1]
     for _ in range(60):
@@ -29,7 +29,7 @@ ODD = {
     "a large number": lambda _: 2**70,
     "text": lambda _: "x" * 10_000,
     "a list": lambda _: [None, {1: 2}],
-    "shared lists": lambda _: _shared(),
+    "shared lists": lambda _: _share(),
     "a tensor": lambda backend: backend.zeros((2,)),
 }
 
@@ -52,13 +52,13 @@ def fitted(backend, tmp_path, monkeypatch):
     def made(*, resume):
         saved = []
 
-        def recorded(framework, state, path):
+        def record(framework, state, path):
             saved.append(state)
             save(framework, state, path)
 
         loader = ArrayLoader(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"), batch_size=2)
         with monkeypatch.context() as patch:
-            patch.setattr(run, "save", recorded)
+            patch.setattr(run, "save", record)
             options = {"checkpoint": tmp_path / "run", "resume": resume, "optimizer": "adam"}
             Trainer(1, backend=backend).fit(backend.mlp([2, 1], seed=0), loader, **options)
         return saved[-1] if saved else None
@@ -72,7 +72,7 @@ def test_a_run_whose_state_is_odd_goes_on_or_is_refused(backend, tmp_path, fitte
     state = fitted(resume=False)
     # What the framework reads; the rest is the same for all of them.
     parts = {name: state["run"][name] for name in ("modes", "random")}
-    for value in _replaced(backend, parts, odd):
+    for value in _replace(backend, parts, odd):
         odd_run = {**state["run"], **value} if isinstance(value, dict) else value
         save(backend.framework, {**state, "run": odd_run}, tmp_path / "run")
         _is_resumed_or_refused(fitted)
@@ -86,14 +86,14 @@ def test_a_run_whose_optimizer_has_an_odd_state_goes_on_or_is_refused(
     state, files = fitted(resume=False), backend.framework.files
     optimizer, state_of = state["parts"]["optimizer"], files.state
     told = state_of(optimizer) or {}
-    for value in [{**told, key: new} for key in told for new in _replaced(backend, told[key], odd)]:
+    for value in [{**told, key: new} for key in told for new in _replace(backend, told[key], odd)]:
         with monkeypatch.context() as patch:
             patch.setattr(files, "state", lambda x, v=value: v if x is optimizer else state_of(x))
             save(backend.framework, state, tmp_path / "run")
         _is_resumed_or_refused(fitted)
 
 
-def _replaced(backend, value, odd):
+def _replace(backend, value, odd):
     return _with_each_part_replaced(value, ODD[odd](backend))
 
 

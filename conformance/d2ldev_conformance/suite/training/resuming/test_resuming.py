@@ -21,7 +21,7 @@ BETWEEN_THE_CPU_AND_A_GPU = pytest.mark.parametrize(
 )
 
 
-def _trained(backend, epochs, num_gpus, seed=0, own_optimizer=None, **options):
+def _train(backend, epochs, num_gpus, seed=0, own_optimizer=None, **options):
     """Return a trainer after its run, and the history; both begin with a seed of their own."""
     inputs = np.linspace(-1, 1, 32, dtype="float32").reshape(16, 2)
     targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
@@ -38,9 +38,9 @@ def runs(backend, tmp_path):
 
     def made(num_gpus_before, num_gpus, own_optimizer=None):
         options = {"checkpoint": tmp_path / "run.safetensors", "own_optimizer": own_optimizer}
-        _trained(backend, EPOCHS // 2, num_gpus_before, **options)
-        resumed = _trained(backend, EPOCHS, num_gpus, 9, resume=True, **options)
-        return _trained(backend, EPOCHS, num_gpus, own_optimizer=own_optimizer), resumed
+        _train(backend, EPOCHS // 2, num_gpus_before, **options)
+        resumed = _train(backend, EPOCHS, num_gpus, 9, resume=True, **options)
+        return _train(backend, EPOCHS, num_gpus, own_optimizer=own_optimizer), resumed
 
     return made
 
@@ -130,7 +130,7 @@ def test_what_a_callback_has_frozen_or_thawed_stays_so_in_a_resumed_run(
     """From the first epoch to the third, in a run that is broken off after the second."""
     build, freeze = freezables(backend)[freezable]
 
-    def begun(device):
+    def begin(device):
         net = build(device)
         freeze(net, begins_frozen)
         return net
@@ -138,6 +138,6 @@ def test_what_a_callback_has_frozen_or_thawed_stays_so_in_a_resumed_run(
     def callback(epoch, net):
         freeze(net, begins_frozen if epoch >= EPOCHS // 2 else not begins_frozen)
 
-    (unbroken, expected), (resumed, history) = runs_of(begun, callback)
+    (unbroken, expected), (resumed, history) = runs_of(begin, callback)
     assert history == expected
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))

@@ -9,7 +9,7 @@ import pytest
 
 from d2ldev import D2LDevWarning, Trainer
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_run, saved_values
+from d2ldev_conformance.suite.data import assert_same_run, read_saved_values
 
 SECTION = "6.7.3"
 # Each number is one of float16's.
@@ -32,7 +32,7 @@ def _fit(backend, device, batch, net=None, **options):
         predicted = trainer.predict(trainer.model, [batch])
     found = [str(each.message) for each in found if issubclass(each.category, D2LDevWarning)]
     assert [backend.dtype_of(x) for x in predicted] == ["float32"]
-    return (saved_values(backend, trainer.model), history), found
+    return (read_saved_values(backend, trainer.model), history), found
 
 
 @requirement("fit.casts-floats", section=SECTION)

@@ -9,7 +9,7 @@ from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.framework import Weighted
 from d2ldev_conformance.provision import models_of_sequences
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_run, saved_values
+from d2ldev_conformance.suite.data import assert_same_run, read_saved_values
 
 SECTION = "6.7.3"
 # More classes than a signed byte can number.
@@ -133,7 +133,7 @@ def test_cross_entropy_refuses_what_are_no_labels_of_the_logits(backend, place, 
 
 def _values(backend, learner):
     learner.sync()
-    return saved_values(backend, learner.model)
+    return read_saved_values(backend, learner.model)
 
 
 def _after_a_step(backend, device, labels, weights=None):
@@ -169,7 +169,7 @@ def test_a_step_leaves_out_the_label_for_none(backend, place, weights):
 def test_a_batch_without_labels_has_no_loss_and_changes_nothing(backend, place):
     loss, values = _after_a_step(backend, place, [-100] * 4)
     assert loss == 0
-    before = saved_values(backend, backend.mlp([2, 3], device=place, seed=0))
+    before = read_saved_values(backend, backend.mlp([2, 3], device=place, seed=0))
     for name, value in before.items():
         np.testing.assert_array_equal(values[name], value)
 
@@ -248,7 +248,7 @@ def test_fit_names_the_label_and_keeps_what_was_learned(backend, place, kind):
     net = backend.mlp([2, 3], seed=0)
     with pytest.raises(UnsupportedValueError, match="the label 7:"):
         trainer.fit(net, [(_logits(4, 2), y)], loss="cross_entropy")
-    for value in saved_values(backend, trainer.model).values():
+    for value in read_saved_values(backend, trainer.model).values():
         assert np.isfinite(value).all()
     with pytest.raises(UnsupportedValueError, match="the label 7:"):
         trainer.validate(trainer.model, [(_logits(4, 2), y)], loss="cross_entropy")
@@ -262,8 +262,8 @@ def test_fit_and_validate_leave_out_the_label_for_none(backend, place):
     options["val_data"] = [(x[::2], y[::2])]
     expected, other = _fit(backend, place, (x[::2], y[::2]), **options)
     assert_same_run(
-        (saved_values(backend, trainer.model), history),
-        (saved_values(backend, other.model), expected),
+        (read_saved_values(backend, trainer.model), history),
+        (read_saved_values(backend, other.model), expected),
     )
 
 

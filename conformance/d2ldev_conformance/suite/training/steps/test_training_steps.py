@@ -9,7 +9,7 @@ from d2ldev import DeviceMismatchError, UnsupportedValueError
 from d2ldev.framework import Weighted
 from d2ldev_conformance.provision import freezables, models_of_sequences, networks
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, saved_values, values_of
+from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, values_of
 
 SECTION = "6.7.3"
 STEPS = 4
@@ -27,7 +27,7 @@ def _learner(backend, device):
     return backend.learner(net, optimizer="adam", lr=0.05)
 
 
-def _trained(backend, device, data, move_to=None):
+def _train(backend, device, data, move_to=None):
     """Return a learner's parts after some steps, and the losses; move halfway if asked to."""
     learner = _learner(backend, device)
     losses = []
@@ -44,7 +44,7 @@ def _trained(backend, device, data, move_to=None):
 @pytest.fixture
 def on_the_cpu(backend, data):
     """The losses of the same steps on the CPU."""
-    return [float(backend.to_numpy(loss)) for loss in _trained(backend, backend.cpu(), data)[1]]
+    return [float(backend.to_numpy(loss)) for loss in _train(backend, backend.cpu(), data)[1]]
 
 
 @requirement("train.learns", section=SECTION)
@@ -55,7 +55,7 @@ def test_the_loss_falls(on_the_cpu):
 @requirement("train.stays-on-the-device", section=SECTION)
 def test_a_training_step_leaves_everything_on_the_device(backend, place, data):
     with backend.strict():
-        parts, losses = _trained(backend, place, data)
+        parts, losses = _train(backend, place, data)
     assert set(backend.placement(parts).values()) == {place}
     assert [backend.device_of(loss) for loss in losses] == [place] * STEPS
 
@@ -73,7 +73,7 @@ def test_a_training_step_changes_the_parameters(backend, place, data):
 
 @requirement("train.same-losses", section=SECTION)
 def test_the_losses_are_those_of_the_cpu(backend, place, data, on_the_cpu):
-    losses = [float(backend.to_numpy(loss)) for loss in _trained(backend, place, data)[1]]
+    losses = [float(backend.to_numpy(loss)) for loss in _train(backend, place, data)[1]]
     # Devices add in other orders, and a few steps multiply the difference.
     np.testing.assert_allclose(losses, on_the_cpu, rtol=1e-4)
 
@@ -82,7 +82,7 @@ def test_the_losses_are_those_of_the_cpu(backend, place, data, on_the_cpu):
 @pytest.mark.usefixtures("virtual")
 def test_virtual_gpus_compute_what_the_cpu_computes(backend, route, data):
     _, target = route
-    there, on_cpu = (_trained(backend, device, data)[0] for device in (target, backend.cpu()))
+    there, on_cpu = (_train(backend, device, data)[0] for device in (target, backend.cpu()))
     assert_same_values(backend, there, values_of(backend, on_cpu))
 
 
@@ -90,7 +90,7 @@ def test_virtual_gpus_compute_what_the_cpu_computes(backend, route, data):
 def test_a_move_between_two_steps_changes_nothing(backend, route, data, on_the_cpu):
     source, target = route
     with backend.strict():
-        parts, losses = _trained(backend, source, data, move_to=target)
+        parts, losses = _train(backend, source, data, move_to=target)
     assert set(backend.placement(parts).values()) == {target}
     values = [float(backend.to_numpy(loss)) for loss in losses]
     np.testing.assert_allclose(values, on_the_cpu, rtol=1e-4)
@@ -208,7 +208,7 @@ def _quarters(backend, device, data):
     ]
 
 
-def _accumulating(backend, device, accumulate=1, clip=0.0):
+def _accumulate(backend, device, accumulate=1, clip=0.0):
     net = backend.mlp([2, 8, 1], activation="tanh", device=device)
     return backend.learner(
         net, optimizer="momentum", lr=0.1, gradient_clip_val=clip, accumulate=accumulate
@@ -218,22 +218,22 @@ def _accumulating(backend, device, accumulate=1, clip=0.0):
 def _assert_same_model(backend, found, expected):
     for learner in (found, expected):
         learner.sync()
-    after = saved_values(backend, expected.parts["model"])
-    for name, value in saved_values(backend, found.parts["model"]).items():
+    after = read_saved_values(backend, expected.parts["model"])
+    for name, value in read_saved_values(backend, found.parts["model"]).items():
         np.testing.assert_allclose(value, after[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 def _assert_values(backend, model, expected):
-    for name, value in saved_values(backend, model).items():
+    for name, value in read_saved_values(backend, model).items():
         np.testing.assert_array_equal(value, expected[name])
 
 
 @requirement("train.accumulates", section=SECTION)
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_batches_that_share_a_step_are_as_good_as_one_of_them_all(backend, place, data, clip):
-    found = _accumulating(backend, place, 4, clip)
-    before = saved_values(backend, found.parts["model"])
-    expected = _accumulating(backend, place, 1, clip)
+    found = _accumulate(backend, place, 4, clip)
+    before = read_saved_values(backend, found.parts["model"])
+    expected = _accumulate(backend, place, 1, clip)
     x, y = (backend.asarray(array, device=place) for array in data)
     for _ in range(2):
         expected.step((x,), y)
@@ -242,13 +242,13 @@ def test_batches_that_share_a_step_are_as_good_as_one_of_them_all(backend, place
             _assert_values(backend, found.parts["model"], before)
             found.step((quarter,), target)
         _assert_same_model(backend, found, expected)
-        before = saved_values(backend, found.parts["model"])
+        before = read_saved_values(backend, found.parts["model"])
     assert found.pending == 0
 
 
 @requirement("train.accumulates-what-is-left", section=SECTION)
 def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data):
-    found, expected = _accumulating(backend, place, 3), _accumulating(backend, place)
+    found, expected = _accumulate(backend, place, 3), _accumulate(backend, place)
     for x, y in _quarters(backend, place, data):
         found.step((x,), y)
     assert found.pending == 1
@@ -258,7 +258,7 @@ def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data)
         x, y = (backend.asarray(array[part], device=place) for array in data)
         expected.step((x,), y)
     _assert_same_model(backend, found, expected)
-    before = saved_values(backend, found.parts["model"])
+    before = read_saved_values(backend, found.parts["model"])
     found.flush()
     found.sync()
     _assert_values(backend, found.parts["model"], before)
@@ -267,7 +267,7 @@ def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data)
 @requirement("train.accumulates-in-a-move", section=SECTION)
 def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data):
     source, target = route
-    found, expected = _accumulating(backend, source, 4), _accumulating(backend, target)
+    found, expected = _accumulate(backend, source, 4), _accumulate(backend, target)
     there = _quarters(backend, target, data)
     with backend.strict():
         for x, y in _quarters(backend, source, data)[:2]:
@@ -501,11 +501,11 @@ def test_what_is_frozen_between_two_steps_stays_and_is_trained_when_it_is_thawed
     for is_frozen in (False, True, False):
         learner.sync()
         freeze(learner.parts["model"], is_frozen)
-        before = saved_values(backend, learner.parts["model"])
+        before = read_saved_values(backend, learner.parts["model"])
         for _ in range(2):
             learner.step((x,), y)
         learner.sync()
-        after = saved_values(backend, learner.parts["model"])
+        after = read_saved_values(backend, learner.parts["model"])
         changed.append({name for name in before if not np.array_equal(before[name], after[name])})
     trained, while_frozen, thawed = changed
     assert set() < while_frozen < trained
