@@ -115,7 +115,8 @@ def steps_alone(frameworks: Sequence[str], out: Path) -> Iterator[Step]:
         # Beside others it would leave them no memory.
         # Only as the machine is: the profile itself also has a process with virtual GPUs.
         suite = ("-m", "pytest", "--pyargs", "d2ldev_conformance", "--d2ldev-backend", name)
-        full = ("--d2ldev-profile", "nightly", "-q", "-m", "nightly", "-k", "does_not_fit")
+        full = ("--d2ldev-profile", "nightly", "-q")
+        full += ("--d2ldev-requirement", "gpus.a-copy-that-does-not-fit")
         yield Step(f"full-card-{name}", (*suite, *full), 60)
 
 

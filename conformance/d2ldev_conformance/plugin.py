@@ -159,8 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _select_profile(config, items)
     if items and all(map(_waits, items)):
         raise pytest.UsageError(
-            "nothing would be tested: all of it takes minutes, add --profile nightly, "
-            "which needs GPUs or virtual ones"
+            "nothing would be tested: all of it takes minutes, add --profile nightly"
         )
     items.sort(key=_stage)
     backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], read_known_gaps()
@@ -225,7 +224,12 @@ def _select_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [
         item
         for item in items
-        if item.path.is_relative_to(_SUITE) and not profile.selects(_traits(item), virtual_gpus)
+        if item.path.is_relative_to(_SUITE)
+        and not (
+            profile.selects(_traits(item), virtual_gpus)
+            # A process of the nightly profile that has GPUs runs them.
+            and not (profile.is_nightly and _waits(item))
+        )
     ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

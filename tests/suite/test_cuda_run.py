@@ -127,6 +127,20 @@ def test_every_file_that_a_step_names_is_there(program, tmp_path):
     assert [path for path in named if not Path(path).exists()] == []
 
 
+def test_the_step_that_fills_the_card_selects_a_test(program, tmp_path):
+    (step,) = (x for x in program["steps_alone"](["reference"], tmp_path) if "full-card" in x.name)
+    found = subprocess.run(
+        [sys.executable, *step.command, "--collect-only"],
+        env={**os.environ, "D2LDEV_VIRTUAL_GPUS": "2"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "test_real_gpus.py" in found.stdout
+
+
 def test_a_machine_without_a_gpu_is_refused(tmp_path):
     command = [sys.executable, str(PROGRAM), "--out", str(tmp_path / "out")]
     variables = {**os.environ, "PATH": ""}

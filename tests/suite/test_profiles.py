@@ -29,8 +29,9 @@ def test_two_virtual_gpus_have_what_needs_them_and_all_but_training():
     assert {test.requirement for test in chosen} == {"copy.makes-new-memory"}
 
 
-def test_four_virtual_gpus_have_what_two_are_too_few_for():
-    assert {test.gpus for test in select("default", 4)} == {3, 4}
+@pytest.mark.parametrize("name", ["default", "nightly"])
+def test_four_virtual_gpus_have_what_two_are_too_few_for(name):
+    assert {test.gpus for test in select(name, 4)} == {3, 4}
 
 
 def test_quick_is_what_meets_numpy():
