@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 from d2ldev.errors import ScopeError
 
@@ -218,35 +218,30 @@ every_scopes: WeakSet[Scopes[Any]] = WeakSet()
 """All ``Scopes`` of the process, to look for blocks that were not left."""
 
 
-class _OfThread(list["Entered"]):
-    """The contexts that one thread has entered; it ends with the thread."""
-
-
 class Entered:
     """One context of a framework, which was entered.
 
     Args:
         make: makes the context, which may have to be entered again.
-        thread: what the thread that enters it has entered.
     """
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]], thread: _OfThread) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self.make = make
         self.context = make()
-        self.thread = ref(thread)
+        self.thread = threading.current_thread()
         self.ended = False
 
-    def is_held_by_another(self, thread: _OfThread) -> bool:
+    def is_held_by_another(self) -> bool:
         """Tell whether another thread, which has not ended, has the context as its default."""
-        holder = None if isinstance(self.context, nullcontext) else self.thread()
-        return holder is not None and holder is not thread
+        is_another = self.thread is not threading.current_thread() and self.thread.is_alive()
+        return is_another and not isinstance(self.context, nullcontext)
 
 
 class Contexts(threading.local):
     """Contexts of a framework that keeps them in a stack for each thread; they end in any order."""
 
     def __init__(self) -> None:
-        self._entered = _OfThread()
+        self._entered: list[Entered] = []
 
     def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
         """Enter the context that ``make`` makes, in this thread; the result is for ``leave``."""
@@ -254,7 +249,7 @@ class Contexts(threading.local):
 
     def _enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
         self.settle()
-        entered = Entered(make, self._entered)
+        entered = Entered(make)
         entered.context.__enter__()
         self._entered.append(entered)
         return entered
@@ -283,7 +278,7 @@ class Contexts(threading.local):
                     "end that block first. Otherwise its end makes this device the default again, "
                     "until the next 'with backend.on(device):' of this thread",
                 ) from problem
-        elif entered.is_held_by_another(self._entered):
+        elif entered.is_held_by_another():
             raise ScopeError(
                 attempted,
                 "it was entered in another thread, which alone can change its default device",
