@@ -262,12 +262,12 @@ def test_many_threads_move_at_once(backend, place):
 
 @requirement("threads.models-at-once", section=SECTION)
 def test_many_threads_place_models_at_once(backend, place):
-    def place(seed):
+    def place_model(seed):
         net = backend.place(backend.mlp([3, 4, 1], seed=seed), place)
         return set(backend.placement(net).values())
 
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(place, range(16))) == [{place}] * 16
+        assert list(pool.map(place_model, range(16))) == [{place}] * 16
 
 
 @requirement("threads.backend-is-their-own", section=SECTION)
