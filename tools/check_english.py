@@ -21,7 +21,7 @@ LONGEST = 20
 DONE: tuple[str, ...] = ("README.md", "CONTRIBUTING.md", "tools/check_english.py")
 DONE += ("docs/command-line.md", "docs/contract.md", "docs/d2l.md", "docs/mixing.md")
 DONE += ("docs/resuming.md", "docs/several-gpus.md", "docs/several-machines.md")
-DONE += ("docs/versions.md", "docs/virtual-gpus.md")
+DONE += ("docs/training.md", "docs/versions.md", "docs/virtual-gpus.md")
 TO_DO: tuple[str, ...] = ("SECURITY.md", "CHANGELOG.md", "docs")
 TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 
@@ -107,7 +107,7 @@ def split_sentences(paragraph: str) -> list[str]:
 def read_markdown(text: str) -> Iterator[tuple[int, str]]:
     """Yield each paragraph of a document, without code, tables and headings.
 
-    What ``tools/tables.py`` writes between two markers is left out, too.
+    It also leaves out tables between markers, which ``tools/tables.py`` writes.
     """
     text = re.sub(r"^( *)```.*?^\1```$", _blank, text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"<!-- (\w+) -->.*?<!-- end of \1 -->", _blank, text, flags=re.DOTALL)
