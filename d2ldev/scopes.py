@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar, Token
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from d2ldev.errors import ScopeError
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -60,28 +60,29 @@ class _Changes(threading.local):
 _changes = _Changes()
 
 
-def make_change(change: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+def make_change(change: Callable[[*Arguments], R], *arguments: *Arguments) -> R:
     """Call what enters or leaves a block; blocks that the collector ends meanwhile are left next.
 
     Ctrl-C in the middle of a change may lose that change, and no other one.
     """
-    is_part = _changes.is_in_progress
+    changes = _changes
+    is_part = changes.is_in_progress
     try:
-        _changes.is_in_progress = True
-        return change(*arguments, **named)
+        changes.is_in_progress = True
+        return change(*arguments)
     finally:
-        _changes.is_in_progress = is_part
-        while _changes.next and not is_part:
+        changes.is_in_progress = is_part
+        while changes.next and not is_part:
             with suppress(ScopeError):  # which the collector could only print
-                make_change(_changes.next.pop(0))
+                make_change(changes.next.pop(0))
 
 
-def leave_in_turn(leave: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+def leave_in_turn(leave: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
     """Call what leaves a block, after the change that this thread makes now, if it makes one."""
     if _changes.is_in_progress:
-        _changes.next.append(partial(leave, *arguments, **named))
+        _changes.next.append(partial(leave, *arguments))
     else:
-        make_change(leave, *arguments, **named)
+        make_change(leave, *arguments)
 
 
 _owner: ContextVar[None] = ContextVar("d2ldev_owner")
