@@ -876,8 +876,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Args:
             obj: a tensor, a model, an optimizer, a NumPy array, a number, text, None, bytes,
-                or any nesting of them, in which the keys of dicts and the elements of sets are
-                text, bytes, numbers, None, or tuples of them.
+                or any nesting of them. Keys of dicts are text, bytes, numbers, None, or tuples of
+                them. A set is refused.
             path: of the file. An existing file is replaced in one step: whenever the process dies,
                 the file is the old one or the new one.
 
@@ -909,7 +909,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 names; no constructor is called.
 
         Returns:
-            What was saved: dicts, lists, tuples, sets, OrderedDicts and deques as their type;
+            What was saved: dicts, lists, tuples, OrderedDicts and deques as their type;
             instances of ``classes``; any other namedtuple as a tuple, dataclass or mapping as a
             dict, and other classes as what they are derived from. A model is a dict from the names
             of its tensors to tensors, and an optimizer a dict of its state. ``load_into`` reads

@@ -1,8 +1,8 @@
 """Write parameters into files and read them: one file for a nesting of tensors, models and numbers.
 
 A file is a *safetensors* file that other programs can read, too. Its metadata holds what the format
-lacks: the nesting, the true dtypes, checksums, and how the layers of a model are laid out. Nothing
-in a file is ever executed: there is no pickle, and no class is imported.
+lacks: the nesting, the true dtypes, checksums, and the layouts of a model's layers. Nothing in a
+file is ever executed: there is no pickle, and no class is imported.
 
 - ``save.py``, ``load.py``, ``load_into.py``: the three calls.
 - ``match.py``: which tensor of a file belongs to which of an object.

@@ -28,8 +28,8 @@ class ModelInventory(Inventory):
         model: the model.
         layouts: by the names of the tensors. None if the layers are not in one sequence, or if the
             model has tensors outside of them.
-        settings: what the containers in a model have besides its tensors, such as batch sizes: by
-            its name the name of the container, and the setting as text.
+        settings: by its name, each value beside tensors that a container in the model has, such
+            as batch sizes: the name of the container, and the value as text.
     """
 
     def __init__(self, framework: Framework, model: Any, attempted: str) -> None:
@@ -83,10 +83,10 @@ def read_layouts(told: Any) -> Mapping[str, Layout]:
     """Read the layouts in a file.
 
     Raises:
-        FileError: if they are no layouts.
+        FileError: if they are not layouts.
     """
     if not isinstance(told, dict):
-        raise FileError("its layouts are none")
+        raise FileError("its layouts are damaged")
     return {name: _read_layout(what) for name, what in told.items()}
 
 
@@ -96,7 +96,7 @@ def _read_layout(what: Any) -> Layout:
         role, split, axes, shape = what
         if sorted(axes) == list(range(len(split))) and math.prod(split) == math.prod(shape):
             return Layout(role, tuple(split), tuple(axes), tuple(shape))
-    raise FileError("one of its layouts is none")
+    raise FileError("one of its layouts is damaged")
 
 
 def _is_sizes(values: object) -> bool:

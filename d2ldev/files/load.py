@@ -85,7 +85,7 @@ class Checkpoint:
         self._sums: dict[str, str | None] = {}
         if text is None:
             stored = [self._store(name, NAMES[entry.tag]) for name, entry in self._entries.items()]
-            self.outline: Any = Outline("dict", list(self._entries), stored, 0, size=len(stored))
+            self.outline: Any = Outline("dict", list(self._entries), stored, 0)
             self._rows = [self.outline]
         else:
             self.outline, self._rows = self._read_description(text)
@@ -264,7 +264,7 @@ def open_checkpoint(framework: Framework, path: str, attempted: str) -> Iterator
     try:
         # Not by opening the file, because opening a pipe waits for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FileError("it is no regular file")
+            raise FileError("it is not a regular file")
         with open(path, "rb", buffering=0) as file:
             yield Checkpoint(framework, path, file, attempted)
     except OSError as error:

@@ -19,10 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, quote
+from d2ldev.errors import (
+    CheckpointError,
+    D2LDevError,
+    UnsupportedValueError,
+    describe,
+    quote,
+    text_of,
+)
 from d2ldev.files.format.container import as_bytes
 from d2ldev.files.load import Checkpoint, Wanted, open_checkpoint, shorten
-from d2ldev.files.match import Match, Pair, Place
+from d2ldev.files.match import Match, Pair, Path, Place
 from d2ldev.files.structure import MODEL, Outline, flatten
 from d2ldev.files.tensors_by_name import TensorsByName
 from d2ldev.framework import Framework
@@ -238,7 +245,7 @@ def _wanted(framework: Framework, pair: Pair) -> Wanted:
 def _check_ties(
     framework: Framework, source: Source, match: Match, news: Mapping[tuple[int, str], Any]
 ) -> None:
-    """Note the tensors that are one here, and of which the file has two that differ."""
+    """Note each tensor that is one here, and in the file two that differ."""
 
     def bits(x: Any) -> Any:
         return as_bytes(x if isinstance(x, np.ndarray) else framework.files.borrow(x))
@@ -261,7 +268,7 @@ def _prepare_state(
         return framework.files.prepare_state(optimizer, state)
     except D2LDevError:
         raise
-    except Exception as error:  # whatever a state that is none makes the backend raise
+    except Exception as error:  # whatever another kind of state makes the backend raise
         name = type(optimizer).__name__
         match.different.append(f"the state is none of this {name}: {shorten(error)}")
         return None
@@ -289,6 +296,7 @@ class _Putting:
         for place, key in match.places.items():
             if not match.is_refilled(match.pairs[key].value):
                 self._news[place] = news[key]
+        self._models = {id(model.model): path for path, model in match.models.items()}
         # id of a container and of its new children -> what was made of them.
         self._made: dict[tuple[int, ...], Any] = {}
 
@@ -296,11 +304,11 @@ class _Putting:
         """Make the containers; return a function that cannot fail, see ``prepare`` above."""
         models = self._framework.models
         parts = [
-            (value, self._remake(value, join_path(path, name) if path else name), put, key)
+            (value, self._remake(value, join_path(path, name)), put, key)
             for path, model in self._match.models.items()
             for name, value, put, key in model.parts
         ]
-        placed = self._remake(obj, "", is_in_file=True)
+        placed = self._remake(obj, ())
         objects = [obj for model in self._match.models.values() for obj in model.objects]
 
         def put() -> Any:
@@ -317,20 +325,24 @@ class _Putting:
 
         return put
 
-    def _remake(self, x: Any, path: str, *, is_in_file: bool = False) -> Any:
+    def _remake(self, x: Any, path: Path) -> Any:
         """Return a nesting with what was read; what nothing was read for stays.
 
         Args:
             x: the nesting.
-            path: its name.
-            is_in_file: whether it is a container of the file, and not of a model.
+            path: see ``Place``.
         """
         kind = self._framework.kinds[type(x)]
         if isinstance(kind, Kind):
             return self._news.get(Place(path, id(x)), x)
-        kind = kind.in_files if is_in_file else kind
-        old = label_children(x, kind, path, self._attempted)
-        new = [self._remake(y, join_path(path, label), is_in_file=is_in_file) for label, y in old]
+        path = self._models.get(id(x), path)
+        if isinstance(path, str):
+            old = label_children(x, kind, path, self._attempted)
+            new = [self._remake(child, join_path(path, label)) for label, child in old]
+        else:
+            kind = kind.in_files
+            old = label_children(x, kind, ".".join(map(text_of, path)), self._attempted)
+            new = [self._remake(child, (*path, label)) for label, child in old]
         if all(map(is_, new, (child for _, child in old))):
             return x
         # A container that is shared stays shared.
@@ -339,8 +351,9 @@ class _Putting:
             self._made[key] = self._rebuild(x, kind, new, path)
         return self._made[key]
 
-    def _rebuild(self, x: Any, kind: Container, new: list[Any], path: str) -> Any:
+    def _rebuild(self, x: Any, kind: Container, new: list[Any], path: Path) -> Any:
         try:
             return kind.rebuild(x, new)
         except Exception as error:  # whatever a class's own methods raise
-            raise container_refusal(x, "made again", path, self._attempted, error) from error
+            name = path if isinstance(path, str) else ".".join(map(text_of, path))
+            raise container_refusal(x, "made again", name, self._attempted, error) from error

@@ -1,7 +1,7 @@
 """Match what an object holds with what a file has, by names: nowhere else are names compared.
 
-A name is the path to a value: keys, indices and fields, and in a model the names of its tensors,
-with dots between them. So a model of another framework, another program's file and a nesting are
+A name is the path to a value: keys, indices and fields, with dots between them. In a model it is
+the name of a tensor. So a model of another framework, another program's file and a nesting are
 matched alike. Where the layers of a model are known on both sides, their roles are its names.
 
 Held by the requirements ``io.load-into-*`` of the suite.
@@ -41,10 +41,18 @@ class Pair(NamedTuple):
     layouts: tuple[Layout, Layout] | None
 
 
-class Place(NamedTuple):
-    """Where in an object a value is: its path, and the id of the value that is there now."""
+Path = str | tuple[Any, ...]
 
-    path: str
+
+class Place(NamedTuple):
+    """Where in an object a value is.
+
+    Args:
+        path: the labels of the containers around it; in a model, its name.
+        now: the id of the value that is there.
+    """
+
+    path: Path
     now: int
 
 
@@ -99,19 +107,18 @@ class Match:
         self.values: dict[Place, Any] = {}
         self.states: list[tuple[Any, Outline]] = []
         self.models: dict[str, ModelInventory] = {}
-        # Here: name -> the place and the value; the models by their names; other name -> first.
-        self._mine: dict[str, tuple[str, Any]] = {}
+        # Here: name -> the path and the value; the models by their names; other name -> first.
+        self._mine: dict[str, tuple[Path, Any]] = {}
         self._objects: dict[str, Any] = {}
         self._first_names: dict[str, str] = {}
         self._seen: dict[int, str] = {}
-        self._survey(obj, "")
+        self._survey(obj, "", ())
         # There: name -> a tensor, a number, text, or the state of an optimizer.
         self._their_models: dict[str, Outline] = {}
         self._optional: set[str] = set()
         self._theirs = self._plain(flatten(found, self._is_state))
-        # The keys of the pairs of what has one value: the id of a tensor that is filled in place,
-        # or the first name of a place.
-        self._keys: dict[int | str, tuple[int, str]] = {}
+        # The key of a pair, by the id of a tensor that is filled in place, or by a path.
+        self._keys: dict[int | Path, tuple[int, str]] = {}
         # The layouts of tensors in models, and the names of the file for them.
         self._layouts: dict[str, tuple[Layout, Layout]] = {}
         self._renamed: dict[str, str] = {}
@@ -119,14 +126,14 @@ class Match:
             self._add_model(path, model, undo)
         self._mine = dict(self._with_tensors())
         self._match_tensors()
-        for name, (path, x) in self._mine.items():
+        for name, (place, x) in self._mine.items():
             if name in self._theirs or not (is_by_name or self._is_in_model(name)):
-                self._match_value(name, Place(path, id(x)), x)
+                self._match_value(name, Place(place, id(x)), x)
         self.unexpected += [name for name in self._theirs if name not in self._used]
 
     # -- what is here, and what is there ----------------------------------------------------------
 
-    def _survey(self, x: Any, path: str) -> None:
+    def _survey(self, x: Any, path: str, labels: tuple[Any, ...]) -> None:
         """Note what is in the object, by its names."""
         framework = self._framework
         kind = framework.kinds[type(x)]
@@ -136,11 +143,11 @@ class Match:
                 return
             self._seen[id(x)] = path
             is_optimizer = kind is OBJECT and framework.files.state(x) is not None
-            self._mine[path] = path, x
+            self._mine[path] = labels, x
             if not is_optimizer or self._is_by_name:
                 self._objects[path] = x
         elif kind is PLAIN or kind is TENSOR or isinstance(x, (np.generic, np.ndarray)):
-            self._mine[make_unique(path, self._mine)] = path, x
+            self._mine[make_unique(path, self._mine)] = labels, x
         elif isinstance(kind, Kind) or isinstance(x, AbstractSet):
             foreign = of_another_backend(framework, self._attempted, x, path)
             raise foreign or UnsupportedValueError(
@@ -151,7 +158,7 @@ class Match:
             )
         else:
             for label, child in label_children(x, kind.in_files, path, self._attempted):
-                self._survey(child, join_path(path, label))
+                self._survey(child, join_path(path, label), (*labels, label))
 
     def _is_state(self, path: str, outline: Outline) -> bool:
         """Note what a container of the file is; tell whether an optimizer takes it as it is."""
@@ -216,7 +223,7 @@ class Match:
                 if theirs[its_name] != layout:
                     self._layouts[prefix + name] = theirs[its_name], layout
 
-    def _with_tensors(self) -> Iterator[tuple[str, tuple[str, Any]]]:
+    def _with_tensors(self) -> Iterator[tuple[str, tuple[Path, Any]]]:
         """Yield what is in the object, with the tensors of its models in their places."""
         for name, (path, x) in self._mine.items():
             if name in self.models:
@@ -260,38 +267,37 @@ class Match:
         }
         unlisted |= {name for name, first in firsts.items() if first in unlisted}
         others = self._compare_settings(unlisted)
-        # What neither side needs is passed over, if it is on one side only, or differs.
+        # A tensor that neither side needs may be on one side only, or differ.
         for name in unlisted & mine.keys():
             if name in others or not self._fits(mine[name][1], theirs.get(name)):
                 del mine[name]
-        for name in [name for name in theirs if name not in mine]:
-            if name in unlisted | self._optional:
-                del theirs[name]
+        for name in (unlisted | self._optional) - mine.keys():
+            theirs.pop(name, None)
         for path, model in self.models.items():
             self._leave_out(path, model)
         # A tensor with several names is in most files once, under one of them.
         ties = {
             id(x): name
-            for name, (path, x) in reversed(mine.items())
-            if self._renamed.get(name, name) in theirs and self._has_one_value(path, x)
+            for name, (place, x) in reversed(mine.items())
+            if self._renamed.get(name, name) in theirs and self._has_one_value(place, x)
         }
-        for name, (path, x) in list(mine.items()):
+        for name, (place, x) in list(mine.items()):
             if not isinstance(x, np.ndarray) and self._framework.kinds[type(x)] is not TENSOR:
                 continue
             del mine[name]
             its_name = self._renamed.get(name, name)
-            if its_name not in theirs and self._has_one_value(path, x) and id(x) in ties:
+            if its_name not in theirs and self._has_one_value(place, x) and id(x) in ties:
                 its_name = self._renamed.get(ties[id(x)], ties[id(x)])
             self._used.add(its_name)
             if its_name in theirs:
-                self._match_tensor(name, Place(path, id(x)), x, theirs[its_name])
+                self._match_tensor(name, Place(place, id(x)), x, theirs[its_name])
             else:
                 self.missing.append(name)
 
     def _compare_settings(self, unlisted: AbstractSet[str]) -> set[str]:
         """Return the names of what is in containers that have other settings in the file.
 
-        Notes these settings, if one of the names is needed, and not in ``find_unlisted``.
+        Notes these settings, if one of the names is needed, and not in ``unlisted``.
         """
         others: set[str] = set()
         for path, model in self.models.items():
@@ -327,10 +333,9 @@ class Match:
                 if not self._is_strict:
                     lacking.append(name)
 
-    def _has_one_value(self, path: str, x: Any) -> bool:
+    def _has_one_value(self, path: Path, x: Any) -> bool:
         """Return whether a tensor has one value, under however many names it is kept."""
-        prefixes = (f"{model}." if model else "" for model in self.models)
-        return self.is_refilled(x) or any(map(path.startswith, prefixes))
+        return self.is_refilled(x) or isinstance(path, str)
 
     def is_refilled(self, x: Any) -> bool:
         is_tensor = self._framework.kinds[type(x)] is TENSOR
@@ -409,7 +414,7 @@ def form_of(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]:
 
     Raises:
         RuntimeError: if it has no shape yet, as before the first batch of a lazy module.
-        UnsupportedValueError: if its shape is none of numbers, as that of a nested tensor.
+        UnsupportedValueError: if its shape does not consist of numbers, as that of a nested tensor.
     """
     if isinstance(x, np.ndarray):
         return x.dtype.name, x.shape

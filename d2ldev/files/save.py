@@ -36,8 +36,8 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         raise CheckpointError(
             attempted,
             getattr(error, "strerror", None) or str(error),
-            "save to a folder that exists, has room, and may be written to; the file that was "
-            "there is as it was",
+            "save to a folder that exists, has space, and may be written to; the old file is as "
+            "it was",
         ) from error
     if structure.unsaved:
         warn(

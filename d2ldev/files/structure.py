@@ -5,8 +5,8 @@ number. So it is read without recursion, and holds no cycles. A list that is in 
 written once.
 
 ``None``, booleans, text, and numbers that JSON keeps stand for themselves. Everything else is an
-object of one key: ``at`` with the number of a row, ``tensor`` or ``array`` with the number of a
-tensor, or the kind of a value with its text.
+object of one key. ``at`` has the number of a row, and ``tensor`` or ``array`` that of a tensor.
+Any other key is the kind of a value, with its text.
 """
 
 from __future__ import annotations
@@ -55,10 +55,9 @@ _MAX_DEPTH = 500
 _MAX_KEY = 32
 # Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
 _MAX_ALIKE = 100
-# Containers that share children can have exponentially many values, each with a name as long as
-# those of all containers that it is in. A short one takes memory, too.
-_MAX_VALUES = 1_000_000
-_MAX_LETTERS = 20_000_000
+# Containers that share children can have exponentially many values, each with a long name. A short
+# one takes memory, too.
+_MAX_LETTERS = 50_000_000
 _LEAST_LETTERS = 100
 
 
@@ -95,7 +94,6 @@ class Outline:
         settings: of a model; see ``ModelInventory``.
         maxlen: of a deque.
         name: of the class of a namedtuple or a dataclass.
-        size: how many values it has, itself included; what is in it twice counts twice.
     """
 
     type: str
@@ -108,7 +106,6 @@ class Outline:
     settings: Mapping[str, str] = field(default_factory=dict)
     maxlen: int | None = None
     name: str | None = None
-    size: int = 1
 
     def children(self) -> dict[Any, Any]:
         """Return what is in it, by key, field or index."""
@@ -159,8 +156,8 @@ class Structure:
         return UnsupportedValueError(
             self._attempted,
             f"the {type(value).__name__} at {path or 'the top'} cannot be saved: {problem}",
-            "save tensors, models, optimizers, numbers, text, and dicts, lists and tuples of them; "
-            "what else there is, such as a set or a function, your program makes again",
+            "save tensors, models, optimizers, numbers, text, and dicts, lists and tuples of them: "
+            "your program makes anything else again, such as a set or a function",
         )
 
     def _node(self, x: Any, path: str) -> Any:
@@ -335,8 +332,8 @@ def _leaf_node(x: Any) -> Any:
     """Return the node of a plain value.
 
     Raises:
-        TypeError: if its exact type is no plain one. A subclass, such as an enumeration, would lose
-            its class.
+        TypeError: if its exact type is not a plain one. A subclass, such as an enumeration, would
+            lose its class.
     """
     cls = type(x)
     if x is None or cls is bool or cls is str:
@@ -418,7 +415,7 @@ def read_outlines(
         The nesting, and the rows of the table, in order.
 
     Raises:
-        FileError: if it is no such description.
+        FileError: if it is another description.
     """
     rows: list[Outline] = []
     depths: list[int] = []
@@ -474,7 +471,6 @@ def read_outlines(
             settings=settings,
             maxlen=deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None,
             name=name,
-            size=min(1 + sum(getattr(x, "size", 1) for x in items), _MAX_VALUES + 1),
         )
 
     try:
@@ -546,7 +542,7 @@ def _record(cls: Any, values: dict[Any, Any]) -> Any:
     """Make a namedtuple or a dataclass; as with ``Container.rebuild``, no constructor runs."""
     if issubclass(cls, tuple) and list(values) == list(cls._fields):
         return tuple.__new__(cls, values.values())
-    # A field that is no argument of the constructor may come later.
+    # A field outside of the constructor may come later.
     names = {field.name: field.init for field in fields(cls)} if is_dataclass(cls) else {}
     if not names or not {name for name in names if names[name]} <= values.keys() <= names.keys():
         raise FileError(f"its {quote(cls.__qualname__)} has the fields {quote(list(values))}")
@@ -567,7 +563,7 @@ def fill(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
 
 
 def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dict[str, Any]:
-    """Return the values in a part of the file that are no containers, by their dotted names.
+    """Return the values in a part of the file by their dotted names, without containers.
 
     Args:
         node: ``Checkpoint.outline``, or a child of it.
@@ -576,8 +572,6 @@ def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dic
     Raises:
         FileError: if there are too many, or if they are too long.
     """
-    if isinstance(node, Outline) and node.size > _MAX_VALUES:
-        raise FileError(f"a part of it has more than {_MAX_VALUES} values")
     found: dict[str, Any] = {}
     todo: list[tuple[str, Any]] = [("", node)]
     letters = 0
@@ -589,6 +583,6 @@ def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dic
         children = [(join_path(path, label), x) for label, x in node.children().items()]
         letters += sum(len(name) + _LEAST_LETTERS for name, _ in children)
         if letters > _MAX_LETTERS:
-            raise FileError(f"its names have more than {_MAX_LETTERS} letters")
+            raise FileError(f"the names of its values have more than {_MAX_LETTERS} letters")
         todo += reversed(children)
     return found

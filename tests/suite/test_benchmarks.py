@@ -102,7 +102,7 @@ def test_every_benchmark_finds_what_is_beside_it_where_python_leaves_its_folder_
 
 
 def test_both_sides_write_the_same_tensors(tmp_path):
-    assert run(FILES, tmp_path) == [[True, True], [True] * 5]
+    assert run(FILES, tmp_path) == [[True, True], [True] * 6]
 
 
 def test_the_results_of_device_logs_name_where_they_were_measured():
@@ -112,7 +112,7 @@ def test_the_results_of_device_logs_name_where_they_were_measured():
 
 def test_the_results_of_files_are_of_every_framework():
     assert len(kept("files")) >= 4
-    assert all(document["machine"] and len(document["results"]) == 5 for document in kept("files"))
+    assert all(document["machine"] and len(document["results"]) == 6 for document in kept("files"))
 
 
 def test_of_several_runs_each_row_is_that_of_the_median_ratio():

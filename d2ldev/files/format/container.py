@@ -1,13 +1,16 @@
 """Write and read a safetensors file by the ``safetensors`` safetensors.
 
-The library checks the header, and does all of a file but three things. NumPy lacks dtypes, which
-``ml_dtypes`` has: so the bytes of a tensor are read here, from where the library says that they
-are. The format lacks dtypes: the bytes of such a tensor are stored as another one. And the format
-has no checksums: the metadata has one key of d2ldev's, whose value is the version, a checksum of
-all names, dtypes, shapes and the structure, and the structure, which has each tensor's own.
+The library checks the header, and does all of a file but three things:
 
-A key that is nearly the same is a damaged one; so no two flipped bits make a file
-that of another program, which has no checksums. One key, because the library writes several in any
+- NumPy lacks dtypes that ``ml_dtypes`` has. So the bytes of a tensor are read here, from where the
+  library says that they are.
+- The format lacks dtypes. The bytes of such a tensor are stored as another one.
+- The format has no checksums. The metadata has one key of d2ldev's. Its value is the version, a
+  checksum of all names, dtypes, shapes and the structure, and the structure. The structure has each
+  tensor's own checksum.
+
+A key that is nearly d2ldev's is a damaged one. So no two flipped bits make a file that of another
+program, which has no checksums. There is one key only, because the library writes several in any
 order, and the same nesting shall give the same bytes.
 """
 
@@ -268,8 +271,8 @@ def _is_nearly(key: str, known: str) -> bool:
 def _is_whole_4(metadata: Mapping[str, str], file: BinaryIO) -> bool:
     """Return whether the header of a file of version 4 is as it was written.
 
-    It has a CRC-32 of the structure, and an XXH3 of all its bytes and its length, with zeros for
-    the digits.
+    It has a CRC-32 of the structure. It also has an XXH3 of its length and all its bytes, with
+    zeros for the digits.
     """
     file.seek(0)
     first = file.read(8)

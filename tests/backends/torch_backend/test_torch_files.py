@@ -1,6 +1,7 @@
 """torch's tensors, models and optimizers in files: training goes on to the same last bit."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from torch.nn.parameter import is_lazy
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
 from d2ldev.files.format.container import storage_of
+
+FORMAT_4 = Path(__file__).parents[2] / "data" / "format-4"
 
 # -- tensors and models ----------------------------------------------------------------------------
 
@@ -676,3 +679,16 @@ def test_a_sparse_tensor_in_an_attribute_of_a_model_is_named(torch_backend, path
     assert sorted(torch_backend.load(path)) == ["bias", "weight"]
     other = torch_backend.load_into(model(), path)
     assert torch.equal(other.weight, net.weight)
+
+
+def test_a_model_and_an_optimizer_of_version_4_are_read(torch_backend):
+    """The file is of d2ldev 0.1.0, after two steps."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    torch_backend.load_into((net, optimizer), FORMAT_4 / "torch-adam.safetensors")
+    assert net[2].bias.item() == -0.7515707015991211
+    assert net[0].bias.tolist() == [-0.20164766907691956, 0.5606575012207031, -0.06275151669979095]
+    assert {kept["step"].item() for kept in optimizer.state.values()} == {2}
+    net(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    assert {kept["step"].item() for kept in optimizer.state.values()} == {3}

@@ -12,6 +12,7 @@ from saved_files import values
 from d2ldev import Backend, CheckpointError
 from d2ldev.framework import Layer
 from d2ldev.framework.files import same, turned
+from d2ldev.operations.placing import Search
 
 
 class Cell:
@@ -292,3 +293,29 @@ def test_models_and_optimizers_that_were_read_are_listed(framework, path):
     assert (loaded.matched, loaded.missing) == (["net.a", "o"], ["net.b", "p"])
     assert mine["o"].steps == 5
     assert values(framework, mine["net"].tensors["a"]) == [1, 1]
+
+
+def test_a_model_is_looked_through_once_in_a_call(framework, path, monkeypatch):
+    net = Cell(weight=framework.zeros((2, 3)), bias=framework.zeros(2))
+    know_layers(framework, net, same)
+    searched, search = [], Search.__init__
+
+    def record(self, framework, obj, *args, **options):
+        searched.append(obj)
+        search(self, framework, obj, *args, **options)
+
+    monkeypatch.setattr(Search, "__init__", record)
+    framework.save({"net": net}, path)
+    assert searched == [net]
+    framework.load_into({"net": net}, path)
+    assert searched == [net, net]
+
+
+def test_names_that_are_one_in_a_message_are_told_apart(framework, path):
+    saved = {"a.b": framework.ones(1), "a": {"b": framework.zeros(1)}, 1: 3, "1": 4}
+    framework.save(saved, path)
+    mine = {"a.b": framework.full(1, 5.0), "a": {"b": framework.full(1, 5.0)}, 1: 0, "1": 0}
+    loaded = framework.load_into(mine, path)
+    assert values(framework, loaded["a.b"]) == [1]
+    assert values(framework, loaded["a"]["b"]) == [0]
+    assert (loaded[1], loaded["1"]) == (3, 4)

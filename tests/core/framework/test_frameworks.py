@@ -118,3 +118,8 @@ def test_what_a_room_that_was_left_out_would_do_is_an_error_of_ours(small, call,
 def test_an_optimizer_that_takes_no_state_says_so(small):
     with pytest.raises(UnsupportedValueError, match="a dict takes no state"):
         small.framework.files.prepare_state({}, {})
+
+
+def test_an_author_of_a_backend_has_eight_methods_of_files_to_know():
+    methods = [x for name, x in vars(Files).items() if callable(x) and not name.startswith("_")]
+    assert len(methods) == 8

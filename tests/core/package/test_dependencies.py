@@ -148,14 +148,16 @@ show([os.path.exists("new.safetensors"), before == numbers()])
         ),
     ],
 )
-def test_files_name_their_extra_before_anything_is_done(tmp_path, call, attempted):
+@pytest.mark.parametrize("module", ["xxhash", "safetensors"])
+def test_files_name_their_extra_before_anything_is_done(tmp_path, call, attempted, module):
     found = run_python(
         FILES.format(call=call),
         environment={"D2LDEV_BACKEND": "reference"},
         folder=tmp_path,
-        **without("xxhash"),
+        **without(module),
     )
-    problem, fix = "xxhash cannot be imported: No module named 'xxhash'", "d2ldev[files]"
+    problem = f"{module} cannot be imported: No module named '{module}'"
+    fix = "d2ldev[files]"
     assert found == [[attempted, problem, f"pip install '{fix}'"], [False, True]]
 
 

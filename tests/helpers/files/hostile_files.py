@@ -245,7 +245,10 @@ DESCRIPTION = {
     "keys of one hash": (containers(*alike_keys(1100)), "more than 100 keys of one hash"),
     "elements of one hash": (containers(*alike_elements(1100)), "more than 100 keys of one hash"),
     "depth without end": (containers(*deep(5000)), "nested deeper than"),
-    "layouts that are none": (layouts("0.weight", [1], [1], [1]), "one of its layouts is none"),
-    "layouts of another size": (layouts("0.weight", [1], [0], [2]), "one of its layouts is none"),
-    "a layout that is text": (layouts("0.weight", "1", "0", "1"), "one of its layouts is none"),
+    "layouts that are none": (layouts("0.weight", [1], [1], [1]), "its layouts is damaged"),
+    "layouts of another size": (
+        layouts("0.weight", [1], [0], [2]),
+        "its layouts is damaged",
+    ),
+    "a layout that is text": (layouts("0.weight", "1", "0", "1"), "its layouts is damaged"),
 }

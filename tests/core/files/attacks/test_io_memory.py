@@ -30,7 +30,7 @@ def doubled(count, label="a"):
 
 @pytest.mark.parametrize("label", ["a" * 10_000, "a"], ids=len)
 def test_names_that_are_long_or_many_are_refused(reference, path, label):
-    path.write_bytes(file_of(containers(*doubled(18, label)), DATA))
+    path.write_bytes(file_of(containers(*doubled(20, label)), DATA))
     with pytest.raises(CheckpointError, match="letters"):
         reference.load_into(reference.mlp([2, 3]), path)
 
