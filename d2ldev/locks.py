@@ -19,9 +19,9 @@ class Lock:
     """A re-entrant lock, which is entered by ``with``.
 
     Args:
-        patience: how many seconds a fork waits for another thread to leave, so that the child
-            finds what it guards complete. After that, as with 0, the child finds the lock free and
-            the rest as it is.
+        patience: how many seconds a fork waits for another thread to leave. Then the guarded data
+            is complete in the child. After that, as with 0, the child finds the lock free and the
+            data as it is.
     """
 
     def __init__(self, patience: float = 0) -> None:

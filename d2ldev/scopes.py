@@ -1,9 +1,9 @@
 """Blocks that are entered and left: each leaves its own entry, and nothing else.
 
-A block in a generator may end after one that was entered later, or in another thread or task, and
-a task that was started in a block may outlive it. So what is entered is kept per thread and task as
-a tuple of entries, and leaving removes the entry that entering made, wherever it stands. Contexts
-of a framework's own are kept per thread, because the framework keeps them so.
+A block in a generator may end after a later block, or in another thread or task. A task that was
+started in a block may outlive it. So each thread and task has a tuple of entries. To leave a block
+removes its entry, wherever it stands. A framework keeps its own contexts for each thread, so those
+have a list for each thread.
 
 Held by ``tests/core/operations/test_leaving.py`` and the requirements ``scopes.*``.
 """
@@ -30,9 +30,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def trace_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
     """Let torch's compiler trace another function in the decorated one's stead.
 
-    It traces Python, and knows neither context variables nor locks. A property whose function is
-    one of C, such as ``property(operator.call)``, it reads instead: while it compiles, and whenever
-    it asks whether what it compiled still holds.
+    It traces Python, and knows neither context variables nor locks. But it reads a property whose
+    function is one of C, such as ``property(operator.call)``. It does so while it compiles, and
+    whenever it asks whether the compiled code is still valid. Source:
     https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/variables/user_defined.py
     """
 
@@ -46,10 +46,10 @@ def trace_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
 class _Changes(threading.local):
     """Whether this thread enters or leaves a block now, and what it has to leave next.
 
-    The collector may close a generator in the middle of such a change. If the generator's block
-    were left at once, Python 3.11 would end in a segmentation fault: ``ContextVar.set`` reads on in
-    a mapping that the inner ``set`` has freed. Since Python 3.12 one would overwrite what the other
-    has set. So such a block is left after the change.
+    The collector may close a generator in the middle of such a change. If its block were left at
+    once, Python 3.11 would end in a segmentation fault: ``ContextVar.set`` reads a mapping that the
+    inner ``set`` has freed. Since Python 3.12 one would overwrite what the other has set. So such a
+    block is left after the change.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Scopes(Generic[T]):
         self._value.set(kept[-1].value if kept else None)
 
     def find(self, belongs: Callable[[Entry[T]], bool]) -> Entry[T] | None:
-        """Return the innermost block of which something is true: here, else anywhere."""
+        """Return the innermost block that belongs: of this thread or task, else of any other."""
         candidates = (*reversed(self._entries.get()), *reversed(list(self._open)))
         return next((each for each in candidates if not each.ended and belongs(each)), None)
 
@@ -263,8 +263,8 @@ class Contexts(threading.local):
             attempted: what the caller is doing, for messages.
 
         Raises:
-            ScopeError: if only another thread can leave it, or a context that d2ldev does not know
-                was entered in it and has not ended. ``settle`` leaves it as soon as that can be.
+            ScopeError: if only another thread can leave it, or if it holds an open context that
+                d2ldev does not know. ``settle`` leaves it as soon as possible.
         """
         leave_in_turn(self._leave, entered, attempted)
 
@@ -293,12 +293,14 @@ class Contexts(threading.local):
         first = next((i for i, each in enumerate(entered) if each.ended), len(entered))
         again = []
         while len(entered) > first and problem is None:
+            each = entered.pop()
             try:
-                entered[-1].context.__exit__(None, None, None)
+                each.context.__exit__(None, None, None)
             except RuntimeError as error:
                 problem = error
+                entered.append(each)
             else:
-                again += [each] if not (each := entered.pop()).ended else []
+                again += [] if each.ended else [each]
         for each in reversed(again):
             each.context = each.make()
             each.context.__enter__()

@@ -2,15 +2,15 @@
 
 On virtual GPUs most operators raise d2ldev's error themselves (``virtual``). Elsewhere torch raises
 a ``RuntimeError``. In a block a ``TorchFunctionMode`` is called in place of each function of torch.
-It calls the function, and looks at the operands only if that raises. It does not read torch's text:
-operands that have to be on one device, and are not, make the error a mismatch.
+It calls the function, and looks at the operands only if that raises. It does not read torch's text.
+The error is a mismatch if operands that have to be on one device are on several.
 
 - torch keeps a stack of modes for each thread. The mode is on the stack of each thread that has
   entered a block and not left it. Where no block is in force, as in another task, it does nothing.
-- A backward pass runs the user's hooks and functions past all modes, and on torch's own threads:
-  there it gets a mode of its own. An optimizer sorts its tensors past all modes, too.
-- Some refusals stay torch's own, because no mode sees them: of a gradient that a function of the
-  user's leaves on another device, and what ``torch.compile`` and TorchScript refuse.
+- A backward pass runs the user's hooks and functions past all modes, and on torch's own threads.
+  There it gets a mode of its own. An optimizer sorts its tensors past all modes, too.
+- Some refusals stay torch's own, because no mode sees them. Examples are a gradient that a function
+  of the user leaves on another device, and the errors of ``torch.compile`` and TorchScript.
 
 Sources: https://docs.pytorch.org/docs/stable/torch.overrides.html, and
 https://github.com/pytorch/pytorch/blob/main/torch/utils/_device.py for the mode of

@@ -1,7 +1,7 @@
 """``backend.matmul_precision``: what products of float32 are computed in, as a setting and a block.
 
-A call changes the framework's own switch at once, and what it returns is a block that puts back
-what was: so does ``torch.set_grad_enabled``. The process has one switch, on every framework.
+A call changes the framework's own switch at once, and returns a block whose end undoes the change,
+as ``torch.set_grad_enabled`` does. The process has one switch, on every framework.
 
 Held by ``tests/core/framework/test_precision.py`` and the requirements ``precision.*``.
 """

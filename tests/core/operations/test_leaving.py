@@ -135,13 +135,27 @@ def test_a_block_that_ctrl_c_ends_is_left(block):
 def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_thread():
     # In a process of its own: the block itself may stay in force in its thread.
     program = """
+    import threading
     from concurrent.futures import ThreadPoolExecutor
     import d2ldev
     from ctrl_c import pressed
     from d2ldev import Backend, active, device, gpu, scopes
     from d2ldev_reference import ReferenceFramework
 
+    class Place:
+        stack = threading.local()
+
+        def __init__(self, device):
+            pass
+
+        def __enter__(self):
+            vars(self.stack).setdefault("places", []).append(self)
+
+        def __exit__(self, *error):
+            self.stack.places.pop()
+
     backend, other = d2ldev.get_backend("reference"), Backend(ReferenceFramework())
+    backend.framework.devices.scope = Place  # as frameworks keep their default device
     d2ldev.set_backend(backend)
     blocks = {
         "on": lambda: backend.on("gpu:1"),
