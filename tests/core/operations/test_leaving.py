@@ -196,61 +196,38 @@ def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_t
     assert found == [[[name, True, []] for name in names]]
 
 
-def test_the_handle_follows_a_selection_that_ctrl_c_has_interrupted_at_any_point():
+def test_the_handle_follows_the_next_selection_after_one_that_ctrl_c_has_interrupted():
     # In a process of its own: the handle caches its framework until the first block of a process.
     program = """
-    import sys
     import d2ldev
+    from ctrl_c import pressed
     from d2ldev.registry import selection
     from d2ldev_reference import ReferenceFramework
 
-    class Pressed:
-        def __init__(self, number):
-            self.number = number
-
-        def __call__(self, frame, event, _argument):
-            if frame.f_code.co_filename != selection.__file__:
-                return None
-            frame.f_trace_opcodes = True
-            if event == "opcode":
-                self.number -= 1
-                if not self.number:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return self
-
     backends = [d2ldev.get_backend("reference"), d2ldev.Backend(ReferenceFramework())]
 
-    def interrupted(number, change):
-        press = Pressed(number)
-        sys.settrace(press)
-        try:
-            change()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        return press.number <= 0
-
-    found = {}
-    for name, change in {
-        "forgets": lambda: d2ldev.set_backend(backends[1]),
-        "caches": lambda: d2ldev.backend.framework,
-    }.items():
-        number, stale = 1, []
-        while True:
+    def interrupt_everywhere(change):
+        number, press, stale = 0, None, []
+        while press is None or press.number <= 0:
+            number += 1
             d2ldev.set_backend(backends[0])
-            if name == "forgets":
-                d2ldev.backend.framework
-            if not interrupted(number, change):
-                break
+            d2ldev.backend.framework
+            with pressed(number, (selection,)) as press:
+                change()
             d2ldev.set_backend(backends[1])
             stale += [number] * (d2ldev.backend.framework is not backends[1].framework)
-            number += 1
-        found[name] = stale, number > 20
-    show(found)
+        return number, stale
+
+    def ask_again():
+        d2ldev.set_backend(backends[0])
+        d2ldev.backend.framework
+
+    show(interrupt_everywhere(lambda: d2ldev.set_backend(backends[1])))
+    show(interrupt_everywhere(ask_again))
     """
-    assert run_python(program) == [{"forgets": [[], True], "caches": [[], True]}]
+    for number, stale in run_python(program, path=[str(HELPERS)]):
+        assert number > 3
+        assert stale == []
 
 
 # -- the collector -----------------------------------------------------------------------------
