@@ -27,7 +27,7 @@ TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 
 # What a sentence must not hold, and what to write instead.
 RULES = {
-    r"\b(?<!there )(?:is|are) (?:none|no (?!longer|more|less|\w+er\b)\w+)\b": "write 'not a ...'",
+    r"\b(?<!there )(?:is|are) (?:(?-i:none)|no (?!longer|more|less|\w+er\b)\w+)\b": "write 'not a ...'",
     r"\bof (?:which|whom)\b": "name the noun, or write two sentences",
     r"^what (?:\w+ ){1,6}?(?:is|are)\b(?!.*\?)": "begin with the noun, not with 'what ... is'",
     r"^who (?!.*\?)": "write 'a caller that ...' or 'you'",
@@ -164,6 +164,9 @@ def read_docstring(node: ast.AST, docstring: str) -> Iterator[tuple[int, str]]:
     number = 1 if isinstance(node, ast.Module) else node.body[0].lineno  # type: ignore[attr-defined]
     prose = re.sub(r"^ *>>>.*?(?=^\s*$|\Z)", _blank, docstring, flags=re.MULTILINE | re.DOTALL)
     prose = re.sub(r"(?<=::)\n\n(?: +.*\n|\n)+", _blank, prose + "\n")
+    # "Args:" and the name of an argument do not belong to a sentence.
+    prose = re.sub(r"^ *\w+:$", "", prose, flags=re.MULTILINE)
+    prose = re.sub(r"^ *\*{0,2}\w+(, \*{0,2}\w+)*: ", "- ", prose, flags=re.MULTILINE)
     yield from join_lines((number + i, line) for i, line in enumerate(prose.splitlines()))
 
 

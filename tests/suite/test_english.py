@@ -58,6 +58,15 @@ def test_a_module_is_read_by_docstrings_comments_and_errors():
     ]
 
 
+def test_a_docstring_is_read_without_the_names_of_arguments():
+    text = 'def f(x):\n    """Do it.\n\n    Args:\n        x: a number.\n        y: one.\n    """\n'
+    assert [paragraph for _, paragraph in TOOL["read_python"](text)] == [
+        "Do it.",
+        "a number.",
+        "one.",
+    ]
+
+
 def test_the_exit_status_is_that_of_the_paths_that_are_done(tmp_path, capsys):
     (tmp_path / "bad.md").write_text("All of it is none.\n")
     assert TOOL["main"]([str(tmp_path)]) == 1
