@@ -1,8 +1,8 @@
 """``Backend``: the methods that a user calls, the same on every framework.
 
-Each method checks what it was given and calls one function of ``d2ldev.operations`` or
-``d2ldev.files``, or one room of the framework. Native tensors go in and come out; a copy happens
-only where the user wrote one. ``d2ldev.framework`` has the interface for authors of backends.
+Each method checks its arguments. It then calls one function of ``d2ldev.operations`` or
+``d2ldev.files``, or one object of the framework. It takes and returns native tensors, and copies
+only where you ask for a copy. Authors of backends find their interface in ``d2ldev.framework``.
 
 Source: D2L, section 6.7, "GPUs".
 """
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 
 class Backend(Generic[TensorT, NativeDeviceT]):
-    """One framework behind the contract, generic in its tensors and its own device objects.
+    """A framework with the methods of the contract, generic in its tensors and its device objects.
 
     Args:
-        framework: the rooms that an author wrote; ``d2ldev.get_backend(name)`` makes both.
+        framework: the author's ``Framework``; ``d2ldev.get_backend(name)`` makes both objects.
 
     Attributes:
         framework: the same.
-        known_framework: the same, or None where ``framework`` has to be asked for at each call, as
-            in the handle inside ``use_backend``. Python reads it in half the time.
+        known_framework: the same, or None in the handle inside ``use_backend``. The handle has to
+            ask for ``framework`` at each call. Python reads this attribute in half the time.
 
     >>> from d2ldev import get_backend
     >>> backend = get_backend('reference')
@@ -76,7 +76,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         if not isinstance(framework, Framework):
             raise UnsupportedValueError(
                 f"make a backend of {describe(framework)}",
-                "it is no Framework",
+                "it is not a Framework",
                 "d2ldev.get_backend('torch')",
             )
         self.framework = self.known_framework = framework
@@ -86,8 +86,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return f"<the {self.name} backend>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A model that keeps its backend may be copied or sent to another process, where the backend
-        # is found by its name.
+        # A model may keep its backend, and travel to another process. The name finds it there.
         return _by_name, (self.name,)
 
     # -- names and types --------------------------------------------------------------------------
@@ -132,14 +131,14 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Return the GPU of index ``i``, whether or not it exists.
 
         Raises:
-            InvalidDeviceError: if ``i`` is negative or no integer.
+            InvalidDeviceError: if ``i`` is negative or not an integer.
         """
         return gpu(i)
 
     def num_gpus(self) -> int:
-        """Return how many GPUs of this process's machine the framework can use; 0 if none.
+        """Return how many GPUs of this process's machine the framework can use.
 
-        Asking makes no context on any GPU, so that a later fork works. Having none is no error.
+        Without a GPU it is 0. The call makes no context on any GPU, so that a later fork works.
         Hardware that cannot be initialised gives a ``DeviceInitializationWarning`` with the reason.
         """
         return self.framework.num_gpus()
@@ -157,7 +156,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return devices.all_devices(self.framework)
 
     def device(self, spec: DeviceLike[NativeDeviceT]) -> Device:
-        """Return the ``Device`` for a device in any spelling; whether it exists is not checked.
+        """Return the ``Device`` for a device, without a check whether it exists.
 
         Args:
             spec: a ``Device``, a string, or the framework's own device object.
@@ -177,7 +176,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return devices.native(self.framework, place, "compute")
 
     def platform(self, device: DeviceLike[NativeDeviceT]) -> str:
-        """Return what a device is: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'virtual'`` ...
+        """Return the platform of a device: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'virtual'`` ...
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
@@ -188,23 +187,23 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def default_device(self) -> Device:
         """Return the device where the framework's own creation calls put a tensor now.
 
-        d2ldev's own calls do not follow it: they go to the scope's device, else to the CPU.
+        d2ldev's own calls do not follow it. They use the scope's device, else the CPU.
         """
         self.framework.contexts.settle()
         return devices.parse(self.framework, self.framework.devices.default())
 
     def on(self, device: DeviceLike[NativeDeviceT]) -> AbstractContextManager[Device]:
-        """Make a device the place where tensors are created, for the length of a block.
+        """Create tensors on a device, within a block.
 
-        d2ldev's creation functions follow it per thread and per asyncio task. The framework's own
-        default device is changed with it, by the framework's own means and with its rules: most
-        keep it per thread, so do not ``await`` in such a block. Blocks may end in any order.
+        d2ldev's creation functions follow the block per thread and per asyncio task. The block also
+        sets the framework's own default device, by the framework's own rules. Most frameworks keep
+        it per thread, so do not ``await`` in such a block. Blocks may end in any order.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
-            ScopeError: at the end of the block, if the framework's default device cannot be put
-                back there: in another thread, or in a block of the framework's own that began in
-                this one. d2ldev's own calls have left the block even so.
+            ScopeError: if the block ends in another thread, or in a block of the framework's own
+                that began in this one. The framework's default device is not restored then, but
+                d2ldev's own calls have left the block.
         """
         return devices.on(self.framework, device)
 
@@ -216,26 +215,26 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def timeit(
         self, function: Callable[..., Any], /, *args: Any, seconds: float = 1.0, **kwargs: Any
     ) -> Timing:
-        """Measure how long a call takes, with everything that it queues on any device.
+        """Measure how long a call takes, with all the work that it queues on any device.
 
-        Every device is waited for before and after each run, and was seen to wait: ``synchronize``
-        of each is tried once, on products that take a while. The first call, which may compile, is
-        not counted. Short calls are measured many at a time.
+        Each run waits for every device before and after the call. A test on long products first
+        shows that ``synchronize`` of each device really waits. The first call may compile, and does
+        not count. Short calls run many times for one measurement.
 
         Args:
-            function: what is called, as often as it takes.
-            args, kwargs: with what.
-            seconds: for how long, about, after the first calls; at least five runs are made.
+            function: called as often as the measurement needs.
+            args, kwargs: its arguments.
+            seconds: about how long to measure after the first calls, in at least five runs.
 
         Returns:
-            The median and the quartiles of the seconds that a call takes, the number of runs and of
-            calls in each, and the devices. ``on_devices`` has the median by the clock of each
-            device that has one: torch's events on CUDA, ROCm, XPU and MPS. It begins before the
-            first call and ends when the device's current stream is done: a device that does nothing
-            has the time in which Python queued, and work in other streams is not in it.
+            The median and the quartiles of the seconds of a call. The number of runs, the calls in
+            each run, and the devices. ``on_devices`` has the median by the device's own clock:
+            torch's events on CUDA, ROCm, XPU and MPS. Its time begins before the first call, and
+            ends when the device's current stream is done. An idle device has the time in which
+            Python queued. Work in other streams is missing.
 
         Raises:
-            UnsupportedValueError: if the function cannot be called, or the seconds are no number.
+            UnsupportedValueError: if the function is not callable, or the seconds are not a number.
             DeviceUnavailableError: if ``synchronize`` of a device does not wait.
 
         >>> backend.timeit(lambda: X @ X)                                  # doctest: +SKIP
@@ -259,21 +258,21 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def matmul_precision(
         self, precision: MatmulPrecisionName | None = None
     ) -> str | AbstractContextManager[str]:
-        """Set what products of matrices and convolutions of float32 are computed in, or ask for it.
+        """Set, or return, the precision of float32 products and convolutions.
 
-        A call holds from now on; as a block it holds to its end, and puts back exactly what was. A
-        call in a block holds to the end of that block. The process has one switch: what was set
-        last holds in all threads.
+        A call holds from now on. A block holds to its end, and restores exactly the earlier
+        precision. A call in a block holds to the end of that block. The process has one switch, so
+        the last setting holds in all threads.
 
         Args:
-            precision: ``'highest'`` is float32. ``'high'`` is TensorFloat-32, and ``'medium'``
-                bfloat16, or a better one, where the device has it and the framework uses it. None
-                asks.
+            precision: ``'highest'`` is float32, ``'high'`` TensorFloat-32 and ``'medium'``
+                bfloat16. Devices and frameworks without the last two use a better one. None only
+                returns the precision.
 
         Returns:
-            A block, whose ``as`` is the precision in force; without an argument, that precision. It
-            may be better than what was asked for. Of products and convolutions it is the less
-            precise one: PyTorch begins with ``'high'`` on CUDA, because of its convolutions.
+            A block, whose ``as`` is the precision in force. Without an argument, that precision. It
+            may be better than the requested one. It is the less precise one of products and
+            convolutions. PyTorch begins with ``'high'`` on CUDA, because of its convolutions.
 
         Raises:
             UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
@@ -290,32 +289,33 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return framework.matmul_precision(checked)
 
     def memory(self, device: DeviceLike[NativeDeviceT]) -> Memory:
-        """Return the memory of a device, in bytes; None where the framework cannot say.
+        """Return the memory of a device, in bytes; None where the framework does not know.
 
-        That of a GPU is what the tensors hold. That of the CPU is this process's resident memory,
-        everything in it included, and the machine's as ``total``.
+        For a GPU it is the memory of the tensors. For the CPU it is the resident memory of this
+        process, and ``total`` is the memory of the machine.
         """
         place = devices.resolve(self.framework, device, "ask for the memory")
         return devices.host_memory() if place is CPU else self.framework.devices.memory(place)
 
     def empty_cache(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
-        """Give memory that the framework keeps for later tensors back to a device (None: to all).
+        """Release the memory that the framework caches on a device (None: on all devices).
 
-        It makes room for other processes. PyTorch and MXNet can be asked to; the others' allocators
-        give nothing back, and nothing happens.
+        Other processes can then use it. PyTorch and MXNet release their caches. For other
+        frameworks this is a no-op.
         """
         for each in devices.resolve_or_all(self.framework, device, "empty the cache"):
             self.framework.devices.empty_cache(each)
 
     def live_tensors(self, device: DeviceLike[NativeDeviceT] | None = None) -> list[LiveTensor]:
-        """Return what is still there on a device (None: on every device), the largest first.
+        """Return the tensors on a device (None: on every device), the largest first.
 
-        They are the tensors that Python objects hold. What is kept for a backward pass is not
-        among them, nor what native code holds, nor (but in JAX) what ``gc.freeze()`` has hidden.
+        They are the tensors that Python objects hold. Tensors in native code, such as those kept
+        for a backward pass, are missing. Except in JAX, tensors that ``gc.freeze()`` hides are
+        missing too.
 
         Returns:
-            For each its class, shape, dtype, bytes and device, and the lines that made it, the
-            user's own last, if Python traces memory: ``tracemalloc.start(50)``.
+            For each tensor its class, shape, dtype, bytes and device. If Python traces memory
+            (``tracemalloc.start(50)``), also the lines that made it, your own line last.
 
         >>> for x in backend.live_tensors('gpu:0')[:3]:                    # doctest: +SKIP
         ...     print(x.kind, x.shape, x.nbytes, *x.made[-1:])
@@ -338,26 +338,28 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make a tensor with the values of ``obj``.
 
         Args:
-            obj: a number, a nesting of lists, a NumPy array or scalar, anything with
-                ``__array__``, or a tensor of this backend. NumPy memory is never aliased.
-            dtype: None keeps NumPy's. For Python's numbers it is, as in the array API standard, the
-                default of their kind: bool; the framework's default integer dtype, int32 in
-                TensorFlow and in JAX without ``jax_enable_x64``, int64 elsewhere; float32 and
-                complex64, or what the user has set as the framework's default.
-            device: None is the scope's device, else the CPU; a tensor stays where it is.
-            copy: True is new memory in any case. False never copies: ``obj`` is a tensor of this
-                backend that already is as asked for. None copies where it has to.
-            like: a tensor that gives dtype and device where they are not given.
+            obj: a number, nested lists, a NumPy array or scalar, an object with ``__array__``, or a
+                tensor of this backend. The result never shares memory with NumPy.
+            dtype: None keeps the dtype of NumPy's data. Python numbers get the default dtype of
+                their
+                kind: bool, the framework's default integer dtype, float32 or complex64. This is the
+                rule of the array API standard. The default integer dtype is int32 in TensorFlow and
+                in JAX without ``jax_enable_x64``, else int64. Your own defaults of the framework
+                count.
+            device: None is the scope's device, else the CPU. A tensor stays on its device.
+            copy: True always makes new memory. False never copies: ``obj`` has to be a tensor with
+                the requested dtype and device. None copies if needed.
+            like: a tensor that gives the dtype and the device that you leave out.
 
         Returns:
-            A new tensor; or ``obj`` itself, if it already is a tensor as asked for.
+            A new tensor, or ``obj`` itself if it is a tensor with the requested dtype and device.
 
         Raises:
-            UnsupportedValueError: for object arrays, strings, ragged lists, dtypes that the
-                framework does not have, and with ``copy=False`` if a copy would be needed. For
-                a value that the dtype does not hold, such as 0.25 in ``'int32'``. A tensor is
-                converted as the framework does it, because its values are not waited for, and an
-                array of floats to narrower floats as in NumPy.
+            UnsupportedValueError: for object arrays, strings, ragged lists, and dtypes that the
+                framework does not have. With ``copy=False``, if a copy is needed. For a value
+                outside the dtype, such as 0.25 in ``'int32'``. The framework converts tensors by
+                its own rules, because this call does not wait for their values. Arrays of floats
+                are rounded to narrower floats as in NumPy.
             DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
         """
         if copy is not None:
@@ -378,15 +380,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make a tensor of zeros on the device.
 
         Args:
-            shape: an integer or a sequence of them.
+            shape: an integer or a sequence of integers.
             dtype: None is the framework's default, float32.
             device: None is the scope's device, else the CPU.
-            like: a tensor that gives dtype and device where they are not given.
+            like: a tensor that gives the dtype and the device that you leave out.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
-            OutOfDeviceMemoryError: if the device's memory does not suffice.
-            InvalidDeviceError, UnsupportedValueError: if ``device`` or ``dtype`` is none.
+            OutOfDeviceMemoryError: if the tensor does not fit into the device's memory.
+            InvalidDeviceError: if ``device`` is invalid.
+            UnsupportedValueError: if ``dtype`` or ``shape`` is invalid.
         """
         framework = self.framework
         return creation.make_tensor(framework, framework.tensors.zeros, shape, dtype, device, like)
@@ -414,11 +417,11 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     ) -> TensorT:
         """Make a tensor filled with a number on the device; see ``zeros``.
 
-        ``dtype=None`` is the default for that number, as in ``asarray``.
+        ``dtype=None`` is the default dtype of that number, as in ``asarray``.
 
         Raises:
-            UnsupportedValueError: if the dtype, or that of ``like``, does not hold the number, such
-                as 0.25 in ``'int32'``; for anything but a number.
+            UnsupportedValueError: if the fill value is not a number, or is outside the dtype, such
+                as 0.25 in ``'int32'``.
         """
         return creation.full(self.framework, shape, fill_value, dtype, device, like)
 
@@ -430,9 +433,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         device: DeviceLike[NativeDeviceT] | None = None,
         like: TensorT | None = None,
     ) -> TensorT:
-        """Make a tensor whose values are arbitrary on the device; see ``zeros``.
+        """Make a tensor with arbitrary values on the device; see ``zeros``.
 
-        JAX and TensorFlow have no memory without values: there they are zeros.
+        JAX and TensorFlow cannot leave memory uninitialised: the values are zeros there.
         """
         framework = self.framework
         return creation.make_tensor(framework, framework.tensors.empty, shape, dtype, device, like)
@@ -484,7 +487,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make a tensor with the shape of ``x``, filled with a number; see ``zeros_like``.
 
         Raises:
-            UnsupportedValueError: if the dtype does not hold the number; see ``full``.
+            UnsupportedValueError: if the number is outside the dtype; see ``full``.
         """
         return creation.full_like(self.framework, x, fill_value, dtype, device)
 
@@ -512,17 +515,18 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make the numbers ``start, start + step, ...`` up to ``stop`` on the device.
 
         Args:
-            start: the first number; the only one given is ``stop``, and it starts from 0.
-            stop: not included.
-            step: the distance of two neighbours.
-            dtype, device, like: see ``zeros``; without a dtype it is the default integer dtype if
-                all three numbers are integers, else the default float, as in ``asarray``.
+            start: the first number. A single number is ``stop``, and ``start`` is 0.
+            stop: the end, not included.
+            step: the distance between two numbers.
+            dtype: None is the default integer dtype if all three numbers are integers. Otherwise it
+                is the default float dtype, as in ``asarray``.
+            device, like: see ``zeros``.
 
         Returns:
             A tensor of shape ``(ceil((stop - start) / step),)``.
 
         Raises:
-            UnsupportedValueError: if the dtype does not hold each of the numbers.
+            UnsupportedValueError: if a number is outside the dtype.
         """
         return creation.arange(self.framework, start, stop, step, dtype, device, like)
 
@@ -538,10 +542,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make random numbers, uniform in [0, 1), on the device; see ``zeros``.
 
         Args:
-            seed: None draws from the framework's own random state. With a seed, that state
-                is neither read nor changed, and the same seed gives the same numbers on the same
-                device, with the same version of the framework. Another device may draw others:
-                torch's GPUs do.
+            seed: None draws from the framework's own random state. A seed neither reads nor changes
+                that state. One seed gives the same numbers on one device, with one version of the
+                framework. Other devices may give other numbers, as torch's GPUs do.
         """
         return creation.random(self.framework, "uniform", shape, seed, dtype, device, like)
 
@@ -560,17 +563,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def seed(self, seed: int) -> None:
         """Seed the framework's own global random numbers, on every device.
 
-        What a device draws afterwards is the same after each call with this number: ``rand`` and
-        ``randn`` without a seed, and what the framework draws itself, such as dropout and the
-        values of new layers. JAX has no such numbers but those of ``rand`` and ``randn``: its
-        models have keys. Python's and NumPy's are left alone, except where the framework draws from
-        them (Keras and the reference backend).
+        Each device then repeats its random numbers: ``rand`` and ``randn`` without a seed, dropout,
+        and the values of new layers. In JAX only ``rand`` and ``randn`` repeat, because models have
+        keys. The call does not seed Python or NumPy, unless the framework draws from them (Keras
+        and the reference backend).
 
         Args:
             seed: from 0 to ``2**32 - 1``.
 
         Raises:
-            UnsupportedValueError: if it is none.
+            UnsupportedValueError: if the seed is invalid.
         """
         number = whole_number("seed", "seed", seed, least=0, fix="backend.seed(0)")
         if number >= 2**32:
@@ -595,9 +597,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Return the device that holds the bytes of a tensor.
 
         Raises:
-            UnsupportedValueError: if ``x`` is no tensor of this backend, or is not on one device:
-                it is only traced (under ``jit`` or ``tf.function``), spread over several devices,
-                or without bytes (torch's ``meta``).
+            UnsupportedValueError: if ``x`` is not a tensor of this backend. If it has no single
+                device. Examples are tensors that ``jit`` or ``tf.function`` traces, tensors on
+                several devices, and torch's ``meta`` tensors.
         """
         framework = self.known_framework or self.framework
         try:
@@ -612,17 +614,18 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Return the name of a tensor's dtype, such as ``'float32'``.
 
         Raises:
-            UnsupportedValueError: if ``x`` is no tensor of this backend.
+            UnsupportedValueError: if ``x`` is not a tensor of this backend.
         """
         return creation.dtype_of(self.framework, x)
 
     def address(self, x: TensorT) -> int:
         """Return the address of a tensor's first byte in its device's memory.
 
-        Two tensors of one device with the same address are the same memory.
+        Two tensors of one device with the same address share their memory.
 
         Raises:
-            UnsupportedValueError: if ``x`` is no tensor of this backend, or has no one address.
+            UnsupportedValueError: if ``x`` is not a tensor of this backend, or has no single
+                address.
         """
         creation.require_tensor(self.framework, x, "tell the address of a tensor")
         return self.framework.tensors.address(x)
@@ -634,26 +637,26 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def to(self, x: T, device: DeviceLike[NativeDeviceT]) -> T: ...
 
     def to(self, x: Any, device: DeviceLike[NativeDeviceT]) -> Any:
-        """Move a tensor, or every tensor in a nesting, to a device.
+        """Move a tensor, or every tensor in a nesting, to a device. Models move with ``place``.
 
         Args:
-            x: a tensor, or any nesting of dicts, lists, tuples, namedtuples, dataclasses and
-                ``d2ldev.register_container``'s; None, numbers and strings stay as they are.
-                NumPy arrays and other frameworks' tensors become tensors of this backend. Arrays of
-                text, and tensors that only the host can hold, stay as they are.
-            device: where to.
+            x: a tensor, or a nesting of dicts, lists, tuples, namedtuples, dataclasses and
+                containers of ``d2ldev.register_container``. None, numbers and strings stay. NumPy
+                arrays and other frameworks' tensors become tensors of this backend. Arrays of text,
+                and tensors that only the host can hold, stay.
+            device: the target.
 
         Returns:
-            ``x`` itself if it is there already (``to(x, device) is x``), else a copy on
-            ``device``. Containers keep their types, and tied leaves stay tied; a container in which
-            nothing moved is itself. An uncommitted array of JAX that is there already is another
-            array on the same memory, which is committed to the device.
+            ``x`` itself if it is already on the device, else a copy there. Containers keep their
+            types, and tied leaves stay tied. A container in which nothing moves comes back as
+            itself. For an uncommitted JAX array on the device it is another array on the same
+            memory, committed to the device.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
-            OutOfDeviceMemoryError: if its memory does not suffice.
-            UnsupportedValueError: if ``x`` holds something else, which the message names.
-                Nothing has moved then.
+            OutOfDeviceMemoryError: if the copy does not fit into its memory.
+            UnsupportedValueError: if ``x`` holds anything else. The message names it, and nothing
+                has moved.
         """
         framework = self.known_framework or self.framework
         try:
@@ -675,11 +678,11 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Args:
             x: as in ``to``, but without NumPy arrays of numbers and other frameworks' tensors.
-            device: where to; None leaves each tensor on its device.
+            device: the target; None leaves each tensor on its device.
 
         Returns:
-            A copy that shares no memory with ``x``, also when it was there already. Leaves
-            that were tied to each other are tied again.
+            A copy that shares no memory with ``x``, even on the same device. Tied leaves are tied
+            again.
 
         Raises:
             As ``to``.
@@ -705,22 +708,21 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Give each device a part of a batch: ``split_batch`` of D2L's section 13.5.
 
         Args:
-            batch: a nesting of tensors and NumPy arrays of shape ``(n, ...)``, and of lists, tuples
-                and other sequences with one item for each of the n examples. A tensor without an
-                axis, a plain value, and the value of ``d2ldev.Broadcast`` go to each device. See
-                docs/several-gpus.md for the rule.
+            batch: a nesting of tensors and NumPy arrays of shape ``(n, ...)``, and of sequences
+                with n items. Each device also gets tensors without an axis, plain values, and the
+                value of ``d2ldev.Broadcast``. The rule is in docs/several-gpus.md.
             devices: one or more.
 
         Returns:
-            A nesting for each device, there; the first ones have an example more where n does not
-            divide evenly, and the last ones are empty where there are fewer examples. A part that
-            is on its device already is a view, where the framework has views.
+            A nesting for each device, on that device. If n does not divide evenly, the first parts
+            have one example more. If there are fewer examples than devices, the last parts are
+            empty. A part that is already on its device is a view, where the framework has views.
 
         Raises:
-            UnsupportedValueError: if it has not one number of examples, or a sequence in it has
-                another length.
-            InvalidDeviceError: if a device is none, or is given twice.
-            DeviceUnavailableError: if one does not exist.
+            UnsupportedValueError: if the batch has no single number of examples, or holds a
+                sequence of another length.
+            InvalidDeviceError: if a device is invalid, or appears twice.
+            DeviceUnavailableError: if a device does not exist.
 
         >>> parts = backend.split((X, y), backend.try_all_gpus())          # doctest: +SKIP
         """
@@ -732,17 +734,17 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Give each device a copy of parameters or of a model: ``get_params`` of section 13.5.
 
         Args:
-            obj: a model, or a nesting of tensors and models; it is not changed.
+            obj: a model, or a nesting of tensors and models. The call does not change it.
             devices: one or more.
 
         Returns:
-            A copy for each device, there, which shares no memory with ``obj`` and the others. What
-            was tied in ``obj`` is tied in each copy.
+            A copy for each device, on that device, without shared memory. Ties in ``obj`` are ties
+            in each copy.
 
         Raises:
             UnsupportedValueError: for an optimizer, and for a model that the framework cannot copy.
-            InvalidDeviceError: if a device is none, or is given twice.
-            DeviceUnavailableError: if one does not exist.
+            InvalidDeviceError: if a device is invalid, or appears twice.
+            DeviceUnavailableError: if a device does not exist.
 
         >>> first, second = backend.replicate(net, ['gpu:0', 'gpu:1'])     # doctest: +SKIP
         """
@@ -752,14 +754,14 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return replicate(self.framework, obj, resolve_all(self.framework, devices, attempted))
 
     def to_numpy(self, x: TensorT) -> npt.NDArray[Any]:
-        """Return the values of a tensor in a NumPy array that the caller owns.
+        """Return the values of a tensor in a NumPy array of your own.
 
         Returns:
-            A new, writable array of the same shape and dtype; bfloat16 and float8 are those of
+            A new, writable array of the same shape and dtype. bfloat16 and float8 are dtypes of
             ``ml_dtypes``.
 
         Raises:
-            UnsupportedValueError: if ``x`` is no tensor of this backend.
+            UnsupportedValueError: if ``x`` is not a tensor of this backend.
         """
         return moving.to_numpy(self.framework, x)
 
@@ -776,16 +778,17 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Source: the Python array API standard, 2024.12.
 
         Args:
-            x: anything with ``__dlpack__`` and ``__dlpack_device__``, or a tensor of a backend.
-            device: where the result is; None is where ``x`` is. Another device needs a copy.
-            copy: True is new memory in any case, and False never copies. None copies to another
-                device alone: where the memory cannot be shared, it is an error, because the
-                standard's silent copy would not be seen.
+            x: an object with ``__dlpack__`` and ``__dlpack_device__``, or a tensor of a backend.
+            device: the device of the result; None is the device of ``x``. Another device needs a
+                copy.
+            copy: True always makes new memory, and False never copies. None copies only to another
+                device. Memory that cannot be shared is then an error, because the standard's copy
+                would be silent.
 
         Raises:
-            UnsupportedValueError: if the protocol does not allow it: no such method, a dtype
-                without a number in DLPack, a tensor that needs gradients, read-only memory. With
-                ``copy=False``, if ``x`` is on another device.
+            UnsupportedValueError: if the protocol does not allow it. Examples are a dtype outside
+                DLPack, a tensor that needs gradients, and read-only memory. With ``copy=False``, if
+                ``x`` is on another device.
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if a copy does not fit there.
         """
@@ -806,13 +809,13 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make a multilayer perceptron of the framework's own dense layers, called as ``net(x)``.
 
         Args:
-            sizes: the number of features of the input, of each hidden layer, and of the
-                output: ``[20, 64, 1]``.
+            sizes: the numbers of features of the input, of each hidden layer, and of the output:
+                ``[20, 64, 1]``.
             activation: between the layers: ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
-            device: where its parameters are.
-            seed: of the initial parameters, which are drawn on the host: one seed is one model,
-                bit for bit, on every device of the framework. The framework's own random state is
-                neither read nor changed.
+            device: the device of its parameters.
+            seed: of the initial parameters, which are drawn on the host. One seed gives one model,
+                bit for bit, on every device of the framework. The call neither reads nor changes
+                the framework's own random state.
 
         Returns:
             A model in float32; ``net(x)`` maps ``(n, sizes[0])`` to ``(n, sizes[-1])``. Weights are
@@ -828,13 +831,13 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return mlp(self.framework, sizes, activation, device, seed)
 
     def place(self, obj: T, device: DeviceLike[NativeDeviceT]) -> T:
-        """Move a model, an optimizer or a parameter pytree to a device, all of it, once.
+        """Move a model, an optimizer or a parameter pytree to a device: everything or nothing.
 
         Args:
-            obj: a model (its parameters with their gradients, its buffers, and the tensors
-                in its plain attributes), an optimizer with its state, or any nesting of
-                them and of tensors. What they share with each other stays shared.
-            device: where to.
+            obj: a model, an optimizer with its state, or a nesting of them and of tensors. A model
+                moves with its parameters, gradients, buffers, and the tensors in its plain
+                attributes. Shared tensors stay shared.
+            device: the target.
 
         Returns:
             The object to use from then on: ``obj`` itself where the framework moves in place.
@@ -846,7 +849,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return placing.place(self.framework, obj, device)
 
     def placement(self, obj: Any) -> Mapping[str, Device]:
-        """Return the device of everything that ``place`` handles or warns of: name -> device.
+        """Return the device of everything that ``place`` moves or warns of: name -> device.
 
         >>> backend.placement(net)                                         # doctest: +SKIP
         {'0.weight': Device('gpu', 0), '0.bias': Device('gpu', 0)}
@@ -858,8 +861,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Args:
             obj: as in ``place``.
-            gradients: whether the gradients are among them, as everything that ``place`` handles;
-                without them, it is what ``save`` writes and ``load_into`` reads.
+            gradients: True returns everything that ``place`` moves, with the gradients. False
+                returns the tensors that ``save`` writes and ``load_into`` reads.
 
         >>> backend.load_into(net, {**backend.named_tensors(net), '0.bias': b})  # doctest: +SKIP
         """
@@ -1010,42 +1013,41 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         shard: Shard | None = None,
         batch_norm: Statistics | None = None,
     ) -> Learner:
-        """Return a model that is trained step by step, on the device where it is.
+        """Return a learner, which trains a model step by step on the model's device.
 
         ``d2ldev.Trainer`` is the loop around it.
 
         Args:
-            model: one of the framework's, placed already.
-            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
-                ``(prediction, y) -> scalar tensor``. None is the loss that a Keras model was
-                compiled with, else ``'mse'``.
-            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, or the
-                framework's own. None is the one that a Keras model was compiled with, else
+            model: a model of the framework, already placed.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function of ``(prediction, y)``
+                that returns a scalar tensor. None is the loss of a compiled Keras model, else
+                ``'mse'``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, or an
+                optimizer of the framework. None is the optimizer of a compiled Keras model, else
                 ``'sgd'``.
-            lr: the learning rate of an optimizer that is given by name; None is 0.01. It is refused
-                beside an object, which has its own.
-            gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
-            accumulate: how many calls of ``step`` make one step of the optimizer, with the mean of
-                their gradients; ``learner.flush()`` makes it with those that there are.
+            lr: the learning rate of a named optimizer; None is 0.01. With an optimizer object it is
+                an error.
+            gradient_clip_val: the largest global norm of the gradients; 0 does not clip.
+            accumulate: how many calls of ``step`` make one step of the optimizer. It uses the mean
+                of their gradients. ``learner.flush()`` makes a step with the remaining ones.
             precision: ``'bf16'`` or ``'fp16'`` to compute in, with parameters in float32.
-            methods: the names of the model's own methods that give the loss of a batch in ``step``
-                and ``evaluate``, which are called with ``(batch,)`` and None then. None is
-                ``loss``.
-            is_trained: False for a model that is only evaluated, and needs no optimizer: nothing
-                that says how it learns may be given beside it.
-            devices: those that train it together, each with a part of the batch; the model and the
-                batches are on the first one, and so is what ``step`` returns. None is the device
-                where the model is.
-            group: the processes that train it together, each with a part of the batch; None is this
-                one alone. ``Trainer`` finds them.
-            shard: ``'parameters'``: each of several devices or processes holds a part of the
-                parameters; the model itself is on the CPU.
-            batch_norm: ``'global'`` or ``'local'``: what the statistics of batch normalizations are
-                of, where several devices or processes train it; a model that has others is refused.
+            methods: the names of two methods of the model, for ``step`` and ``evaluate``. Each
+                takes a batch and returns its loss. None uses ``loss``.
+            is_trained: False for a model that is only evaluated. It needs no optimizer, and
+                settings of the training are errors.
+            devices: train the model on these devices together, each with a part of the batch. The
+                model, the batches and the results of ``step`` are on the first one. None is the
+                device of the model.
+            group: the processes that train the model together, each with a part of the batch. None
+                is this process alone. ``Trainer`` finds them.
+            shard: ``'parameters'`` gives each device or process a part of the parameters. The model
+                itself stays on the CPU.
+            batch_norm: ``'global'`` or ``'local'`` statistics of batch normalization on several
+                devices or processes. A model with the other kind is an error.
 
         Raises:
-            UnsupportedValueError: if the framework cannot train with it.
-            DeviceUnavailableError: if one of the devices does not exist.
+            UnsupportedValueError: if the framework cannot train with an argument.
+            DeviceUnavailableError: if a device does not exist.
 
         >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
@@ -1072,15 +1074,15 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Args:
             prediction: logits of shape ``(n, ..., classes)``.
-            y: labels of shape ``(n, ...)`` and any integer dtype, on the same device. Those that
-                are -100 are left out.
+            y: labels of shape ``(n, ...)`` and any integer dtype, on the same device. The label
+                -100 does not count.
 
         Returns:
-            The mean over the labels that count, a scalar in float32; 0 if none does.
+            The mean over the labels that count, a scalar in float32; 0 if none counts.
 
         Raises:
-            UnsupportedValueError: if they are no tensors of this backend, if the number of labels
-                is not that of the rows of logits, or if labels are no integers.
+            UnsupportedValueError: if an argument is not a tensor of this backend. If the labels are
+                not integers, or their number differs from that of the rows of logits.
 
         >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
         tensor(0.8750)
@@ -1092,23 +1094,22 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def prefetch(
         self, batches: Iterable[T], device: DeviceLike[NativeDeviceT], depth: int = 2
     ) -> Generator[T, None, None]:
-        """Move batches to a device ahead of their use, while it computes with the one before.
+        """Copy batches to a device ahead of their use, while it computes with an earlier one.
 
         Args:
-            batches: any iterable of them: tensors, NumPy arrays, or nestings of them. It must not
-                write into a tensor that it has yielded; it may write into a NumPy array.
-            device: where to.
-            depth: how many batches are on their way besides the one in use; 0 moves each when it
-                is asked for.
+            batches: an iterable of tensors, NumPy arrays, or nestings of them. It must not write
+                into a tensor that it has yielded. It may write into a NumPy array.
+            device: the target.
+            depth: how many batches to copy ahead; 0 copies each when you ask for it.
 
         Returns:
-            A generator of the same batches in the same order. It starts when the first batch is
-            asked for. An exception of ``batches`` is raised in place of the batch that it belongs
-            to. Closing it closes ``batches``, if that is a generator.
+            A generator of the same batches in the same order. It starts when you ask for the first
+            batch. It raises an exception of ``batches`` in place of the batch that failed. If
+            ``batches`` is a generator, both close together.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
-            UnsupportedValueError: if ``batches`` is no iterable, or ``depth`` no such number.
+            UnsupportedValueError: if ``batches`` is not iterable, or ``depth`` is invalid.
 
         >>> for X, y in backend.prefetch(loader, 'gpu:0'):                 # doctest: +SKIP
         ...     loss, prediction = learner.step((X,), y)
@@ -1120,21 +1121,21 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     # -- strictness -------------------------------------------------------------------------------
 
     def strict(self) -> AbstractContextManager[None]:
-        """Make operations raise, in a block, if their tensor operands are on different devices.
+        """Raise an error, in a block, for operations on tensors of different devices.
 
-        Operations whose operands are on one device run there, also in TensorFlow. Python numbers
-        are no operands. Nor are 0-dim tensors of the host where the framework lets them mix
-        (torch). The block is in force in this thread or asyncio task, and in tasks started in it,
-        but not in threads started in it. ``D2LDEV_STRICT=1`` puts every thread of the process under
-        it. Source: D2L, section 6.7.2.2.
+        An operation whose operands share a device runs there, also in TensorFlow. Python numbers do
+        not count as operands. 0-dim tensors of the host do not count where the framework lets them
+        mix (torch). The block is in force in this thread or asyncio task, and in tasks started in
+        it. It is not in force in threads started in it. ``D2LDEV_STRICT=1`` makes every thread of
+        the process strict. Source: D2L, section 6.7.2.2.
 
         >>> with backend.strict():                                         # doctest: +SKIP
         ...     backend.ones(2, device='gpu:0') + backend.ones(2, device='gpu:1')
         DeviceMismatchError: cannot run add: its operands are on different devices: ...
 
         Raises:
-            DeviceMismatchError: from the operation; the framework's own error, if there is one, is
-                its cause.
+            DeviceMismatchError: from the operation. The framework's own error, if any, is its
+                cause.
         """
         return self.framework.strictness.block()
 

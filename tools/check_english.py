@@ -27,7 +27,7 @@ TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 
 # What a sentence must not hold, and what to write instead.
 RULES = {
-    r"\b(?<!there )(?:is|are) (?:(?-i:none)|no (?!longer|more|less|\w+er\b)\w+)\b": "write 'not a ...'",
+    r"\b(?<!there )(?:is|are) (?:(?-i:none)|no (?!longer|more|less|\w+er\b)\w+)\b": "not a ...",
     r"\bof (?:which|whom)\b": "name the noun, or write two sentences",
     r"^what (?:\w+ ){1,6}?(?:is|are)\b(?!.*\?)": "begin with the noun, not with 'what ... is'",
     r"^who (?!.*\?)": "write 'a caller that ...' or 'you'",
