@@ -878,17 +878,17 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Write a nesting into a file, all of it or nothing.
 
         Args:
-            obj: a tensor, a model, an optimizer, a NumPy array, a number, text, None, bytes,
-                or any nesting of them. Keys of dicts are text, bytes, numbers, None, or tuples of
-                them. A set is refused.
-            path: of the file. An existing file is replaced in one step: whenever the process dies,
-                the file is the old one or the new one.
+            obj: a tensor, a model, an optimizer, a NumPy array, a number, text, None, bytes, or a
+                nesting of these. Keys of dicts are text, bytes, numbers, None, or tuples of them. A
+                set is an error.
+            path: of the file. An existing file is replaced in one step. If the process dies, the
+                path holds the old file or the new one.
 
-        The file is a safetensors file: other programs read its tensors, too. Gradients are not
-        saved. A tensor that is in two places is written once, and loaded as one tensor.
+        The file is a safetensors file, so other programs can read its tensors. It has no gradients.
+        A tensor in two places is written once, and loaded as one tensor.
 
         Raises:
-            UnsupportedValueError: if ``obj`` holds something else; the message names its place.
+            UnsupportedValueError: if ``obj`` holds anything else; the message names its place.
             CheckpointError: if the file cannot be written.
         """
         from d2ldev.files.save import save
@@ -905,25 +905,25 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Read a nesting from a file.
 
         Args:
-            path: of a file that ``save`` has written, with whatever backend, or of any other
-                safetensors file, which is a dict from names to tensors.
-            device: where the tensors are made, whatever device they were saved from.
-            classes: namedtuples and dataclasses of which the file may make instances, by their
-                names; no constructor is called.
+            path: of a file that ``save`` of any backend wrote, or of any other safetensors file.
+                The latter is a dict from names to tensors.
+            device: the device of the new tensors, whatever device they were saved from.
+            classes: namedtuples and dataclasses that the file may create, by their names. No
+                constructor is called.
 
         Returns:
-            What was saved: dicts, lists, tuples, OrderedDicts and deques as their type;
-            instances of ``classes``; any other namedtuple as a tuple, dataclass or mapping as a
-            dict, and other classes as what they are derived from. A model is a dict from the names
-            of its tensors to tensors, and an optimizer a dict of its state. ``load_into`` reads
-            either into a model or an optimizer.
+            The saved nesting. Dicts, lists, tuples, OrderedDicts, deques and ``classes`` come back
+            as their type. Any other namedtuple is a tuple, and any other dataclass or mapping a
+            dict. Other classes come back as their builtin base. A model is a dict of its tensors, by their
+            names, and an optimizer a dict of its state. Use ``load_into`` to read either into an
+            object.
 
         Raises:
             DeviceUnavailableError: before anything is read.
             UnsupportedValueError: if one of ``classes`` is neither a namedtuple nor a dataclass.
-            CheckpointError: if there is no such file, it is damaged, the framework lacks one of
-                its dtypes, or one of ``classes`` has other fields.
-            OutOfDeviceMemoryError: if the device's memory does not suffice.
+            CheckpointError: if the file is missing or damaged, or has a dtype that the framework
+                lacks. If its fields differ from those of a class in ``classes``.
+            OutOfDeviceMemoryError: if the tensors do not fit into the device's memory.
         """
         from d2ldev.files.load import load
 
@@ -960,34 +960,29 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Read a file, or tensors by name, into a model, an optimizer, or a nesting of them.
 
         Args:
-            obj: an object like the one that was saved, with the same names, shapes and dtypes. Each
-                tensor stays on the device where it is, and is filled in place where ``place``
-                would.
-            path: of a file that ``save`` has written, with whatever backend, or of any other
-                safetensors file that has the names of ``named_tensors(obj)``; or a mapping from
-                these names to tensors of this backend and NumPy arrays, which are copied.
-            strict: whether each tensor has to be in the object and in the file. If not, what only
-                one of them has is left alone; shapes and dtypes have to be the same even then.
-            only: the name of a part of the file, which alone is read: ``'parts.model'`` is the
-                model in a checkpoint of ``Trainer.fit``. The names that are compared begin after
-                it.
+            obj: an object with the names, shapes and dtypes of the saved one. Each tensor stays on
+                its device. It is filled in place where ``place`` moves in place.
+            path: of a file that ``save`` of any backend wrote, or of any other safetensors file
+                with the names of ``named_tensors(obj)``. Or a mapping from these names to tensors
+                of this backend and NumPy arrays, which are copied.
+            strict: True requires each tensor in the object and in the file. False ignores tensors
+                that only one side has. Other shapes and dtypes are errors even then.
+            only: the name of the one part of the file to read: ``'parts.model'`` is the model in a
+                checkpoint of ``Trainer.fit``. The compared names begin after it.
 
         Returns:
-            The object to use from then on, as with ``place``: the model itself, and a new container
-            for each in which a tensor, a number or text was replaced. With ``strict=False`` it is
-            the ``value`` of a tuple whose ``matched``, ``missing`` and ``unexpected`` list what was
-            read, what the file lacks, and what only the file has.
+            The object to use from then on, as with ``place``: the model itself. Containers are new
+            where a tensor, a number or text was replaced. With ``strict=False`` a tuple with this
+            object as its ``value``. ``matched``, ``missing`` and ``unexpected`` are lists of names.
 
-        Another framework gives the same layers other names and transposed kernels. Where d2ldev
-        knows the layers, as in models of ``mlp``, they are converted; else the names and shapes
-        have to be the same.
+        Frameworks name the same layers differently, and transpose kernels. d2ldev converts layers
+        that it knows, as in models of ``mlp``. Otherwise the names and shapes have to be the same.
 
         Raises:
-            CheckpointError: if the file cannot be read, or does not fit; the message lists the
-                names that are missing, unexpected, or of another shape or dtype. Nothing is changed
-                then.
-            UnsupportedValueError: if ``obj`` holds something that no file can.
-            OutOfDeviceMemoryError: if the device's memory does not suffice for a second copy.
+            CheckpointError: if the file is unreadable or does not fit. The message lists the names
+                that are missing, unexpected, or of another shape or dtype. The object is unchanged.
+            UnsupportedValueError: if ``obj`` holds an object that no file can hold.
+            OutOfDeviceMemoryError: if a second copy does not fit into the device's memory.
         """
         from d2ldev.files.load_into import load_into
 
