@@ -914,9 +914,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Returns:
             The saved nesting. Dicts, lists, tuples, OrderedDicts, deques and ``classes`` come back
             as their type. Any other namedtuple is a tuple, and any other dataclass or mapping a
-            dict. Other classes come back as their builtin base. A model is a dict of its tensors, by their
-            names, and an optimizer a dict of its state. Use ``load_into`` to read either into an
-            object.
+            dict. Other classes come back as their builtin base. A model is a dict of its tensors,
+            by their names, and an optimizer a dict of its state. Use ``load_into`` to read either
+            into an object.
 
         Raises:
             DeviceUnavailableError: before anything is read.
