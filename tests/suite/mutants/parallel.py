@@ -149,7 +149,7 @@ class LearnsNothingTogether(Mutant, caught_by="several.change-the-parameters"):
 
 class DoesNotClipTogether(Mutant, caught_by="several.clip-the-whole-gradient"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _clipped(self, gradients):
+        def _clip(self, gradients):
             return gradients
 
 
@@ -235,7 +235,7 @@ class ForgetsTheOptimizerOfTheFile(Mutant, caught_by="several.resume-with-anothe
 
 class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _clipped(self, gradients):
+        def _clip(self, gradients):
             return gradients if self.settings.shard else super()._clip(gradients)
 
 
@@ -304,7 +304,7 @@ class LearnsNothingInProcesses(Mutant, caught_by="processes.change-the-parameter
 
 class LearnsFromItsPartAlone(Mutant, caught_by="processes.end-with-the-same"):
     class GroupLearner(ReferenceGroupLearner):
-        def _differentiated(self, model, inputs, y):
+        def _differentiate(self, model, inputs, y):
             return ReferenceLearner._differentiate(self, model, inputs, y)
 
 
@@ -333,7 +333,7 @@ class ClipsEachPart(Mutant, caught_by="processes.clip-the-whole-gradient"):
         def _gradients(self, model, activations, error):
             return super()._clip(super()._gradients(model, activations, error))
 
-        def _clipped(self, gradients):
+        def _clip(self, gradients):
             return gradients
 
 
@@ -377,7 +377,7 @@ class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-an
 
 class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-parameters"):
     class GroupLearner(ReferenceGroupLearner):
-        def _clipped(self, gradients):
+        def _clip(self, gradients):
             return gradients if self.settings.shard else super()._clip(gradients)
 
 
@@ -431,7 +431,7 @@ class LearnsFromItsMachineAlone(
     Mutant, caught_by="processes.train-on-two-machines", is_nightly=True
 ):
     class GroupLearner(ReferenceGroupLearner):
-        def _differentiated(self, model, inputs, y):
+        def _differentiate(self, model, inputs, y):
             _one, *others = {each.rpartition(":")[0] for each in self._group.addresses}
             cls = ReferenceLearner if others else ReferenceGroupLearner
             return cls._differentiate(self, model, inputs, y)

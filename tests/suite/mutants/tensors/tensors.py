@@ -247,7 +247,9 @@ class NeverCopiesThroughDlpack(Mutant, caught_by="query.dlpack-copies"):
 class OnlySharesThroughDlpack(Mutant, caught_by="query.dlpack-copies-what-it-cannot-share"):
     class Backend(Backend):
         def from_dlpack(self, x, /, *, device=None, copy=None):
-            return self.copy(super().from_dlpack(x, device=device))
+            if isinstance(x, np.ndarray) and not x.flags.writeable:
+                raise UnsupportedValueError("take over memory", "it is read-only", "copy it")
+            return super().from_dlpack(x, device=device, copy=copy)
 
 
 class CopiesThoughItMayNot(Mutant, caught_by="query.dlpack-without-a-copy"):

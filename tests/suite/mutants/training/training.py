@@ -92,7 +92,7 @@ class SkipsStepsWithoutANumber(Mutant, caught_by="train.passes-on-what-is-no-num
 
 class ClipsByTheNormAlone(Mutant, caught_by="train.clips-as-torch-does"):
     class Learner(NetworkLearner):
-        def _clipped(self, gradients):
+        def _clip(self, gradients):
             largest = self.settings.gradient_clip_val
             squares = [float(xp.sum(g * g)) for layer in gradients for g in layer.values()]
             factor = min(1.0, largest / sum(squares) ** 0.5) if largest and any(squares) else 1.0
@@ -111,7 +111,7 @@ class TakesLogarithmsOfProbabilities(Mutant, caught_by="train.binary-cross-entro
 
 class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gradient"):
     class Learner(NetworkLearner):
-        def _updated(self, steps, x, gradient, *rest):
+        def _update_parameter(self, steps, x, gradient, *rest):
             if self.settings.optimizer == "adamw":
                 self.settings = self.settings._replace(optimizer="adam")
             return super()._update_parameter(steps, x, gradient + 0.01 * x, *rest)
