@@ -71,16 +71,16 @@ def results(backend: d2ldev.Backend, folder: Path, count: int = 100) -> list[Res
     )
     save = "backend.save(tensors, mine)", "save_file(arrays, plain)"
     sums = "[xxh3_64_digest(x) for x in arrays.values()]"
-    found = [_compared("save", *save, names)]
+    found = [_compare("save", *save, names)]
     with _without_the_disk():
         name = "save, without waiting for the disk"
-        found.append(_compared(name, save[0], f"{save[1]}, {sums}", names, aim=1.1))
-    found.append(_compared("load", *load, names, aim=1.1))
+        found.append(_compare(name, save[0], f"{save[1]}, {sums}", names, aim=1.1))
+    found.append(_compare("load", *load, names, aim=1.1))
     with _other_cores_busy():
-        found.append(_compared("load, the other cores busy", *load, names, aim=1.1))
+        found.append(_compare("load, the other cores busy", *load, names, aim=1.1))
     into = "backend.load_into(tensors, mine)", load[1]
-    found.append(_compared("load into", *into, names, aim=1.1))
-    found.append(_compared("checksums alone", sums, load[1], names))
+    found.append(_compare("load into", *into, names, aim=1.1))
+    found.append(_compare("checksums alone", sums, load[1], names))
     return [replace(result, name=f"{result.name}, {count} MB") for result in found]
 
 
@@ -105,7 +105,7 @@ def _other_cores_busy() -> Iterator[None]:
             process.wait()
 
 
-def _compared(
+def _compare(
     name: str, ours: str, theirs: str, names: dict[str, Any], aim: float | None = None
 ) -> Result:
     def seconds(statement: Callable[[], object]) -> float:

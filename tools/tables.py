@@ -165,7 +165,7 @@ COMPARED = {
 }
 
 
-def _judged(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _judge(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each result in files of that name that has an aim, with its framework."""
     for framework, result in _results(files):
         if result["met"] is not None and result["unit"] in ("ratio", "slope"):
@@ -179,12 +179,12 @@ def _judged(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def speed_summary_rows() -> Iterator[str]:
     """Return one row for each kind of comparison, with the median of each framework."""
-    frameworks = sorted({framework for files in COMPARED for framework, _ in _judged(files)})
+    frameworks = sorted({framework for files in COMPARED for framework, _ in _judge(files)})
     yield f"| what | {' | '.join(frameworks)} |"
     yield "|---" * (len(frameworks) + 1) + "|"
     for files, what in COMPARED.items():
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in frameworks}
-        for framework, result in _judged(files):
+        for framework, result in _judge(files):
             found[framework].append(result)
         yield f"| {what} | {' | '.join(_median_cell(each) for each in found.values())} |"
 

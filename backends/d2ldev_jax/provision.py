@@ -267,10 +267,10 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules whose call leaves an array in an attribute, by name."""
 
-    def made(cls: type, device: Device) -> Any:
+    def make(cls: type, device: Device) -> Any:
         return backend.place(cls(backend.mlp([2, 2, 1])), device)
 
-    return {"attribute": partial(made, Attentive), "intermediate": partial(made, Sowing)}
+    return {"attribute": partial(make, Attentive), "intermediate": partial(make, Sowing)}
 
 
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

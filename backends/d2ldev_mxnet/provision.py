@@ -278,11 +278,11 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
         "around another": lambda _net: Around(optimizer.Adam(learning_rate=0.05)),
     }
 
-    def made(make: Callable[[Any], Any], net: Any) -> Any:
+    def make(make: Callable[[Any], Any], net: Any) -> Any:
         with NumPySemantics():
             return make(net)
 
-    return {name: partial(made, make) for name, make in makers.items()}
+    return {name: partial(make, make) for name, make in makers.items()}
 
 
 def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
@@ -315,13 +315,13 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of blocks that are called with ``x`` and ``mask``, by name."""
 
-    def made(cls: type, device: Device) -> Any:
+    def make(cls: type, device: Device) -> Any:
         with NumPySemantics():
             block = cls()
             block.initialize(ctx=backend.native(device))
         return block
 
-    return {"block": partial(made, Masked), "hybrid block": partial(made, MaskedHybrid)}
+    return {"block": partial(make, Masked), "hybrid block": partial(make, MaskedHybrid)}
 
 
 def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -238,7 +238,7 @@ def _select_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _traits(item: pytest.Item) -> Traits:
     """Return what a profile selects a test by."""
     requirement = requirement_of(item)
-    needed = _needed_gpus(item)
+    needed = _count_needed_gpus(item)
     return Traits(
         room=room_of(item.path),
         requirement=requirement.id if requirement else "",
@@ -262,7 +262,7 @@ def _skip_by_day(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.skip(reason="takes minutes: --profile nightly tries it"))
 
 
-def _needed_gpus(item: pytest.Item) -> int:
+def _count_needed_gpus(item: pytest.Item) -> int:
     """Return how many GPUs a test needs."""
     return max((mark.args[0] for mark in item.iter_markers("needs_gpus")), default=0)
 
@@ -273,7 +273,7 @@ def _needs_real_gpu(item: pytest.Item) -> bool:
 
 def _skip_without_gpus(item: pytest.Item, backend: Backend, platforms: set[str]) -> None:
     gpus = backend.num_gpus()
-    needed = _needed_gpus(item)
+    needed = _count_needed_gpus(item)
     if _needs_real_gpu(item) and platforms <= {"cpu", "virtual", "broken"}:
         item.add_marker(pytest.mark.skip(reason=f"needs a real GPU; {backend.name} has none here"))
     elif gpus < needed:

@@ -66,14 +66,14 @@ def _meets_numpy(test: Traits, _virtual_gpus: int) -> bool:
     return test.room in ("tensors", "files")
 
 
-def _everything(test: Traits, virtual_gpus: int) -> bool:
+def _select_everything(test: Traits, virtual_gpus: int) -> bool:
     # Some tests compare with the reference backend, which makes no more than two.
     return virtual_gpus <= 2 or test.gpus > 2
 
 
 def _differs(test: Traits, virtual_gpus: int) -> bool:
     if virtual_gpus == 0 or virtual_gpus > 2:
-        return _everything(test, virtual_gpus)
+        return _select_everything(test, virtual_gpus)
     if test.requirement in _SAME_ON_VIRTUAL_GPUS:
         return False
     # A step of training takes long, and the kernels of a virtual GPU are the CPU's.
@@ -86,5 +86,5 @@ PROFILES = {
     # For each change: the whole suite on this machine, and then the tests that virtual GPUs change.
     "default": Profile((None, 2, 4), _differs),
     # For each night: also the tests that take minutes. Some need four GPUs.
-    "nightly": Profile((None, 2, 4), _everything, is_nightly=True),
+    "nightly": Profile((None, 2, 4), _select_everything, is_nightly=True),
 }

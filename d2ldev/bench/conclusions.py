@@ -24,7 +24,7 @@ def of_products(rows: Sequence[Row]) -> str:
     'Here is no real GPU to compare the CPU with; the best rate is 2 GFLOP/s on cpu.'
     """
     times: dict[str, dict[int, float]] = {}
-    for device, of_it in _measured(rows).items():
+    for device, of_it in _find_measured(rows).items():
         times[device] = {row.size or 0: figures.seconds for row, figures in of_it}
     best = bests([row for row in rows if row.platform != VIRTUAL])
     peaks = ", ".join(f"{number(rate)} GFLOP/s on {device}" for device, rate in best.items())
@@ -56,7 +56,7 @@ def of_ways(rows: Sequence[Row]) -> str:
     'On gpu:0, together is 3 times as fast as one by one.'
     """
     parts = []
-    for device, ((first, before), *others) in _measured(rows).items():
+    for device, ((first, before), *others) in _find_measured(rows).items():
         for row, figures in others:
             parts.append(f"on {device}, {row.way} is {_against(figures, before)} {first.way}")
     return _sentence(parts, rows)
@@ -74,7 +74,7 @@ def of_logs(rows: Sequence[Row]) -> str:
 one at a time 2.5.'
     """
     parts = []
-    for device, ((first, floor), *others) in _measured(rows).items():
+    for device, ((first, floor), *others) in _find_measured(rows).items():
         shares = [(row.way, figures.seconds / floor.seconds) for row, figures in others]
         if shares:
             (log, share), *rest = shares
@@ -88,7 +88,7 @@ one at a time 2.5.'
 def of_rates(rows: Sequence[Row]) -> str:
     """Say of each device at which rate its ways move bytes."""
     parts = []
-    for device, of_it in _measured(rows).items():
+    for device, of_it in _find_measured(rows).items():
         rates = [f"{row.way} moves {number(figures.rate)} MB/s" for row, figures in of_it]
         parts.append(f"on {device}, {', '.join(rates)}")
     return _sentence(parts, rows)
@@ -114,7 +114,7 @@ def of_backends(results: Sequence[Result]) -> str:
     best: dict[tuple[str, str], list[tuple[str, Figures]]] = {}
     for result in results:
         rows = result.rows if result.error is None else []
-        for device, of_it in _measured(rows).items():
+        for device, of_it in _find_measured(rows).items():
             row, figures = max(of_it, key=lambda each: each[1].rate)
             best.setdefault((device, row.precision), []).append((result.backend, figures))
     parts = []
@@ -150,7 +150,7 @@ def _times_as_fast(ratio: float, *, overlap: bool) -> str:
     return f"{number(1 / ratio)} times as slow as"
 
 
-def _measured(rows: Sequence[Row]) -> dict[str, list[tuple[Row, Figures]]]:
+def _find_measured(rows: Sequence[Row]) -> dict[str, list[tuple[Row, Figures]]]:
     """Return what was measured on each device of the hardware."""
     found: dict[str, list[tuple[Row, Figures]]] = {}
     for row in rows:

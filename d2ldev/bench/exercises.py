@@ -136,7 +136,7 @@ def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
                     a, b = _matrices(backend, size, device)
                     _check(backend, a @ b, a, b, device)
                     timing = backend.timeit(lambda a=a, b=b: a @ b, seconds=seconds)
-                row = row.timed(timing, 2 * size**3 / 1e9)
+                row = row.with_timing(timing, 2 * size**3 / 1e9)
             except OutOfDeviceMemoryError as error:
                 row = replace(row, note=_in_words(error))
             yield row
@@ -169,7 +169,7 @@ def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row
             }
             for way, call in calls.items():
                 timing = backend.timeit(call, seconds=seconds)
-                yield _row(backend, way, device).timed(timing, work)
+                yield _row(backend, way, device).with_timing(timing, work)
 
 
 @_exercise(
@@ -190,7 +190,7 @@ def log(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
                 for found in call():
                     _check_close(found, expected, f"log norms {way}", device)
                 timing = backend.timeit(call, seconds=seconds)
-                yield _row(backend, way, device).timed(timing, products)
+                yield _row(backend, way, device).with_timing(timing, products)
 
 
 def logs_of_norms(
@@ -260,7 +260,7 @@ def two_gpus(backend: Backend, size: int, seconds: float) -> Iterator[Row]:
         timing = backend.timeit(multiply, waits=waits, seconds=seconds)
         for gpu, (a, b), product in zip(gpus, pairs, multiply(waits=waits), strict=True):
             _check(backend, product, a, b, gpu)
-        yield Row(way, where, platform).timed(timing, 2 * products * 2 * size**3 / 1e9)
+        yield Row(way, where, platform).with_timing(timing, 2 * products * 2 * size**3 / 1e9)
 
 
 @_exercise("What do many small copies cost against a large one?", "MB/s", default=1000, small=10)
@@ -280,7 +280,7 @@ def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
                 _check_device(backend, x, gpu, "copy tensors")
             _check_equal(backend, found[-1], values[-found[-1].shape[0] :], "copy tensors")
             timing = backend.timeit(call, gpu, seconds=seconds)
-            row = _row(backend, way, gpu).timed(timing, values.nbytes / 1e6)
+            row = _row(backend, way, gpu).with_timing(timing, values.nbytes / 1e6)
             yield verify_rate(row, gpu, values.nbytes)
     yield from _without_gpu(backend, ways)
 
@@ -294,23 +294,23 @@ def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
 def operands(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Multiply an operand of the CPU on each GPU: moved once, each time, or by the framework."""
 
-    def left(a: Any, b: Any, _gpu: Device) -> Any:
+    def repeat(a: Any, b: Any, _gpu: Device) -> Any:
         for _ in range(products):
             c = a @ b
         return c
 
-    def moved_once(a: Any, b: Any, gpu: Device) -> Any:
-        return left(backend.to(a, gpu), b, gpu)
+    def move_once(a: Any, b: Any, gpu: Device) -> Any:
+        return repeat(backend.to(a, gpu), b, gpu)
 
-    def moved_each_time(a: Any, b: Any, gpu: Device) -> Any:
+    def move_each_time(a: Any, b: Any, gpu: Device) -> Any:
         for _ in range(products):
             c = backend.to(a, gpu) @ b
         return c
 
     ways = {
-        "moving at each product": moved_each_time,
-        "moving once before": moved_once,
-        "leaving it to the framework": left,
+        "moving at each product": move_each_time,
+        "moving once before": move_once,
+        "leaving it to the framework": repeat,
     }
     for gpu in backend.devices()[1:]:
         a, b = _matrices(backend, _WIDTH, gpu)
@@ -321,17 +321,17 @@ def operands(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
                 try:
                     c = call(there, b, gpu)
                 except Exception as error:
-                    if call is not left:
+                    if call is not repeat:
                         raise
                     yield replace(row, note=f"{backend.name} refuses it: {_in_words(error)}")
                     continue
                 place = backend.device_of(c)
-                _check(backend, c, a, b, gpu if call is not left else place)
+                _check(backend, c, a, b, gpu if call is not repeat else place)
                 if place is not gpu:
                     yield replace(row, note=f"it computed on {place}")
                     continue
                 timing = backend.timeit(call, there, b, gpu, seconds=seconds)
-                yield row.timed(timing, products)
+                yield row.with_timing(timing, products)
     yield from _without_gpu(backend, ways)
 
 
@@ -359,7 +359,7 @@ def numpy(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
                 last = call(a, b)[-1]
                 _check_close(last, backend.to_numpy(a @ b), f"bring a product to {way}", device)
                 timing = backend.timeit(call, a, b, seconds=seconds)
-                yield _row(backend, way, device).timed(timing, products)
+                yield _row(backend, way, device).with_timing(timing, products)
 
 
 @_exercise("How much faster is a copy from pinned memory?", "MB/s", default=64, small=1)
@@ -377,7 +377,7 @@ def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
             _check_device(backend, there, gpu, f"copy from {way}")
             _check_equal(backend, there, backend.to_numpy(x), f"copy from {way}")
             timing = backend.timeit(backend.to, source, gpu, seconds=seconds)
-            yield verify_rate(row.timed(timing, megabytes), gpu, megabytes * 1_000_000)
+            yield verify_rate(row.with_timing(timing, megabytes), gpu, megabytes * 1_000_000)
     yield from _without_gpu(backend, ways)
 
 

@@ -170,7 +170,7 @@ def _line(tag: str, texts: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
 
 
-def measured_on(document: Mapping[str, Any]) -> str:
+def describe_machine(document: Mapping[str, Any]) -> str:
     """Say which machine was measured on, and how much others computed there."""
     on = document["machine"]
     hardware = [f"{on['cores']} cores of {on['processor'] or on['system']}", *on["cards"]]
@@ -205,7 +205,7 @@ def _page(document: Mapping[str, Any], body: str) -> str:
 <body>
 <h1>d2ldev bench</h1>
 <p>{html.escape(document["date"])}: {html.escape(common)}</p>
-<p>{html.escape(measured_on(document))}</p>
+<p>{html.escape(describe_machine(document))}</p>
 {warned}
 <ul>{"".join(facts)}</ul>
 <p>A time is the median of several runs; every device is waited for before and after each.

@@ -58,7 +58,7 @@ class Row:
     note: str = ""
     precision: str = ""
 
-    def timed(self, timing: Timing, work: float) -> Row:
+    def with_timing(self, timing: Timing, work: float) -> Row:
         """Return the row with the figures of a timing of so much work."""
         rate = work / max(timing.median, 1e-12)
         return replace(self, figures=Figures(timing.median, timing.low, timing.high, rate))

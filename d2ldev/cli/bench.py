@@ -108,18 +108,18 @@ def run(request: Request) -> int:
                 raise loading.name_refusal(name, " (from --backend)")
         if request.out is not None:
             page.require_matplotlib()
-            with _writing(request.out):
+            with _report_write_errors(request.out):
                 request.out.mkdir(parents=True, exist_ok=True)
                 tempfile.TemporaryFile(dir=request.out).close()
         if request.as_json:
             with only_for_the_result():
-                document, status = _measured(request)
+                document, status = _measure(request)
             sys.stdout.write(json.dumps(document, indent=2) + "\n")
         else:
-            document, status = _measured(request)
+            document, status = _measure(request)
             show(make_console(), document)
         if request.out is not None:
-            with _writing(request.out):
+            with _report_write_errors(request.out):
                 page.write(request.out, document, results_of(document))
     except D2LDevError as error:
         complain(str(error))
@@ -131,7 +131,7 @@ def run(request: Request) -> int:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _report_write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -142,13 +142,13 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _measured(request: Request) -> tuple[dict[str, Any], int]:
+def _measure(request: Request) -> tuple[dict[str, Any], int]:
     """Return the document and the exit status."""
     on = machine()  # its load is that of others, before anything is measured here
     if len(request.backends) > 1:
-        found = [_measured_elsewhere(request, name) for name in request.backends]
+        found = [_measure_elsewhere(request, name) for name in request.backends]
     else:
-        found = [_measured_here(request)]
+        found = [_measure_here(request)]
     document = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": versions(),
@@ -163,7 +163,7 @@ def _measured(request: Request) -> tuple[dict[str, Any], int]:
     return document, max(status for _, status in found)
 
 
-def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
+def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
     """Return what one backend's part of the document is, and the exit status."""
     made = _nothing_of("")
     with collect_warnings() as notes:
@@ -191,7 +191,7 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
     return made, int(any(result["error"] is not None for result in made["results"]))
 
 
-def _measured_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int]:
+def _measure_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int]:
     """Measure a backend in a process of its own: TensorFlow and MXNet cannot share one."""
     done = subprocess.run(  # noqa: S603
         request.command(name), env=environment(), stdout=subprocess.PIPE, text=True, check=False
@@ -219,7 +219,7 @@ def results_of(document: dict[str, Any]) -> list[Result]:
 
 def show(console: Console, document: dict[str, Any]) -> None:
     """Print the tables, each with its conclusion; errors go to the standard error."""
-    console.print(Text(page.measured_on(document), style="dim"))
+    console.print(Text(page.describe_machine(document), style="dim"))
     for backend in document["backends"]:
         if backend["error"] is None:
             console.print(Text(page.threads(backend), style="dim"))

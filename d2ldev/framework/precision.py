@@ -112,10 +112,10 @@ class MatmulPrecision(AbstractContextManager[str]):
 
     def __init__(self, switch: Switch, precision: str) -> None:
         self._switch, self._precision = switch, precision
-        self._called: _Change | None = self._made()
+        self._called: _Change | None = self._make()
         self._entered: list[_Change] = []
 
-    def _made(self) -> _Change:
+    def _make(self) -> _Change:
         change = _Change(self._precision)
         make_change(self._switch.make, change)
         return change
@@ -125,7 +125,7 @@ class MatmulPrecision(AbstractContextManager[str]):
         if change is None or not self._switch.is_latest(change):
             if change is not None:
                 make_change(self._switch.take_back, change)
-            change = self._made()
+            change = self._make()
         change.is_block = True
         self._entered.append(change)
         return self._switch.precision()

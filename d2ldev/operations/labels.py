@@ -120,7 +120,7 @@ def check(framework: Framework, learner: Learner) -> Learner:
 def _make_looking_class(cls: type[Learner]) -> type[Learner]:
     """Return a class of learners that look at the labels of their batches."""
 
-    def looking(name: str) -> Callable[..., Any]:
+    def make_class(name: str) -> Callable[..., Any]:
         def compute(self: Any, inputs: tuple[Any, ...], y: Any) -> Any:
             labels, is_traced = self.labels, False
             if labels is None:
@@ -143,7 +143,7 @@ def _make_looking_class(cls: type[Learner]) -> type[Learner]:
     def check_labels(self: Any) -> None:
         self._watch.read()
 
-    methods: dict[str, Any] = {name: looking(name) for name in ("step", "evaluate")}
+    methods: dict[str, Any] = {name: make_class(name) for name in ("step", "evaluate")}
     methods |= {"check_labels": check_labels, "__module__": cls.__module__}
     return type(cls.__name__, (cls,), methods)
 

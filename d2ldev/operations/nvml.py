@@ -76,7 +76,7 @@ def cards() -> list[Card] | None:
     except PackageNotInstalledError:
         return None
     try:
-        with _opened(nvml):
+        with _open(nvml):
             return [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError_LibraryNotFound:
         return None
@@ -146,7 +146,7 @@ def visible_cards() -> list[Card] | None:
         if name.startswith("MIG-"):
             # A process sees one MIG instance, whatever else is named.
             return [*visible, Card(name, None)]
-        found = _named(all_cards, name)
+        found = _find_by_name(all_cards, name)
         if found is None:
             break
         visible.append(found)
@@ -185,7 +185,7 @@ def utilisation_of(index: int) -> int | None:
     Raises:
         DeviceUnavailableError: if the driver fails.
     """
-    with _asked(index) as (nvml, handle):
+    with _ask(index) as (nvml, handle):
         if nvml is None:
             return None
         try:
@@ -202,7 +202,7 @@ def bandwidth_of(index: int) -> Bandwidth:
     Raises:
         DeviceUnavailableError: if the driver fails.
     """
-    with _asked(index) as (nvml, handle):
+    with _ask(index) as (nvml, handle):
         if nvml is None:
             return Bandwidth(None, None)
         clock = _number(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
@@ -218,7 +218,7 @@ def bandwidth_of(index: int) -> Bandwidth:
 
 
 @contextmanager
-def _opened(nvml: Any) -> Iterator[None]:
+def _open(nvml: Any) -> Iterator[None]:
     try:
         nvml.nvmlInit()
         try:
@@ -236,14 +236,14 @@ def _opened(nvml: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _asked(index: int) -> Iterator[tuple[Any, Any]]:
+def _ask(index: int) -> Iterator[tuple[Any, Any]]:
     """Open NVML for a question about a visible GPU: the module and its handle, None if unknown."""
     card = _visible_card(index)
     if card is None:
         yield None, None
         return
     nvml: Any = import_optional("pynvml", "ask NVIDIA's driver about a GPU", extra="cuda")
-    with _opened(nvml):
+    with _open(nvml):
         handle = None
         with suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
@@ -277,7 +277,7 @@ def _visible_card(index: int) -> Card | None:
     return visible[index] if are_alike or is_ordered else None
 
 
-def _named(all_cards: list[Card], name: str) -> Card | None:
+def _find_by_name(all_cards: list[Card], name: str) -> Card | None:
     index = number_in(name)
     if index >= 0:
         found = all_cards[index : index + 1]

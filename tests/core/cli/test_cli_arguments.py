@@ -68,7 +68,7 @@ def _without_work(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "d2ldev.cli.bench.Exercise.run", lambda self, backend, size, precision: empty
     )
-    monkeypatch.setattr("d2ldev.cli.bench._measured_elsewhere", lambda request, name: (NOTHING, 0))
+    monkeypatch.setattr("d2ldev.cli.bench._measure_elsewhere", lambda request, name: (NOTHING, 0))
     monkeypatch.setattr("d2ldev.cli.examination.try_elsewhere", lambda report, notes: None)
 
 

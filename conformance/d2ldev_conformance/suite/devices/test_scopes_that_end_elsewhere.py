@@ -90,14 +90,14 @@ def test_a_block_of_a_generator_that_another_task_closes_has_ended(backend, plac
         with backend.on(place), backend.strict(), d2ldev.use_backend("reference"):
             yield
 
-    async def closed_by_another_task():
+    async def close_in_another_task():
         generator = generate()
         await anext(generator)
         await asyncio.create_task(generator.aclose())
         return places_of(backend), d2ldev.backend.name
 
     before = places_of(backend), d2ldev.backend.name
-    assert asyncio.run(closed_by_another_task()) == before
+    assert asyncio.run(close_in_another_task()) == before
     assert not backend.framework.strictness.in_force()
 
 
@@ -107,7 +107,7 @@ def test_a_block_of_an_async_generator_that_is_left_by_break_ends(backend, place
         with backend.on(place), backend.strict():
             yield
 
-    async def left():
+    async def leave():
         async for _ in generate():
             break
         for _ in range(5):  # the loop closes the generator in one of its next turns
@@ -115,7 +115,7 @@ def test_a_block_of_an_async_generator_that_is_left_by_break_ends(backend, place
         return places_of(backend), backend.framework.strictness.in_force()
 
     before = places_of(backend)
-    assert asyncio.run(left()) == (before, False)
+    assert asyncio.run(leave()) == (before, False)
 
 
 @requirement("scopes.other-threads", section=SECTION)

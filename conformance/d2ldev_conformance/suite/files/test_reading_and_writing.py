@@ -27,7 +27,7 @@ def path(tmp_path):
     return tmp_path / "saved.safetensors"
 
 
-def _flipped(array):
+def _flip(array):
     """Return the numbers with the lowest bit of every byte flipped."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     return (array.reshape(-1).view(np.uint8) ^ 1).view(array.dtype).reshape(array.shape)
@@ -87,11 +87,11 @@ def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place,
     backend.save([backend.ones(3), backend.zeros(2, dtype="int32")], path)
     made, adopt = [], backend.framework.files.adopt
 
-    def recorded(array, dtype, native):
+    def record(array, dtype, native):
         made.append(backend.device(native))
         return adopt(array, dtype, native)
 
-    monkeypatch.setattr(backend.framework.files, "adopt", recorded)
+    monkeypatch.setattr(backend.framework.files, "adopt", record)
     monkeypatch.setattr(backend.framework.tensors, "copy", None)
     monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
     backend.load(path, device=place)
@@ -247,11 +247,11 @@ def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
 @requirement("io.load-into-brings-every-value", section=SECTION)
 def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch):
     obj = samples(backend)[sample](backend.cpu())
-    saved = {name: _flipped(value) for name, value in read_saved_values(backend, obj).items()}
+    saved = {name: _flip(value) for name, value in read_saved_values(backend, obj).items()}
     borrow = backend.framework.files.borrow
     # Other numbers than the builder gives to the next object.
     with monkeypatch.context() as patch:
-        patch.setattr(backend.framework.files, "borrow", lambda x: _flipped(borrow(x)))
+        patch.setattr(backend.framework.files, "borrow", lambda x: _flip(borrow(x)))
         backend.save(obj, path)
     loaded = backend.load_into(samples(backend)[sample](place), path)
     _assert_saved(backend, loaded, saved)
@@ -265,7 +265,7 @@ def _assert_saved(backend, obj, values):
         assert_same(after[name], value)
 
 
-def _trained(backend, place):
+def _train(backend, place):
     """Return a network on a device, after a step of training."""
     learner = backend.learner(backend.mlp([2, 1], device=place, seed=1))
     learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
@@ -295,14 +295,14 @@ def test_a_loop_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
 def test_the_named_tensors_of_a_trained_model_can_be_saved_and_loaded_into_one(
     backend, path, place
 ):
-    net, other = _trained(backend, place), backend.mlp([2, 1], device=place, seed=2)
+    net, other = _train(backend, place), backend.mlp([2, 1], device=place, seed=2)
     backend.save(backend.named_tensors(net), path)
     _assert_saved(backend, backend.load_into(other, path), read_saved_values(backend, net))
 
 
 @requirement("io.load-into-takes-tensors-by-name", section=SECTION)
 def test_load_into_takes_the_tensors_of_another_model(backend, place):
-    net, other = _trained(backend, "cpu"), backend.mlp([2, 1], device=place, seed=2)
+    net, other = _train(backend, "cpu"), backend.mlp([2, 1], device=place, seed=2)
     loaded = backend.load_into(other, backend.named_tensors(net))
     _assert_saved(backend, loaded, read_saved_values(backend, net))
     assert set(backend.placement(loaded).values()) == {place}
@@ -312,10 +312,10 @@ def test_load_into_takes_the_tensors_of_another_model(backend, place):
 
 @requirement("io.load-into-takes-tensors-by-name", section=SECTION)
 def test_load_into_writes_one_parameter(backend, place):
-    net = _trained(backend, place)
+    net = _train(backend, place)
     values = read_saved_values(backend, net)
     name = next(iter(values))
-    values[name] = _flipped(values[name])
+    values[name] = _flip(values[name])
     net = backend.load_into(net, {**backend.named_tensors(net), name: values[name]})
     _assert_saved(backend, net, values)
     assert set(backend.placement(net).values()) == {place}
@@ -332,7 +332,7 @@ def test_load_into_takes_a_tensor_of_its_own_for_each_name_of_a_tied_one(backend
 @requirement("io.load-into-takes-every-name", section=SECTION)
 def test_load_into_takes_the_values_of_a_model_under_each_of_its_names(backend, place):
     net = backend.mlp([2, 1], device=place)
-    values = {name: _flipped(x) for name, x in read_saved_values(backend, net).items()}
+    values = {name: _flip(x) for name, x in read_saved_values(backend, net).items()}
     given = {f"{outer}.{name}": x for outer in "ab" for name, x in values.items()}
     loaded = backend.load_into({"a": net, "b": net}, given)
     _assert_saved(backend, loaded["a"], values)
