@@ -219,7 +219,7 @@ every_scopes: WeakSet[Scopes[Any]] = WeakSet()
 """All ``Scopes`` of the process, to look for blocks that were not left."""
 
 
-class Entered:
+class OpenContext:
     """One context of a framework, which was entered.
 
     Args:
@@ -242,20 +242,20 @@ class Contexts(threading.local):
     """Contexts of a framework that keeps them in a stack for each thread; they end in any order."""
 
     def __init__(self) -> None:
-        self._entered: list[Entered] = []
+        self._entered: list[OpenContext] = []
 
-    def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
+    def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> OpenContext:
         """Enter the context that ``make`` makes, in this thread; the result is for ``leave``."""
         return make_change(self._enter, make)
 
-    def _enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
+    def _enter(self, make: Callable[[], AbstractContextManager[Any]]) -> OpenContext:
         self.settle()
-        entered = Entered(make)
+        entered = OpenContext(make)
         entered.context.__enter__()
         self._entered.append(entered)
         return entered
 
-    def leave(self, entered: Entered, attempted: str) -> None:
+    def leave(self, entered: OpenContext, attempted: str) -> None:
         """Leave a context; those that were entered later are left with it, and entered again.
 
         Args:
@@ -268,7 +268,7 @@ class Contexts(threading.local):
         """
         leave_in_turn(self._leave, entered, attempted)
 
-    def _leave(self, entered: Entered, attempted: str) -> None:
+    def _leave(self, entered: OpenContext, attempted: str) -> None:
         entered.ended = True
         if entered in self._entered:
             problem = self.settle()

@@ -66,8 +66,8 @@ class TorchStrict(Strict):
         group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
         # The engine hands its modes on to its threads, which are in no block.
         mode = _Mode(self, lambda: True)
-        run_backward = self._explaining(run, in_force, mode, self._mismatch_of_gradients)
-        in_a_step = self._explaining(group, in_force, nullcontext(), self._mismatch_in_a_step)
+        run_backward = self._explain(run, in_force, mode, self._mismatch_of_gradients)
+        in_a_step = self._explain(group, in_force, nullcontext(), self._mismatch_in_a_step)
         return replace(
             [
                 (torch.autograd, run.__name__, run_backward),
@@ -75,7 +75,7 @@ class TorchStrict(Strict):
             ]
         )
 
-    def _explaining(
+    def _explain(
         self,
         function: Callable[..., Any],
         in_force: Callable[[], bool],

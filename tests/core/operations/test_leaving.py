@@ -34,14 +34,14 @@ def block(request):
     return request.param
 
 
-def entered(block):
+def yield_inside(block):
     """Yield inside a block."""
     with block:
         yield
 
 
 def test_a_generator_that_is_closed_in_a_later_block_leaves_that_one_alone(block):
-    generator = entered(block(gpu(1)))
+    generator = yield_inside(block(gpu(1)))
     next(generator)
     with block(gpu(0)):
         generator.close()
@@ -51,7 +51,7 @@ def test_a_generator_that_is_closed_in_a_later_block_leaves_that_one_alone(block
 
 def test_a_generator_whose_block_ends_after_the_one_around_it_stays_in_its_own(block):
     with block(gpu(0)):
-        generator = entered(block(gpu(1)))
+        generator = yield_inside(block(gpu(1)))
         next(generator)
     after = made()
     generator.close()
@@ -59,7 +59,7 @@ def test_a_generator_whose_block_ends_after_the_one_around_it_stays_in_its_own(b
 
 
 def test_generators_that_end_in_the_order_in_which_they_began(block):
-    generators = [entered(block(device)) for device in (gpu(0), gpu(1), cpu())]
+    generators = [yield_inside(block(device)) for device in (gpu(0), gpu(1), cpu())]
     for generator in generators:
         next(generator)
     places = []
@@ -70,7 +70,7 @@ def test_generators_that_end_in_the_order_in_which_they_began(block):
 
 
 def test_use_backend_in_a_generator_that_is_closed_in_a_later_block(other, reference):
-    generator = entered(d2ldev.use_backend(other))
+    generator = yield_inside(d2ldev.use_backend(other))
     next(generator)
     with d2ldev.use_backend(reference):
         generator.close()
@@ -80,7 +80,7 @@ def test_use_backend_in_a_generator_that_is_closed_in_a_later_block(other, refer
 
 def test_use_backend_whose_generator_outlives_the_block_around_it(other, reference):
     with d2ldev.use_backend(reference):
-        generator = entered(d2ldev.use_backend(other))
+        generator = yield_inside(d2ldev.use_backend(other))
         next(generator)
     inside = d2ldev.backend.num_gpus()
     generator.close()
@@ -89,7 +89,7 @@ def test_use_backend_whose_generator_outlives_the_block_around_it(other, referen
 
 def test_strict_in_a_generator_that_is_closed_in_a_later_block(reference):
     x, y = reference.ones(1, device="gpu:0"), reference.ones(1, device="gpu:1")
-    generator = entered(reference.strict())
+    generator = yield_inside(reference.strict())
     next(generator)
     with reference.strict():
         generator.close()
@@ -245,7 +245,7 @@ def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
     class Cycle:
         pass
 
-    def entered(place):
+    def yield_inside(place):
         with backend.on(place), backend.strict(), d2ldev.use_backend(backend):
             yield
 
@@ -253,7 +253,7 @@ def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
     gc.freeze()  # it need not look at what was imported, 800 times
     for _ in range(800):
         garbage = Cycle()
-        garbage.itself, garbage.generator = garbage, entered("gpu:1")
+        garbage.itself, garbage.generator = garbage, yield_inside("gpu:1")
         next(garbage.generator)
         del garbage
         gc.set_threshold(gc.get_count()[0] + chosen.randrange(60), 1000, 1000)
@@ -297,7 +297,9 @@ def backend(noted):
 
 
 def test_scopes_of_the_framework_are_left_and_entered_again_in_order(backend, noted):
-    first, second, third = (entered(backend.on(device)) for device in ("gpu:0", "gpu:1", "cpu"))
+    first, second, third = (
+        yield_inside(backend.on(device)) for device in ("gpu:0", "gpu:1", "cpu")
+    )
     for generator in (first, second, third):
         next(generator)
     noted.clear()
