@@ -190,7 +190,7 @@ def measure(
             time_epoch(name, epoch)
         began = time.perf_counter()
 
-    trainer = Trainer(_WARM_UP + epochs, backend=backend, callback=callback)
+    trainer = Trainer(_WARM_UP + epochs, backend=backend, callbacks=callback)
     trainer.device = device
     model = case.make_model()
     began = time.perf_counter()

@@ -297,7 +297,7 @@ def _epochs(
         between_models.append(np.empty(draw.integers(_LARGEST_GAP), "uint8"))
         if number % 2 == 0:  # else the trainer's model is made after that of the other loop
             epoch_of_theirs = None
-        trainer = Trainer(epochs, int(is_on_gpus), backend=backend, callback=callback)
+        trainer = Trainer(epochs, int(is_on_gpus), backend=backend, callbacks=callback)
         trainer.fit(make_model(), [batch] * sizes.steps, loss="cross_entropy", lr=LEARNING_RATE)
     kept = [i for i in range(len(ours)) if i % epochs >= _WARM_UP]
     return [ours[i] for i in kept], [theirs[i] for i in kept]

@@ -57,7 +57,7 @@ def measure(backend: d2ldev.Backend, gpus: int, shard: str | None) -> dict[str, 
     data = [(inputs, np.arange(16, dtype="int32") % _UNITS[-1])] * 3
     net = backend.mlp(_UNITS, seed=0)
     trainer = Trainer(1, gpus, backend=backend, shard=shard)
-    seen = trainer.callback = Seen(backend, trainer)
+    seen = trainer.callbacks = Seen(backend, trainer)
     trainer.fit(net, data, loss="cross_entropy", optimizer="adam")
     return {"gpus": gpus, "shard": shard, "used": list(seen.used)}
 

@@ -213,7 +213,7 @@ def fit(backend: d2ldev.Backend, folder: Path, rng: np.random.Generator) -> None
         raise ZeroDivisionError
 
     with suppress(ZeroDivisionError):
-        trainer = d2ldev.Trainer(1, backend=backend, callback=stop)
+        trainer = d2ldev.Trainer(1, backend=backend, callbacks=stop)
         trainer.fit(backend.mlp([4, 8, 1]), loader)
 
 

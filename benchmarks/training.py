@@ -165,7 +165,7 @@ def _in_turn(
         began = time.perf_counter()
         theirs.append(began - between)
 
-    trainer = Trainer(WARM_UP + number, backend=backend, callback=callback)
+    trainer = Trainer(WARM_UP + number, backend=backend, callbacks=callback)
     trainer.fit(model, batches, loss="cross_entropy", lr=LEARNING_RATE)
     return ours[WARM_UP:], theirs[WARM_UP:]
 

@@ -198,7 +198,7 @@ def epoch(place: Place, sizes: Sizes) -> Result:
         began = time.perf_counter()
         copied.append(began - between)
 
-    trainer = Trainer(2 * (_WARM_UP + sizes.epochs), backend=backend, callback=callback)
+    trainer = Trainer(2 * (_WARM_UP + sizes.epochs), backend=backend, callbacks=callback)
     trainer.device = place.device
     model = backend.mlp([sizes.inputs, sizes.width, 1])
     trainer.fit(model, _InTurn(of_host, on_gpu), lr=1e-3)

@@ -999,7 +999,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         optimizer: Optimizer | None = None,
         lr: float | None = None,
         gradient_clip_val: float = 0.0,
-        accumulate: int = 1,
+        accumulate_grad_batches: int = 1,
         precision: Precision = "model",
         methods: tuple[str, str] | None = None,
         is_trained: bool = True,
@@ -1023,8 +1023,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             lr: the learning rate of a named optimizer; None is 0.01. With an optimizer object it is
                 an error.
             gradient_clip_val: the largest global norm of the gradients; 0 does not clip.
-            accumulate: how many calls of ``step`` make one step of the optimizer. It uses the mean
-                of their gradients. ``learner.flush()`` makes a step with the remaining ones.
+            accumulate_grad_batches: how many calls of ``step`` make one step of the optimizer. It
+                uses the mean of their gradients. ``learner.flush()`` makes a step with the
+                remaining ones.
             precision: ``'bf16'`` or ``'fp16'`` to compute in, with parameters in float32.
             methods: the names of two methods of the model, for ``step`` and ``evaluate``. Each
                 takes a batch and returns its loss. None uses ``loss``.
@@ -1053,7 +1054,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         given = Settings(
             optimizer=optimizer,
             gradient_clip_val=gradient_clip_val,
-            accumulate=accumulate,
+            accumulate_grad_batches=accumulate_grad_batches,
             precision=precision,
             methods=methods,
             shard=shard,

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.gpus,
         gradient_clip_val=1,
         backend=d2l,
-        callback=after_epoch,
+        callbacks=after_epoch,
         precision="bf16",
     )
     trainer.fit(

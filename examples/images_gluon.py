@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"epoch {epoch} on {trainer.device}: {numbers}")
 
     trainer = Trainer(
-        given.epochs, given.gpus, gradient_clip_val=1, backend=d2l, callback=after_epoch
+        given.epochs, given.gpus, gradient_clip_val=1, backend=d2l, callbacks=after_epoch
     )
     trainer.fit(
         net,

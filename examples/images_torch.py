@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.gpus,
         gradient_clip_val=1,
         backend=d2l,
-        callback=[Schedule(schedule), after_epoch],
+        callbacks=[Schedule(schedule), after_epoch],
         precision="bf16",
     )
     trainer.fit(

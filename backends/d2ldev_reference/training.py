@@ -79,7 +79,7 @@ class ReferenceLearner(Learner):
                 "optimizer='sgd'",
             )
         self._model = model
-        kept = ("first", "second", "sums")[: 3 if settings.accumulate > 1 else 2]
+        kept = ("first", "second", "sums")[: 3 if settings.accumulate_grad_batches > 1 else 2]
         self._optimizer: dict[str, Any] = {name: self._zeros() for name in kept} | {"steps": 0}
 
     def _zeros(self) -> Layers:
@@ -98,13 +98,13 @@ class ReferenceLearner(Learner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         loss, prediction, gradients = self._differentiate(self._model, inputs, y)
-        if self.settings.accumulate == 1:
+        if self.settings.accumulate_grad_batches == 1:
             self._update(self._clip(gradients))
             return loss, prediction
         sums = each_of(lambda a, b: a + b, self._optimizer["sums"], gradients)
         self._optimizer = {**self._optimizer, "sums": sums}
         self.pending += 1
-        if self.pending == self.settings.accumulate:
+        if self.pending == self.settings.accumulate_grad_batches:
             self.flush()
         return loss, prediction
 

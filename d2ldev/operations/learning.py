@@ -84,7 +84,7 @@ def complete(
             "optimizer": optimizer is not None,
             "lr": lr is not None,
             "gradient_clip_val": checked.gradient_clip_val > 0,
-            "accumulate": checked.accumulate > 1,
+            "accumulate_grad_batches": checked.accumulate_grad_batches > 1,
         }
         ignored = ", ".join(f"{name}=" for name, is_given in of_training.items() if is_given)
         if ignored:

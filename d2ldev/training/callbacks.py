@@ -46,7 +46,7 @@ class Schedule(NeedsHistory):
         UnsupportedValueError: for any other argument.
 
     >>> schedule = Schedule(StepLR(optimizer, 10), per='epoch')            # doctest: +SKIP
-    >>> Trainer(30, callback=schedule).fit(net, data, optimizer=optimizer) # doctest: +SKIP
+    >>> Trainer(30, callbacks=schedule).fit(net, data, optimizer=optimizer) # doctest: +SKIP
     """
 
     def __init__(self, scheduler: Any, per: Period = "epoch", metric: str | None = None) -> None:
@@ -112,7 +112,7 @@ class EarlyStopping(NeedsHistory):
         UnsupportedValueError: for other values; before the first epoch, if the history will not
             have the number.
 
-    >>> Trainer(100, callback=EarlyStopping('val_loss', patience=5))       # doctest: +SKIP
+    >>> Trainer(100, callbacks=EarlyStopping('val_loss', patience=5))      # doctest: +SKIP
     """
 
     trainer: Any = None
@@ -159,7 +159,7 @@ class EarlyStopping(NeedsHistory):
             raise UnsupportedValueError(
                 "stop a run early",
                 "no trainer calls this",
-                "Trainer(..., callback=EarlyStopping())",
+                "Trainer(..., callbacks=EarlyStopping())",
             )
         sign = 1 if self.mode == "min" else -1
         best, waited = inf, 0
@@ -190,14 +190,14 @@ def checked_callbacks(given: Any) -> list[Any]:
         return []
     for each in callbacks:
         attempted = f"call {describe(each)} during training"
-        fix = "Trainer(..., callback=lambda epoch, history: print(epoch))"
+        fix = "Trainer(..., callbacks=lambda epoch, history: print(epoch))"
         if isinstance(each, type):
             raise UnsupportedValueError(
-                attempted, "it is a class", f"Trainer(..., callback={each.__name__}())"
+                attempted, "it is a class", f"Trainer(..., callbacks={each.__name__}())"
             )
         if not callable(each) and not any(hasattr(each, hook) for hook in HOOKS):
             if hasattr(each, "step"):
-                fix = "Trainer(..., callback=Schedule(scheduler, per='epoch'))"
+                fix = "Trainer(..., callbacks=Schedule(scheduler, per='epoch'))"
             raise UnsupportedValueError(
                 attempted, f"it is no function, and has neither {' nor '.join(HOOKS)}", fix
             )
@@ -339,5 +339,5 @@ def _refusal(problem: str) -> CheckpointError:
     return CheckpointError(
         "go on with the callbacks of a run",
         problem,
-        "Trainer(..., callback=...) with the callbacks that the run began with, in their order",
+        "Trainer(..., callbacks=...) with the callbacks that the run began with, in their order",
     )

@@ -121,7 +121,7 @@ class ArrayLoader:
                 batch = Sharded(batch, stop - start, length, content_of(whole))
             yield batch
 
-    def sharded(self, rank: int, size: int) -> ArrayLoader:
+    def shard(self, rank: int, size: int) -> ArrayLoader:
         """Return a loader that reads one process's part of each batch; see ``Trainer.shard``.
 
         Args:
@@ -136,7 +136,7 @@ class ArrayLoader:
             raise UnsupportedValueError(
                 f"make batches for rank {quote(rank)} of {quote(size)}",
                 f"they are numbered from 0 to {quote(size - 1)}",
-                f"loader.sharded({quote(size - 1)}, {quote(size)})",
+                f"loader.shard({quote(size - 1)}, {quote(size)})",
             )
         other = copy.copy(self)
         vars(other).update(_rank=rank, _size=size)

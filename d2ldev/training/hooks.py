@@ -94,7 +94,8 @@ class Hooks:
         when the epoch ends.
 
         Args:
-            step: the number of its batch in the run, from 0; with ``accumulate``, of its last one.
+            step: the number of its batch in the run, from 0; with
+                ``accumulate_grad_batches``, of its last one.
             loss: of that batch before the step, a scalar tensor on the device. To read it waits for
                 the device.
         """

@@ -76,7 +76,7 @@ class CSVLogger(_Logger):
     Raises:
         UnsupportedValueError: if it is no path of a file, or the folder does not exist.
 
-    >>> Trainer(10, callback=CSVLogger('run.csv'))                         # doctest: +SKIP
+    >>> Trainer(10, callbacks=CSVLogger('run.csv'))                        # doctest: +SKIP
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -117,7 +117,7 @@ class TensorBoardLogger(_Logger):
         UnsupportedValueError: if it is no path.
         PackageNotInstalledError: if ``tensorboard`` cannot be imported.
 
-    >>> Trainer(10, callback=TensorBoardLogger('runs/first'))              # doctest: +SKIP
+    >>> Trainer(10, callbacks=TensorBoardLogger('runs/first'))             # doctest: +SKIP
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -39,7 +39,7 @@ from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, check_random_states, random_states
 from d2ldev.training.team import Alone
 
-_FORMAT = "d2ldev training state 6"
+_FORMAT = "d2ldev training state 7"
 
 
 class Saving(NamedTuple):
@@ -88,7 +88,7 @@ class Saving(NamedTuple):
 
 
 # The settings that are arguments of ``Trainer``, and not of ``fit``.
-_OF_THE_TRAINER = ("gradient_clip_val", "accumulate", "precision")
+_OF_THE_TRAINER = ("gradient_clip_val", "accumulate_grad_batches", "precision")
 
 
 class Run:

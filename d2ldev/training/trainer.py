@@ -104,13 +104,14 @@ class Trainer(Hooks):
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
         backend: the framework's, or its name; None is the active one, and that of ``d2l`` for
             ``d2l.Trainer`` of ``from d2ldev.native import torch as d2l``.
-        callback: called after each epoch with its number, from 0, and the history so far; or an
+        callbacks: called after each epoch with its number, from 0, and the history so far; or an
             object with ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both; or a
             list of such. What has ``state_dict`` and ``load_state_dict`` is in the checkpoint.
             An attribute ``trainer`` that is None becomes this trainer.
-        progress: whether bars are shown in the terminal. Twice a second they wait for the loss.
-        accumulate: how many batches make one step of the optimizer, with the mean of their
-            gradients. The last step of an epoch is made with the batches that are left.
+        enable_progress_bar: whether bars are shown in the terminal. Twice a second they wait
+            for the loss.
+        accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
+            their gradients. The last step of an epoch is made with the batches that are left.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means;
             parameters, losses and metrics are float32. With ``'fp16'``, gradients are scaled, and a
             step in which they are too large is left out.
@@ -152,12 +153,12 @@ class Trainer(Hooks):
     # For those whose ``__init__`` is the book's, which does not call this one's.
     max_epochs: int
     gradient_clip_val: float = 0
-    callback: Any = None
-    progress: bool = False
-    accumulate: int = 1
+    callbacks: Any = None
+    enable_progress_bar: bool = False
+    accumulate_grad_batches: int = 1
     precision: Precision = "model"
     matmul_precision: MatmulPrecisionName | None = None
-    sharded: Shard | None = None  # ``shard`` is a method
+    shard: Shard | None = None
     batch_norm: Statistics | None = None
 
     def __init__(
@@ -167,9 +168,9 @@ class Trainer(Hooks):
         gradient_clip_val: float = 0,
         *,
         backend: Backend | str | None = None,
-        callback: Any = None,
-        progress: bool = False,
-        accumulate: int = 1,
+        callbacks: Any = None,
+        enable_progress_bar: bool = False,
+        accumulate_grad_batches: int = 1,
         precision: Precision = "model",
         matmul_precision: MatmulPrecisionName | None = None,
         shard: Shard | None = None,
@@ -180,13 +181,13 @@ class Trainer(Hooks):
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
         self.gradient_clip_val = gradient_clip_val
-        self.accumulate, self.precision = accumulate, precision
+        self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
         self.matmul_precision = matmul_precision
-        self.sharded, self.batch_norm = shard, batch_norm
+        self.shard, self.batch_norm = shard, batch_norm
         self.backend.framework.check_settings(Settings(**self._settings_of_steps()))
         self._checked_matmul_precision()
-        self.callback = callback
-        self.progress = flag("train", "progress", progress)
+        self.callbacks = callbacks
+        self.enable_progress_bar = flag("train", "enable_progress_bar", enable_progress_bar)
         is_auto = isinstance(num_gpus, str) and num_gpus == "auto"
         fix = "num_gpus=1, or num_gpus='auto' for all that there are"
         asked = -1 if is_auto else num_gpus
@@ -217,18 +218,17 @@ class Trainer(Hooks):
 
         Args:
             ignore: the names of those that are left out, as all with a leading underscore are.
-                ``shard`` becomes ``sharded``, because it is a method.
         """
         for name, value in arguments_of(sys._getframe(1), ignore).items():
-            setattr(self, "sharded" if name == "shard" else name, value)
+            setattr(self, name, value)
 
     def _settings_of_steps(self) -> dict[str, Any]:
         """Return what the trainer, and not ``fit``, says of each step."""
         return {
             "gradient_clip_val": self.gradient_clip_val,
-            "accumulate": self.accumulate,
+            "accumulate_grad_batches": self.accumulate_grad_batches,
             "precision": self.precision,
-            "shard": self.sharded,
+            "shard": self.shard,
             "batch_norm": self.batch_norm,
         }
 
@@ -305,7 +305,7 @@ class Trainer(Hooks):
                 Data, its ``sampler`` and its ``batch_sampler`` with ``set_epoch`` are told the
                 number of each epoch.
             checkpoint_every: number of batches after each of which the state is saved, too; with
-                ``accumulate``, as soon as the step that the batch belongs to has ended. A run that
+                ``accumulate_grad_batches``, as soon as the step of the batch has ended. A run that
                 goes on within an epoch draws its batches again, and leaves out those that are done.
             keep: ``'last'``; or ``'best'``, which saves the state after an epoch only if its
                 ``'val_loss'``, without ``val_data`` its ``'loss'``, is less than any before.
@@ -329,7 +329,7 @@ class Trainer(Hooks):
             self.should_stop = False
         self.history = {}
         check_hooks(self, f"train with the {type(self).__name__}")
-        callbacks = checked_callbacks(self.callback)
+        callbacks = checked_callbacks(self.callbacks)
         for hook in HOOKS:
             for listener in self._listeners(callbacks, hook):
                 check_operands(listener, hook)
@@ -432,7 +432,9 @@ class Trainer(Hooks):
                     self.history = run.history
                 elif not interruption.is_pressed:  # the user may want the file that is there
                     run.save(self.device)
-                with shown(self.progress and team.is_first, self.max_epochs, run.epoch) as progress:
+                with shown(
+                    self.enable_progress_bar and team.is_first, self.max_epochs, run.epoch
+                ) as progress:
                     if outcome is None:
                         self._run_epochs(loop, run, train_data, val_data, progress, on_epoch_end)
                 team.end()
@@ -453,7 +455,7 @@ class Trainer(Hooks):
 
     def _model_to_train(self, model: Any, group: Group | None) -> Any:
         """Return the model where it is trained, or on the CPU if each device gets a part of it."""
-        is_sharded = self.sharded is not None and (group is not None or len(self.gpus) > 1)
+        is_sharded = self.shard is not None and (group is not None or len(self.gpus) > 1)
         if is_sharded and not self._overrides("prepare_model"):
             return self.backend.place(model, CPU)
         return self._prepared_model(model)
@@ -511,7 +513,7 @@ class Trainer(Hooks):
         usual = Settings()._asdict()
         given = {
             **given,
-            "progress=": self.progress,
+            "enable_progress_bar=": self.enable_progress_bar,
             "num_gpus=": len(self.gpus) > 1,
             **{f"{n}=": x != usual[n] for n, x in self._settings_of_steps().items()},
             "gradient_clip_val=": False,  # the book's ``fit_epoch`` uses it
@@ -558,7 +560,7 @@ class Trainer(Hooks):
         self.epoch = self.train_batch_idx = self.val_batch_idx = 0
         return self.train_dataloader, self.val_dataloader
 
-    def shard(self, data: Any) -> Any:
+    def shard_data(self, data: Any) -> Any:
         """Return data of which each process of a launch reads its own part only.
 
         ``fit`` takes any data, of which each process reads all and computes a part. Reading less is
@@ -578,12 +580,12 @@ class Trainer(Hooks):
         Raises:
             UnsupportedValueError: for other data.
 
-        >>> trainer.fit(net, trainer.shard(batches))                       # doctest: +SKIP
+        >>> trainer.fit(net, trainer.shard_data(batches))                  # doctest: +SKIP
         """
         if (peers := launched()) is None:
             return data
         if isinstance(data, ArrayLoader):
-            return data.sharded(peers.rank, peers.world_size)
+            return data.shard(peers.rank, peers.world_size)
         framework = framework_of_loader(data, "sharded_types")
         if framework is None:
             raise shard_refusal(data)

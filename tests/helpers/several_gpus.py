@@ -45,15 +45,15 @@ def trained(backend, make, data, num_gpus, fits=1, **options):
         num_gpus: how many.
         fits: how often.
         options: of ``fit``; ``optimizer`` may be a function of the model; ``precision``,
-            ``accumulate``, ``gradient_clip_val`` and ``shard`` are the trainer's; ``reads_part``
-            is whether a process of a launch reads its part of the data only.
+            ``accumulate_grad_batches``, ``gradient_clip_val`` and ``shard`` are the trainer's;
+            ``reads_part`` is whether a process of a launch reads its part of the data only.
     """
-    names = ("precision", "accumulate", "gradient_clip_val", "shard")
+    names = ("precision", "accumulate_grad_batches", "gradient_clip_val", "shard")
     of_trainer = {name: options.pop(name) for name in names if name in options}
     reads_part = options.pop("reads_part", False)
     trainer = Trainer(2, num_gpus, backend=backend, **of_trainer)
     if reads_part:
-        data = trainer.shard(data)
+        data = trainer.shard_data(data)
     trainer.model = make()
     if callable(options.get("optimizer")):
         options["optimizer"] = options["optimizer"](trainer.model)

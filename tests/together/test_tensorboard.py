@@ -23,7 +23,7 @@ def scalars(folder):
 
 def fit(folder, epochs, *others, **options):
     backend = d2ldev.get_backend("reference")
-    trainer = Trainer(epochs, backend=backend, callback=[TensorBoardLogger(folder), *others])
+    trainer = Trainer(epochs, backend=backend, callbacks=[TensorBoardLogger(folder), *others])
     return trainer.fit(backend.mlp([2, 1], seed=0), [BATCH] * 2, [BATCH], lr=0.1, **options)
 
 

@@ -110,11 +110,12 @@ class BooksLearner(Learner):
                 "a linen module holds no parameters, and it has no trainer with a state of them",
                 "trainer.fit(module, data), and then the same trainer's validate and predict",
             )
-        if settings.accumulate > 1:
+        if settings.accumulate_grad_batches > 1:
             raise UnsupportedValueError(
-                f"train {describe(module)} with accumulate={settings.accumulate}",
+                f"train {describe(module)} with "
+                f"accumulate_grad_batches={settings.accumulate_grad_batches}",
                 "a step is made with the gradients that its training_step returns",
-                "leave accumulate out, and yield larger batches",
+                "leave accumulate_grad_batches out, and yield larger batches",
             )
         self._trainer, self._is_built = trainer, not is_trained
 

@@ -182,7 +182,7 @@ class JaxLearner(Learner):
         if self._is_synced:
             self._take()
         inputs, y = self._places.given((inputs, y), self.portion)
-        if self.settings.accumulate == 1:
+        if self.settings.accumulate_grad_batches == 1:
             self._state, loss, prediction = self._program.step(self._state, self._rate, inputs, y)
         else:
             model_arrays, optimizer_arrays, scaler = self._state
@@ -191,7 +191,7 @@ class JaxLearner(Learner):
             )
             self._state = model_arrays, optimizer_arrays, scaler
             self.pending += 1
-            if self.pending == self.settings.accumulate:
+            if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
         return self._places.local(loss), self._places.part(prediction, self.portion)
 

@@ -104,12 +104,12 @@ class MXNetLearner(Learner):
                         # Not by ``Parameter.zero_grad``, which takes MXNet's old arrays only.
                         gradient[()] = 0
             loss, prediction = self._differentiated(inputs, y)
-            if self.settings.accumulate == 1:
+            if self.settings.accumulate_grad_batches == 1:
                 self._update()
                 return loss, prediction
             self._add()
             self.pending += 1
-            if self.pending == self.settings.accumulate:
+            if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
         return loss, prediction
 

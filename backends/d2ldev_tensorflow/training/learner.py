@@ -290,11 +290,11 @@ class TensorFlowLearner(Learner):
             self._get_ready(self._device)
         if self._program.holder is not self._holding:
             self._hold()
-        if self.settings.accumulate > 1:
+        if self.settings.accumulate_grad_batches > 1:
             accumulate = self._accumulations[self._are_classes()]
             loss, prediction, self._sums = accumulate(self._sums, *inputs, y)
             self.pending += 1
-            if self.pending == self.settings.accumulate:
+            if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
             return loss, prediction
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.

@@ -384,6 +384,7 @@ def _check_optimizer(optimizer: Any, number: int) -> None:
             raise UnsupportedValueError(
                 f"train on {number} devices with {describe(optimizer)}",
                 f"tf.distribute.MirroredStrategy cannot have its {what}",
-                "leave these out, with Trainer(accumulate=...) for gradient_accumulation_steps; "
+                "leave these out, with Trainer(accumulate_grad_batches=...) for "
+                "gradient_accumulation_steps; "
                 "or num_gpus=1",
             )

@@ -216,7 +216,10 @@ class TorchLearner(Learner):
         cls: type = type(optimizer)
         name = cls.__name__
         for setting, is_simple in (
-            (f"accumulate={self.settings.accumulate}", self.settings.accumulate == 1),
+            (
+                f"accumulate_grad_batches={self.settings.accumulate_grad_batches}",
+                self.settings.accumulate_grad_batches == 1,
+            ),
             ("precision='fp16'", self.settings.precision != "fp16"),
         ):
             if not is_simple and needs_closure(cls):
@@ -275,7 +278,7 @@ class TorchLearner(Learner):
             optimizer.zero_grad()
         found = self._differentiated(inputs, y)
         self.pending += 1
-        if self.pending == self.settings.accumulate:
+        if self.pending == self.settings.accumulate_grad_batches:
             self.flush()
         return found
 

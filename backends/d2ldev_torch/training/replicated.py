@@ -56,7 +56,7 @@ class TorchGroupLearner(TorchLearner):
         return found
 
     def flush(self) -> None:
-        if self.pending and self.settings.accumulate > 1:
+        if self.pending and self.settings.accumulate_grad_batches > 1:
             assert self._shared is not None
             self._shared.reduce()
         super().flush()
@@ -67,8 +67,8 @@ class TorchGroupLearner(TorchLearner):
         assert portion is not None
         if not self.pending:
             shared.zero_grad()
-        # With ``accumulate`` the gradients stay in this process until ``flush``.
-        is_reduced = self.settings.accumulate == 1
+        # With ``accumulate_grad_batches`` the gradients stay in this process until ``flush``.
+        is_reduced = self.settings.accumulate_grad_batches == 1
         loss, prediction = (shared.reducing if is_reduced else shared.part)(inputs, y)
         # DDP takes the mean of the processes' gradients, and the sum is wanted.
         self._backward(loss * (portion.share * (self._size / shared.factor)))

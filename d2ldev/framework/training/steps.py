@@ -51,8 +51,8 @@ class Settings(NamedTuple):
             model that is only evaluated.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
-        accumulate: how many batches make one step of the optimizer, with the mean of their
-            gradients.
+        accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
+            their gradients.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, and its parameters stay in
             float32. Its prediction is float32 again for the loss and the metrics. In ``'fp16'``
             gradients are scaled, and a step whose gradients are too large for it is left out.
@@ -69,7 +69,7 @@ class Settings(NamedTuple):
     optimizer: Any = "sgd"
     lr: float = 0.01
     gradient_clip_val: float = 0.0
-    accumulate: int = 1
+    accumulate_grad_batches: int = 1
     precision: Precision = "model"
     methods: tuple[str, str] | None = None
     shard: Shard | None = None
@@ -94,10 +94,17 @@ class Settings(NamedTuple):
             if not _is_rate(value := getattr(self, name)):
                 problem = "it is a number that is not negative"
                 raise _refusal(name, value, problem, f"{name}={right}")
-        is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
-        if not is_whole or self.accumulate < 1:
+        is_whole = isinstance(self.accumulate_grad_batches, Integral) and not isinstance(
+            self.accumulate_grad_batches, bool
+        )
+        if not is_whole or self.accumulate_grad_batches < 1:
             problem = "it is how many batches make one step of the optimizer, 1 or more"
-            raise _refusal("accumulate", self.accumulate, problem, "accumulate=4, or leave it out")
+            raise _refusal(
+                "accumulate_grad_batches",
+                self.accumulate_grad_batches,
+                problem,
+                "accumulate_grad_batches=4, or leave it out",
+            )
         if self.methods is not None and not (
             isinstance(self.methods, tuple)
             and len(self.methods) == 2
@@ -115,7 +122,7 @@ class Settings(NamedTuple):
         return self._replace(
             lr=float(self.lr),
             gradient_clip_val=float(self.gradient_clip_val),
-            accumulate=int(self.accumulate),
+            accumulate_grad_batches=int(self.accumulate_grad_batches),
         )
 
 
@@ -127,7 +134,7 @@ class Learner(ABC):
 
     Attributes:
         pending: how many batches were taken since the last step of the optimizer; always 0 without
-            ``accumulate``.
+            ``accumulate_grad_batches``.
         portion: what the next ``step`` gets of its batch; set before each step where several
             processes train together, and None elsewhere.
         labels: what the host has seen of the labels of the next batch; set before each ``step``
@@ -213,7 +220,7 @@ class Learner(ABC):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Take one step of training on one batch, without waiting for it.
 
-        With ``accumulate``, the optimizer takes its step with the last batch of so many.
+        With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
 
         Args:
             inputs: what the model is called with, on its device; with ``Settings.methods`` it is
@@ -228,8 +235,8 @@ class Learner(ABC):
     def flush(self) -> None:
         """Let the optimizer take its step with the batches since the last one, if there are any.
 
-        Called at the end of an epoch, whose last batches may be fewer than ``accumulate``. The step
-        takes the mean of their gradients.
+        Called at the end of an epoch, whose last batches may be fewer than
+        ``accumulate_grad_batches``. The step takes the mean of their gradients.
         """
 
     def end_epoch(self) -> None:

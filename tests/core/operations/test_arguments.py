@@ -119,7 +119,9 @@ def test_sizes_that_make_no_layers_are_refused(reference, sizes):
 
 
 @pytest.mark.parametrize("value", [None, "no", 1, 0.0, [], Shy()], ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize("name", ["copy", "gradients", "strict", "is_trained", "progress"])
+@pytest.mark.parametrize(
+    "name", ["copy", "gradients", "strict", "is_trained", "enable_progress_bar"]
+)
 def test_what_is_neither_true_nor_false_is_no_flag(reference, tmp_path, name, value):
     net, path = reference.mlp([2, 1]), tmp_path / "net.safetensors"
     reference.save(net, path)
@@ -129,7 +131,7 @@ def test_what_is_neither_true_nor_false_is_no_flag(reference, tmp_path, name, va
         "gradients": lambda: reference.named_tensors(net, gradients=value),
         "strict": lambda: reference.load_into(net, path, strict=value),
         "is_trained": lambda: reference.learner(net, is_trained=value),
-        "progress": lambda: Trainer(1, backend=reference, progress=value),
+        "enable_progress_bar": lambda: Trainer(1, backend=reference, enable_progress_bar=value),
     }
     with pytest.raises(UnsupportedValueError, match=f"{name}=.* is True or False"):
         calls[name]()

@@ -33,9 +33,11 @@ def batches(size=5, examples=20, shift=0):
     return [(x[i : i + size], y[i : i + size]) for i in range(0, examples, size)]
 
 
-def fit(rank=0, *, hidden=8, data=None, epochs=2, num_gpus=0, callback=None, clip=0, **options):
+def fit(rank=0, *, hidden=8, data=None, epochs=2, num_gpus=0, callbacks=None, clip=0, **options):
     backend = d2ldev.get_backend("reference")
-    trainer = Trainer(epochs, num_gpus, backend=backend, callback=callback, gradient_clip_val=clip)
+    trainer = Trainer(
+        epochs, num_gpus, backend=backend, callbacks=callbacks, gradient_clip_val=clip
+    )
     options = {"loss": "cross_entropy", **options}
     net = backend.mlp([4, hidden, 3], seed=0)
     trainer.fit(net, batches() if data is None else data, **options)
@@ -119,7 +121,7 @@ def test_what_differs_is_named_by_all(case):
 def test_parts_of_batches_with_other_examples_differ():
     def body(rank):
         loader = ArrayLoader(X, Y, batch_size=5, shuffle=True, seed=rank)
-        return fit(data=Hidden(loader.sharded(rank, 2)))
+        return fit(data=Hidden(loader.shard(rank, 2)))
 
     texts = "do not do the same", "batch 0 of epoch 0", "5 examples", "model, versions and seeds"
     check_all(together(body, timeout=TIMEOUT), "UnsupportedValueError", *texts)
@@ -165,7 +167,7 @@ def test_one_that_resumes_and_one_that_does_not_differ(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("what", ["data", "callback", "metrics"])
+@pytest.mark.parametrize("what", ["data", "callbacks", "metrics"])
 def test_an_error_of_one_is_said_by_the_others(what, rank):
     raising = Raising()
 
@@ -288,7 +290,7 @@ def test_a_slow_rank_is_not_lost():
     def callback(epoch, history):
         time.sleep(3 if epoch == 0 and os.environ["RANK"] == "1" else 0)
 
-    ended = together(lambda rank: fit(callback=callback), timeout=1)
+    ended = together(lambda rank: fit(callbacks=callback), timeout=1)
     assert [each.error for each in ended] == ["", ""], ended
 
 
@@ -336,7 +338,7 @@ def test_ctrl_c_on_one_rank_ends_all():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
 
-    first, second = together(lambda rank: fit(epochs=3, callback=callback), timeout=TIMEOUT)
+    first, second = together(lambda rank: fit(epochs=3, callbacks=callback), timeout=TIMEOUT)
     assert second.error == "KeyboardInterrupt"
     check_all([first], "PeerLostError", "it ended with KeyboardInterrupt")
 
@@ -346,7 +348,7 @@ def test_an_exit_in_a_callback_of_one_rank_ends_all():
         if os.environ["RANK"] == "0":
             sys.exit(5)
 
-    first, second = together(lambda rank: fit(callback=callback), timeout=TIMEOUT)
+    first, second = together(lambda rank: fit(callbacks=callback), timeout=TIMEOUT)
     assert first.error == "SystemExit"
     check_all([second], "PeerLostError", "it ended with SystemExit: 5")
 

@@ -27,8 +27,8 @@ import d2ldev, numpy as np
 from d2ldev import ArrayLoader, Trainer, backend
 X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
 y = (np.arange(23) % 3).astype("int32")
-def train(path=None, epochs=4, callback=None, **options):
-    trainer = Trainer(epochs, callback=callback)
+def train(path=None, epochs=4, callbacks=None, **options):
+    trainer = Trainer(epochs, callbacks=callbacks)
     history = trainer.fit(
         backend.mlp([4, 8, 3], seed=rank), ArrayLoader(X, y, batch_size=5, shuffle=True),
         loss="cross_entropy", optimizer="adam", checkpoint=path, resume=path is not None, **options)
@@ -191,8 +191,8 @@ def test_a_program_does_not_wait_where_nobody_reads(tmp_path, stream):
         ("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)", 137),
         ("os.abort() if rank == 0 else time.sleep(60)", 134),
         # The others fail because of the first, and nearly as soon.
-        (TRAIN + "train(callback=lambda e, h: rank == 1 and os.kill(os.getpid(), 9))", 137),
-        (TRAIN + "train(callback=lambda e, h: rank == 0 and os.kill(os.getpid(), 9))", 137),
+        (TRAIN + "train(callbacks=lambda e, h: rank == 1 and os.kill(os.getpid(), 9))", 137),
+        (TRAIN + "train(callbacks=lambda e, h: rank == 0 and os.kill(os.getpid(), 9))", 137),
     ],
 )
 def test_the_status_is_that_of_the_first_that_failed(tmp_path, code, status):
@@ -291,7 +291,7 @@ def end(epoch, history):
     if rank == LOST and epoch == 2 and not os.path.exists("lost"):
         open("lost", "w").close()
         os.kill(os.getpid(), signal.HOW)
-show(train("run.safetensors", callback=end))
+show(train("run.safetensors", callbacks=end))
 """
 )
 

@@ -49,7 +49,7 @@ class Telling:
 
 def train(path=None, data=None, val_data=None, epochs=EPOCHS, **options):
     backend = d2ldev.get_backend("reference")
-    trainer = Trainer(epochs, backend=backend, callback=options.pop("callback", None))
+    trainer = Trainer(epochs, backend=backend, callbacks=options.pop("callbacks", None))
     net = backend.mlp([4, 8, 3], seed=0)
     history = trainer.fit(
         net,
@@ -75,7 +75,7 @@ def ending(where, number):
         return lambda path: train(path, Telling("train", (1, 1), number))
     if where == "evaluation":
         return lambda path: train(path, val_data=Telling("val", (1, 1), number))
-    return lambda path: train(path, callback=lambda epoch, history: end())
+    return lambda path: train(path, callbacks=lambda epoch, history: end())
 
 
 def continued(processes, lost):
@@ -208,7 +208,7 @@ def test_a_process_whose_engine_never_returns_is_ended():
     def body(rank):
         if rank:
             return ending("a callback", signal.SIGKILL)(None)
-        return train(callback=lambda epoch, history: time.sleep(60))
+        return train(callbacks=lambda epoch, history: time.sleep(60))
 
     first, _ = together(body, timeout=TIMEOUT)
     assert first.status == 1
@@ -221,7 +221,7 @@ def test_a_process_is_ended_though_nobody_reads_what_it_writes():
         if rank:
             return ending("a callback", signal.SIGKILL)(None)
         os.dup2(os.pipe()[1], 1)
-        return train(callback=lambda epoch, history: sys.stdout.write("x" * 10_000_000))
+        return train(callbacks=lambda epoch, history: sys.stdout.write("x" * 10_000_000))
 
     first, _ = together(body, timeout=TIMEOUT)
     assert first.status == 1
@@ -358,5 +358,5 @@ def test_code_that_keeps_all_threads_waiting_is_lost_only_after_the_timeout(seco
         if epoch == 1 and os.environ["RANK"] == "1":
             ctypes.PyDLL(None).sleep(seconds)
 
-    ended = together(lambda rank: train(callback=hold)[1], timeout=3)
+    ended = together(lambda rank: train(callbacks=hold)[1], timeout=3)
     assert [each.error for each in ended] == ["PeerLostError" if is_lost else ""] * 2, ended

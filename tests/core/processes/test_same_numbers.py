@@ -25,7 +25,7 @@ CASES = {
     "momentum": {"optimizer": "momentum"},
     "adam": {"optimizer": "adam"},
     "clipped": {"gradient_clip_val": 0.05},
-    "accumulated": {"accumulate": 2, "gradient_clip_val": 0.05, "optimizer": "adam"},
+    "accumulated": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05, "optimizer": "adam"},
     "an uneven last batch": {"examples": 14},
     "a batch smaller than the processes": {"examples": 11, "optimizer": "adam"},
     "batches of one example": {"batch_size": 1, "examples": 4},
@@ -66,19 +66,24 @@ class Batches:
             yield {name: column[rows] for name, column in self.columns.items()}
 
 
-def train(epochs=EPOCHS, seed=0, of_data=None, accumulate=1, gradient_clip_val=0, **options):
+def train(
+    epochs=EPOCHS, seed=0, of_data=None, accumulate_grad_batches=1, gradient_clip_val=0, **options
+):
     backend = d2ldev.get_backend("reference")
     loss = options.setdefault("loss", "cross_entropy")
     np.random.seed(seed)
     trainer = Trainer(
-        epochs, backend=backend, accumulate=accumulate, gradient_clip_val=gradient_clip_val
+        epochs,
+        backend=backend,
+        accumulate_grad_batches=accumulate_grad_batches,
+        gradient_clip_val=gradient_clip_val,
     )
     names = ("examples", "batch_size", "shuffle", "weights")
     chosen = {name: options.pop(name) for name in names if name in options}
     chosen["seed"] = seed if options.pop("is_loader", False) else None
     batches = [data(loss=loss, **chosen), data(loss=loss, **{**chosen, "examples": 7})]
     if options.pop("is_sharded", False):
-        batches = map(trainer.shard, batches)
+        batches = map(trainer.shard_data, batches)
     metrics = ["accuracy"] if loss == "cross_entropy" else []
     history = trainer.fit(
         backend.mlp([4, 8, 3], seed=seed),
@@ -152,7 +157,7 @@ def run(path, size, *, stop=None, **options):
         backend = d2ldev.get_backend("reference")
         np.random.seed(rank)
         callback = None if stop is None else Stopping(stop)
-        trainer = Trainer(4, backend=backend, callback=callback)
+        trainer = Trainer(4, backend=backend, callbacks=callback)
         try:
             trainer.fit(
                 backend.mlp([4, 8, 3], seed=0 if size == 1 else rank),
@@ -218,7 +223,7 @@ def test_rank_0_alone_shows_the_progress_and_counts_the_examples_of_all():
         progress.time = SimpleNamespace(monotonic=lambda: 0.0)
         rich.reconfigure(width=200)
         backend = d2ldev.get_backend("reference")
-        trainer = Trainer(2, backend=backend, progress=True)
+        trainer = Trainer(2, backend=backend, enable_progress_bar=True)
         with redirect_stdout(io.StringIO()) as shown:
             trainer.fit(backend.mlp([4, 3]), data(examples=15), loss="cross_entropy")
         return shown.getvalue()

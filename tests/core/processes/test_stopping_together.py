@@ -60,7 +60,7 @@ def train(callback, length=STEPS, path=None):
     """Train; return the steps, the parameters and the history, and what was raised."""
     backend = d2ldev.get_backend("reference")
     batch = (np.ones((6, 2), "float32"), np.ones((6, 1), "float32"))
-    trainer = Trainer(3, backend=backend, callback=callback)
+    trainer = Trainer(3, backend=backend, callbacks=callback)
     raised = ""
     try:
         trainer.fit(backend.mlp([2, 1], seed=0), [batch] * length, lr=1e-3, checkpoint=path)

@@ -13,8 +13,8 @@ import d2ldev, numpy as np
 from d2ldev import ArrayLoader, Trainer, backend
 X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
 y = (np.arange(23) % 3).astype("int32")
-def train(epochs=3, callback=None):
-    trainer = Trainer(epochs, callback=callback)
+def train(epochs=3, callbacks=None):
+    trainer = Trainer(epochs, callbacks=callbacks)
     history = trainer.fit(
         backend.mlp([4, 8, 3], seed=rank), ArrayLoader(X, y, batch_size=5), loss="cross_entropy")
     named = backend.named_tensors(trainer.model)
@@ -70,7 +70,7 @@ def test_all_can_be_reached_where_the_name_of_the_first_is_a_loopback_one(machin
 
 
 def test_a_cable_that_is_pulled_ends_both_sides(machines, tmp_path):
-    code = TRAIN + 'train(10_000, callback=lambda epoch, history: epoch == 1 and show("begun"))'
+    code = TRAIN + 'train(10_000, callbacks=lambda epoch, history: epoch == 1 and show("begun"))'
     program = written(tmp_path, code)
     processes = begun(machines, program, "--timeout", TIMEOUT)
     assert all("begun" in process.stdout.readline() for process in processes)

@@ -242,7 +242,7 @@ def test_a_tensor_of_a_gpu_is_refused_with_its_device(reference):
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_processes_that_read_their_part_only_see_each_example_once(size):
     loader = ArrayLoader(np.arange(12), batch_size=5, shuffle=True)
-    shards = zip(*(loader.sharded(rank, size) for rank in range(size)), strict=True)
+    shards = zip(*(loader.shard(rank, size) for rank in range(size)), strict=True)
     batches = [
         np.concatenate([shard.operands[0][: shard.number] for shard in parts]) for parts in shards
     ]
@@ -252,14 +252,14 @@ def test_processes_that_read_their_part_only_see_each_example_once(size):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_processes_that_read_their_part_know_whether_the_batches_are_the_same(shuffle):
     loader = ArrayLoader(np.arange(12), batch_size=5, shuffle=shuffle)
-    first, second = ([shard.content for shard in loader.sharded(rank, 2)] for rank in range(2))
-    other = ArrayLoader(np.arange(12), batch_size=5, shuffle=True, seed=1).sharded(0, 2)
+    first, second = ([shard.content for shard in loader.shard(rank, 2)] for rank in range(2))
+    other = ArrayLoader(np.arange(12), batch_size=5, shuffle=True, seed=1).shard(0, 2)
     assert first == second
     assert not {*first} & {shard.content for shard in other}
 
 
 def test_a_part_without_examples_has_the_first_one_of_its_batch():
-    (shard,) = ArrayLoader(np.arange(2), batch_size=5).sharded(2, 3)
+    (shard,) = ArrayLoader(np.arange(2), batch_size=5).shard(2, 3)
     assert (shard.operands[0].tolist(), shard.number, shard.length) == ([0], 0, 2)
 
 
@@ -269,4 +269,4 @@ LONG = pytest.param(10**5000, 2, id="more digits than Python writes")
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0), ("0", 2), (0, None), LONG])
 def test_a_part_for_no_process_is_refused(rank, size):
     with pytest.raises(UnsupportedValueError, match="make batches"):
-        ArrayLoader(np.arange(2), batch_size=5).sharded(rank, size)
+        ArrayLoader(np.arange(2), batch_size=5).shard(rank, size)

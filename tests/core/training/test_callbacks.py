@@ -52,7 +52,7 @@ def net(reference):
 @pytest.mark.parametrize(("per", "count"), [("step", 6), ("epoch", 2)])
 def test_a_schedule_makes_a_step_after_each_of_what_it_counts(reference, net, per, count):
     scheduler = Scheduler()
-    trainer = Trainer(2, backend=reference, callback=Schedule(scheduler, per=per))
+    trainer = Trainer(2, backend=reference, callbacks=Schedule(scheduler, per=per))
     trainer.fit(net, [BATCH] * 3)
     assert scheduler.steps == [()] * count
 
@@ -60,7 +60,9 @@ def test_a_schedule_makes_a_step_after_each_of_what_it_counts(reference, net, pe
 def test_a_schedule_counts_the_steps_of_the_optimizer(reference, net):
     scheduler = Scheduler()
     schedule = Schedule(scheduler, per="step")
-    Trainer(2, backend=reference, callback=schedule, accumulate=2).fit(net, [BATCH] * 5)
+    Trainer(2, backend=reference, callbacks=schedule, accumulate_grad_batches=2).fit(
+        net, [BATCH] * 5
+    )
     assert len(scheduler.steps) == 6
 
 
@@ -76,19 +78,19 @@ def test_a_function_with_a_hook_is_called_for_both(reference, net):
             self.epochs.append(epoch)
 
     both = Both()
-    Trainer(2, backend=reference, callback=both).fit(net, [BATCH] * 2)
+    Trainer(2, backend=reference, callbacks=both).fit(net, [BATCH] * 2)
     assert (both.steps, both.epochs) == ([0, 1, 2, 3], [0, 1])
 
 
 def test_a_schedule_may_take_a_number_of_the_history(reference, net):
     scheduler = Scheduler()
-    trainer = Trainer(2, backend=reference, callback=Schedule(scheduler, metric="val_loss"))
+    trainer = Trainer(2, backend=reference, callbacks=Schedule(scheduler, metric="val_loss"))
     history = trainer.fit(net, [BATCH], [BATCH])
     assert scheduler.steps == [(value,) for value in history["val_loss"]]
 
 
 def test_a_schedule_by_a_number_that_is_not_in_the_history_is_refused(reference, net):
-    trainer = Trainer(2, backend=reference, callback=Schedule(Scheduler(), metric="val_loss"))
+    trainer = Trainer(2, backend=reference, callbacks=Schedule(Scheduler(), metric="val_loss"))
     with pytest.raises(UnsupportedValueError, match=r"the history has loss\n.*metric='loss'"):
         trainer.fit(net, [BATCH])
 
@@ -99,7 +101,7 @@ def test_a_schedule_without_a_history_is_refused(reference, net):
             """Compute nothing."""
 
     net = SimpleNamespace(configure_optimizers=lambda: None)
-    trainer = Mine(1, backend=reference, callback=Schedule(Scheduler(), metric="loss"))
+    trainer = Mine(1, backend=reference, callbacks=Schedule(Scheduler(), metric="loss"))
     trainer.prepare_model = lambda model: model
     with pytest.raises(UnsupportedValueError, match="the history has nothing"):
         trainer.fit(net, [BATCH])
@@ -108,7 +110,7 @@ def test_a_schedule_without_a_history_is_refused(reference, net):
 def test_a_schedule_of_an_optimizer_that_does_not_train_is_refused(reference, net):
     scheduler = Scheduler()
     scheduler.optimizer = object()
-    trainer = Trainer(1, backend=reference, callback=Schedule(scheduler))
+    trainer = Trainer(1, backend=reference, callbacks=Schedule(scheduler))
     with pytest.raises(UnsupportedValueError, match="another optimizer than 'sgd'") as error:
         trainer.fit(net, [BATCH])
     assert error.value.fix == "fit(..., optimizer=scheduler.optimizer)"
@@ -117,14 +119,14 @@ def test_a_schedule_of_an_optimizer_that_does_not_train_is_refused(reference, ne
 def test_the_state_of_a_scheduler_is_resumed(reference, tmp_path):
     schedulers = [Scheduler(), Scheduler()]
     for epochs, scheduler in zip((1, 3), schedulers, strict=True):
-        trainer = Trainer(epochs, backend=reference, callback=Schedule(scheduler))
+        trainer = Trainer(epochs, backend=reference, callbacks=Schedule(scheduler))
         trainer.fit(reference.mlp([2, 1]), [BATCH], checkpoint=tmp_path / "run", resume=True)
     assert [len(scheduler.steps) for scheduler in schedulers] == [1, 3]
 
 
 def test_a_scheduler_without_a_state_is_stepped_too(reference, net, tmp_path):
     scheduler = Stateless()
-    trainer = Trainer(2, backend=reference, callback=Schedule(scheduler))
+    trainer = Trainer(2, backend=reference, callbacks=Schedule(scheduler))
     for _ in range(2):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
     assert scheduler.count == 2
@@ -167,7 +169,7 @@ class EndsWithoutAHistory(Trainer):
 def test_a_hook_that_cannot_be_called_is_refused_before_anything_is_trained(
     reference, net, make, callback, operands
 ):
-    trainer = make(1, backend=reference, callback=callback)
+    trainer = make(1, backend=reference, callbacks=callback)
     with pytest.raises(UnsupportedValueError, match=rf"cannot be called with \({operands}\)"):
         trainer.fit(net, [BATCH])
     assert trainer.model is None
@@ -195,11 +197,11 @@ class Keeping:
 def test_if_one_callback_refuses_its_state_all_and_the_model_stay_as_they_were(
     reference, net, tmp_path
 ):
-    begun = Trainer(1, backend=reference, callback=[Keeping(1), Keeping(None)])
+    begun = Trainer(1, backend=reference, callbacks=[Keeping(1), Keeping(None)])
     begun.fit(net, [BATCH], checkpoint=tmp_path / "run")
     other = reference.mlp([2, 1], seed=9)
     callbacks = [Keeping(5), Keeping(6, refuses=True)]
-    trainer = Trainer(2, backend=reference, callback=callbacks)
+    trainer = Trainer(2, backend=reference, callbacks=callbacks)
     with pytest.raises(CheckpointError, match=r"one refuses its state: KeyError\('odd'\)"):
         trainer.fit(other, [BATCH], checkpoint=tmp_path / "run", resume=True)
     assert [callback.value for callback in callbacks] == [5, 6]
@@ -215,14 +217,14 @@ def test_a_state_that_cannot_be_loaded_is_refused_before_the_run(reference, net)
             return {}
 
     with pytest.raises(UnsupportedValueError, match="state_dict and load_state_dict"):
-        Trainer(1, backend=reference, callback=Half()).fit(net, [BATCH])
+        Trainer(1, backend=reference, callbacks=Half()).fit(net, [BATCH])
 
 
 # -- bars --------------------------------------------------------------------------------------
 
 
 def test_a_bar_shows_the_batches_with_their_loss_and_rate(reference, net, capsys):
-    Trainer(2, backend=reference, progress=True).fit(net, [BATCH] * 3)
+    Trainer(2, backend=reference, enable_progress_bar=True).fit(net, [BATCH] * 3)
     out = capsys.readouterr().out
     assert "batch 3/3" in out
     assert "examples/s" in out
@@ -231,7 +233,7 @@ def test_a_bar_shows_the_batches_with_their_loss_and_rate(reference, net, capsys
 def test_a_notebook_without_widgets_gets_a_line_for_each_epoch(reference, net, capsys, monkeypatch):
     monkeypatch.setattr(rich.get_console(), "is_jupyter", True)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    Trainer(2, backend=reference, progress=True).fit(net, [BATCH] * 3, [BATCH])
+    Trainer(2, backend=reference, enable_progress_bar=True).fit(net, [BATCH] * 3, [BATCH])
     # What is written over what stands there begins with a carriage return.
     shown = [line.split("\r")[-1] for line in capsys.readouterr().out.split("\n")]
     shown = [line for line in shown if line]
@@ -257,7 +259,7 @@ class Pressing:
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_that_is_pressed_twice_raises(reference, net):
     with pytest.raises(KeyboardInterrupt):
-        Trainer(1, backend=reference, callback=Pressing(2)).fit(net, [BATCH] * 3)
+        Trainer(1, backend=reference, callbacks=Pressing(2)).fit(net, [BATCH] * 3)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -266,7 +268,7 @@ def test_a_handler_of_the_users_is_left_alone(reference, net, monkeypatch):
     before = signal.signal(signal.SIGINT, lambda *_: seen.append(True))
     try:
         pressing = Pressing(1)
-        Trainer(1, backend=reference, callback=pressing).fit(net, [BATCH] * 3)
+        Trainer(1, backend=reference, callbacks=pressing).fit(net, [BATCH] * 3)
     finally:
         signal.signal(signal.SIGINT, before)
     assert (len(seen), pressing.steps) == (3, 3)
@@ -296,7 +298,7 @@ class PressedBefore(Trainer):
 def test_ctrl_c_before_the_first_step_ends_the_run_without_one(reference, net, tmp_path):
     pressing, path = Pressing(0), tmp_path / "run.safetensors"
     path.write_bytes(b"an older run's")
-    trainer = PressedBefore(2, backend=reference, callback=pressing)
+    trainer = PressedBefore(2, backend=reference, callbacks=pressing)
     history = trainer.fit(net, [BATCH], [BATCH], checkpoint=path)
     assert (history, pressing.steps) == ({"loss": [], "val_loss": []}, 0)
     assert path.read_bytes() == b"an older run's"
@@ -360,7 +362,7 @@ def test_ctrl_c_while_evaluating_ends_without_the_epoch(reference, net):
             return super().__iter__()
 
     ends = []
-    trainer = Trainer(3, backend=reference, callback=lambda *_: ends.append(True))
+    trainer = Trainer(3, backend=reference, callbacks=lambda *_: ends.append(True))
     history = trainer.fit(net, [BATCH], Data([BATCH]))
     assert (history, ends) == ({"loss": [], "val_loss": []}, [])
 
@@ -377,5 +379,5 @@ def test_ctrl_c_at_the_end_of_an_epoch_begins_no_other(reference, net):
             signal.raise_signal(signal.SIGINT)
 
     ending = AtTheEnd()
-    history = Trainer(3, backend=reference, callback=ending).fit(net, [BATCH] * 2)
+    history = Trainer(3, backend=reference, callbacks=ending).fit(net, [BATCH] * 2)
     assert (len(history["loss"]), ending.steps) == (1, 2)

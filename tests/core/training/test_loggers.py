@@ -18,7 +18,7 @@ BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 def fit(path, epochs, *others, **options):
     backend = d2ldev.get_backend("reference")
     logger = path if isinstance(path, CSVLogger) else CSVLogger(path)
-    trainer = Trainer(epochs, backend=backend, callback=[logger, *others])
+    trainer = Trainer(epochs, backend=backend, callbacks=[logger, *others])
     return trainer.fit(backend.mlp([2, 1], seed=0), [BATCH] * 2, [BATCH], lr=0.1, **options)
 
 
@@ -112,7 +112,7 @@ def test_a_history_of_nothing_is_refused_before_the_run(reference, tmp_path):
         def fit_epoch(self):
             raise AssertionError
 
-    trainer = Own(1, backend=reference, callback=CSVLogger(tmp_path / "run.csv"))
+    trainer = Own(1, backend=reference, callbacks=CSVLogger(tmp_path / "run.csv"))
     with pytest.raises(UnsupportedValueError, match="fit_epoch is your own"):
         trainer.fit(reference.mlp([2, 1]), [BATCH])
 

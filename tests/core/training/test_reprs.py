@@ -37,8 +37,9 @@ LINES = {
         "<Trainer(max_epochs=3, on gpu:0) of the reference backend>",
     ),
     "options": (
-        lambda b: Trainer(3, 2, 0.5, backend=b, accumulate=4),
-        "<Trainer(max_epochs=3, on gpu:0, gpu:1, gradient_clip_val=0.5, accumulate=4) of the "
+        lambda b: Trainer(3, 2, 0.5, backend=b, accumulate_grad_batches=4),
+        "<Trainer(max_epochs=3, on gpu:0, gpu:1, gradient_clip_val=0.5, "
+        "accumulate_grad_batches=4) of the "
         "reference backend>",
     ),
     "a loader": (
@@ -50,7 +51,7 @@ LINES = {
         "ArrayLoader(1 array of 5 examples, batch_size=2, shuffle=True, seed=7, drop_last=True)",
     ),
     "a part": (
-        lambda _: ArrayLoader(np.ones(5), batch_size=2).sharded(1, 2),
+        lambda _: ArrayLoader(np.ones(5), batch_size=2).shard(1, 2),
         "ArrayLoader(1 array of 5 examples, batch_size=2, shuffle=False, part 1 of 2)",
     ),
     "a log": (logged, "<DeviceLog of loss, accuracy on gpu:0: 2 of 8 scalars wait>"),

@@ -58,7 +58,7 @@ class Counting:
 
 def fit(backend, number, **options):
     callback = Counting()
-    trainer = Trainer(3, number, backend=backend, callback=callback)
+    trainer = Trainer(3, number, backend=backend, callbacks=callback)
     data = Drawn()
     np.random.seed(0)
     history = trainer.fit(backend.mlp([3, 4, 1], seed=0), data, batches(), lr=0.1, **options)
@@ -97,7 +97,7 @@ class Telling:
 
 def test_another_thread_of_this_process_stops_the_others(backend, tmp_path):
     begun = tmp_path / "begun"
-    trainer = Trainer(10**6, 2, backend=backend, callback=Telling(begun))
+    trainer = Trainer(10**6, 2, backend=backend, callbacks=Telling(begun))
 
     def stop():
         wait_until(begun.exists)
@@ -181,7 +181,7 @@ def test_an_error_in_the_data_of_one_process_leaves_what_was_learned(backend, ra
 )
 def test_an_error_in_a_process_comes_back_and_none_is_left(backend, callback, error, said):
     before = children()
-    trainer = Trainer(1, 2, backend=backend, callback=callback)
+    trainer = Trainer(1, 2, backend=backend, callbacks=callback)
     with pytest.raises(error, match=said):
         trainer.fit(backend.mlp([3, 1]), batches())
     assert children() == before
@@ -204,7 +204,7 @@ def command(pid):
 def test_what_cannot_be_sent_to_another_process_is_refused(backend):
     callback = lambda epoch, history: None  # noqa: E731
     with pytest.raises(UnsupportedValueError, match="d2ldev launch --processes 2") as caught:
-        Trainer(1, 2, backend=backend, callback=callback).fit(backend.mlp([3, 1]), batches())
+        Trainer(1, 2, backend=backend, callbacks=callback).fit(backend.mlp([3, 1]), batches())
     assert "lambda" in caught.value.problem
 
 
@@ -223,7 +223,7 @@ backend = d2ldev.get_backend("reference")
 backend.framework.parallel.process_per_device = True
 def train():
     data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 1000
-    print(Trainer(9, 2, callback=Steps()).fit(backend.mlp([3, 1]), data))
+    print(Trainer(9, 2, callbacks=Steps()).fit(backend.mlp([3, 1]), data))
 """
 
 
@@ -267,8 +267,8 @@ class Own:
 backend = d2ldev.get_backend("reference")
 backend.framework.parallel.process_per_device = True
 data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3
-def train(callback=None):
-    return Trainer(2, 2, callback=callback).fit(backend.mlp([3, 1], seed=0), data)["loss"]
+def train(callbacks=None):
+    return Trainer(2, 2, callbacks=callbacks).fit(backend.mlp([3, 1], seed=0), data)["loss"]
 
 print(train())
 try:

@@ -114,14 +114,14 @@ def test_the_callback_is_called_after_each_epoch(reference, net):
     def note(epoch, history):
         seen.append((epoch, len(history["loss"])))
 
-    trainer = Trainer(3, backend=reference, callback=note)
+    trainer = Trainer(3, backend=reference, callbacks=note)
     trainer.fit(net, [BATCH])
     assert seen == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_the_model_so_far_is_there_in_the_callback(reference, net):
     seen = []
-    trainer = Trainer(2, backend=reference, callback=lambda *_: seen.append(trainer.model))
+    trainer = Trainer(2, backend=reference, callbacks=lambda *_: seen.append(trainer.model))
     trainer.fit(net, [BATCH])
     weights = [reference.to_numpy(model.layers[0]["weight"]) for model in seen]
     assert not np.array_equal(*weights)
@@ -131,7 +131,7 @@ def test_an_error_in_a_callback_ends_the_run_and_leaves_the_model(reference, net
     def stop(epoch, history):
         raise KeyboardInterrupt
 
-    trainer = Trainer(3, backend=reference, callback=stop)
+    trainer = Trainer(3, backend=reference, callbacks=stop)
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(net, [BATCH])
     weights = [reference.to_numpy(m.layers[0]["weight"]) for m in (trainer.model, net)]
@@ -171,7 +171,7 @@ def test_data_without_a_batch_is_refused(reference, net, data):
 
 
 def test_data_to_evaluate_on_without_a_batch_is_refused_before_the_first_epoch(trainer, net):
-    trainer.callback = lambda *_: pytest.fail("an epoch was run")
+    trainer.callbacks = lambda *_: pytest.fail("an epoch was run")
     with pytest.raises(UnsupportedValueError, match="cannot go through val_data"):
         trainer.fit(net, [BATCH], [])
 
@@ -284,7 +284,7 @@ def test_what_is_no_norm_is_refused(reference, net, value):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"accumulate": value} for value in (0, -1, 1.5, "2", True, None)),
+        *({"accumulate_grad_batches": value} for value in (0, -1, 1.5, "2", True, None)),
         *({"shard": value} for value in ("weights", 1, ["parameters"], np.ones(2))),
         *({"batch_norm": value} for value in ("mean", True, ["local"])),
         *({"precision": value} for value in ("fp8", "FP16", 16, None)),
@@ -302,7 +302,7 @@ def test_what_is_no_way_to_step_is_refused_before_anything_is_moved(reference, n
 
 @pytest.mark.parametrize(
     "options",
-    [{"lr": 0.1}, {"optimizer": "sgd"}, {"gradient_clip_val": 1.0}, {"accumulate": 2}],
+    [{"lr": 0.1}, {"optimizer": "sgd"}, {"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}],
     ids=lambda options: next(iter(options)),
 )
 def test_how_to_learn_is_refused_beside_a_model_that_is_only_evaluated(reference, net, options):
@@ -326,7 +326,7 @@ def test_a_precision_that_the_framework_has_not_is_refused_with_the_reason(refer
 
 
 def test_a_bar_is_shown_if_it_is_wanted(reference, net, capsys):
-    Trainer(2, backend=reference, progress=True).fit(net, [BATCH])
+    Trainer(2, backend=reference, enable_progress_bar=True).fit(net, [BATCH])
     out = capsys.readouterr().out
     assert "2/2" in out
     assert "loss" in out

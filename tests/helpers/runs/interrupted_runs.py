@@ -41,7 +41,7 @@ RUN = """
     os.setpgrp()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pressing = Pressing()
-    trainer = d2ldev.Trainer(3, backend={backend!r}, callback=pressing)
+    trainer = d2ldev.Trainer(3, backend={backend!r}, callbacks=pressing)
     history = trainer.fit(net, loader)
     show([history, pressing.steps, trainer.model is net])
 """

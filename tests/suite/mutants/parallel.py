@@ -318,8 +318,8 @@ class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
 class ReadsThePartOfTheFirst(Mutant, caught_by="processes.read-their-part-only"):
     class Parallel(ReferenceParallel):
         def join(self, group):
-            sharded = ArrayLoader.sharded
-            ArrayLoader.sharded = lambda loader, rank, size: sharded(loader, 0, size)
+            sharded = ArrayLoader.shard
+            ArrayLoader.shard = lambda loader, rank, size: sharded(loader, 0, size)
 
 
 class ShufflesByItself(Mutant, caught_by="processes.shuffle-as-the-first"):

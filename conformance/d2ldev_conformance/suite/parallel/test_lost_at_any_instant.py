@@ -84,7 +84,7 @@ def begin_again() -> None:
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    values = train(get_backend(name), folder / "run", EPOCHS, callback=end)
+    values = train(get_backend(name), folder / "run", EPOCHS, callbacks=end)
     (folder / f"learned by {rank}").write_bytes(pickle.dumps(values))
 
 

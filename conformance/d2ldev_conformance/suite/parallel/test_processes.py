@@ -91,7 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "momentum", "validates": True},
     "adam": {"optimizer": "adam", "validates": True},
     "clipped": {"gradient_clip_val": 0.05},
-    "accumulated": {"accumulate": 3, "gradient_clip_val": 0.05},
+    "accumulated": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05},
     "small": {"examples": 6},  # the last batch has one example
     "weighted": {"weights": [1, 3, 0.5, 2, 1]},
     "half weighted": {"weights": [0, 0, 0, 1, 2]},
@@ -114,7 +114,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "optimizer": "adam",
         "validates": True,
         "gradient_clip_val": 0.05,
-        "accumulate": 2,
+        "accumulate_grad_batches": 2,
         "epochs": 2,
         "checkpoint": "shared",
     },
@@ -214,7 +214,7 @@ def train(
     validates: bool = False,
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
-    accumulate: int = 1,
+    accumulate_grad_batches: int = 1,
     shard: str | None = None,
     stopping: Sequence[int] = (),
     at: int = -1,
@@ -242,7 +242,12 @@ def train(
     callbacks: list[Any] = [AfterStep(at if rank in stopping else -1)]
     if patience is not None:
         callbacks.append(EarlyStopping("loss", patience=patience))
-    given = {"backend": backend, "accumulate": accumulate, "shard": shard, "callback": callbacks}
+    given = {
+        "backend": backend,
+        "accumulate_grad_batches": accumulate_grad_batches,
+        "shard": shard,
+        "callbacks": callbacks,
+    }
     trainer = TrainerOfLists(epochs, num_gpus, gradient_clip_val, **given)
     length = other_examples if rank and other_examples else examples
     is_told = rank == 1 and other_examples is not None
@@ -250,7 +255,7 @@ def train(
     data = Batches(length, weights, left_out, ended, is_shuffled, seed, is_told, is_listed)
     history = trainer.fit(
         net,
-        trainer.shard(_loader(examples, is_shuffled, seed)) if is_sharded else data,
+        trainer.shard_data(_loader(examples, is_shuffled, seed)) if is_sharded else data,
         _loader(7, is_shuffled=False) if validates else None,
         loss="cross_entropy",
         metrics=["accuracy"],
@@ -267,7 +272,7 @@ def fail(
     callback = RaisingAfterStep(FAILED_AT if rank == failing else -1)
     backend.seed(0)
     net = backend.mlp([3, 8, 3], seed=0)
-    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback, shard=shard)
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=callback, shard=shard)
     raised = ""
     try:
         trainer.fit(net, _loader(14, is_shuffled=False), loss="cross_entropy", lr=0.02)

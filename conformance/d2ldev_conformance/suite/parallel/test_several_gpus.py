@@ -31,10 +31,19 @@ def _data(examples=14, batch_size=5):
     ]
 
 
-def _fit(backend, num_gpus, data=None, epochs=3, clip=0, accumulate=1, shard=None, **options):
+def _fit(
+    backend, num_gpus, data=None, epochs=3, clip=0, accumulate_grad_batches=1, shard=None, **options
+):
     backend.seed(0)
     net = backend.mlp([3, 8, 3])
-    trainer = Trainer(epochs, num_gpus, clip, backend=backend, accumulate=accumulate, shard=shard)
+    trainer = Trainer(
+        epochs,
+        num_gpus,
+        clip,
+        backend=backend,
+        accumulate_grad_batches=accumulate_grad_batches,
+        shard=shard,
+    )
     options = {"loss": "cross_entropy", "lr": 0.1, "metrics": ["accuracy"], **options}
     history = trainer.fit(net, _data() if data is None else data, **options)
     return read_saved_values(backend, trainer.model), history, trainer
@@ -74,8 +83,8 @@ def test_the_gradient_of_the_whole_batch_is_clipped(backend):
 @requirement("several.accumulate", section=SECTION)
 def test_gradients_of_several_batches_make_a_step(backend):
     assert_same_run(
-        _fit(backend, 2, accumulate=3, clip=0.05),
-        _fit(backend, 1, accumulate=3, clip=0.05),
+        _fit(backend, 2, accumulate_grad_batches=3, clip=0.05),
+        _fit(backend, 1, accumulate_grad_batches=3, clip=0.05),
     )
 
 
@@ -139,13 +148,13 @@ def _lists(examples=14, batch_size=5):
 
 
 @requirement("several.split-sequences", section=SECTION)
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, accumulate):
+@pytest.mark.parametrize("accumulate_grad_batches", [1, 2])
+def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, accumulate_grad_batches):
     data = list(_lists())
     options = {
         "loss": _weigh,
         "metrics": (),
-        "accumulate": accumulate,
+        "accumulate_grad_batches": accumulate_grad_batches,
         "lr": 0.01,
     }
     options |= {"val_data": data[1:]}
@@ -207,10 +216,10 @@ def test_two_gpus_stop_after_the_step_or_the_epoch(backend, last):
     trainers = []
     for number in (2, 1):
         backend.seed(0)
-        trainer = Trainer(4, number, backend=backend, callback=AfterStep(last))
+        trainer = Trainer(4, number, backend=backend, callbacks=AfterStep(last))
         trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
         assert trainer.should_stop is True
-        assert trainer.callback.steps == list(range(last + 1))
+        assert trainer.callbacks.steps == list(range(last + 1))
         trainers.append(trainer)
     two, one = ((read_saved_values(backend, each.model), each.history) for each in trainers)
     assert_same_run(two, one)
@@ -230,7 +239,7 @@ def test_an_error_in_a_callback_leaves_what_two_gpus_have_learned(backend, callb
     found = []
     for number in (2, 1):
         backend.seed(0)
-        trainer = Trainer(4, number, backend=backend, callback=callback)
+        trainer = Trainer(4, number, backend=backend, callbacks=callback)
         with pytest.raises(error):
             trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
         found.append((read_saved_values(backend, trainer.model), trainer.history))
@@ -241,7 +250,7 @@ def test_an_error_in_a_callback_leaves_what_two_gpus_have_learned(backend, callb
 def test_a_callback_sees_the_model_as_it_is(backend):
     backend.seed(0)
     trainer = Trainer(2, 2, backend=backend)
-    watching = trainer.callback = Watching(trainer)
+    watching = trainer.callbacks = Watching(trainer)
     trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
     (one, _, _), (two, _, _) = _fit(backend, 1, epochs=1), _fit(backend, 1, epochs=2)
     for values, wanted in zip(watching.seen, (one, two), strict=True):
@@ -262,7 +271,7 @@ def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, af
 @requirement("several.share-the-parameters", section=SECTION)
 def test_gpus_that_share_the_parameters_learn_what_one_learns(backend, tmp_path):
     options = {"optimizer": "adam", "lr": 0.02, "val_data": _data(7, 3)}
-    options |= {"accumulate": 2, "clip": 0.05, "epochs": 2}
+    options |= {"accumulate_grad_batches": 2, "clip": 0.05, "epochs": 2}
     path = tmp_path / "run"
     shared = _fit(backend, 2, shard="parameters", checkpoint=path, **options)
     assert_same_run(shared, _fit(backend, 1, **options))

@@ -163,7 +163,7 @@ def test_every_callback_is_given_the_loss_of_each_step_on_the_device(backend, ba
             seen.append((step, backend.device_of(loss), backend.to_numpy(loss)))
 
     callbacks = [noting, lambda epoch, history: epochs.append((epoch, len(history["loss"])))]
-    trainer = Watching(EPOCHS, num_gpus, backend=backend, callback=callbacks)
+    trainer = Watching(EPOCHS, num_gpus, backend=backend, callbacks=callbacks)
     history = trainer.fit(backend.mlp([2, 1]), batches)
     assert noting.steps == [step for step, _, _ in seen] == list(range(len(batches) * EPOCHS))
     assert {device for _, device, _ in seen} == {trainer.device}
@@ -188,7 +188,7 @@ def test_a_callback_of_steps_neither_reads_losses_nor_stops_prefetching(
     )
     Trainer(EPOCHS, 1, backend=backend).fit(backend.mlp([2, 1]), batches)
     without = len(read)
-    Trainer(EPOCHS, 1, backend=backend, callback=Noting()).fit(backend.mlp([2, 1]), batches)
+    Trainer(EPOCHS, 1, backend=backend, callbacks=Noting()).fit(backend.mlp([2, 1]), batches)
     assert len(read) == 2 * without
     assert len(fetched) == 2 * EPOCHS
 
@@ -215,7 +215,7 @@ def test_what_is_no_callback_or_would_not_be_called_is_refused(
     net = backend.mlp([2, 1])
     before = values_of(backend, net)
     with pytest.raises(UnsupportedValueError, match="during training"):
-        Trainer(EPOCHS, num_gpus, backend=backend, callback=callback).fit(net, batches)
+        Trainer(EPOCHS, num_gpus, backend=backend, callbacks=callback).fit(net, batches)
     assert_same_values(backend, net, before)
 
 
@@ -224,7 +224,7 @@ def test_what_a_callback_keeps_is_in_the_checkpoint(backend, batches, num_gpus, 
     notings = [Noting() for _ in range(3)]
     path = tmp_path / "run"
     for noting, epochs in zip(notings, (1, EPOCHS, EPOCHS), strict=True):
-        trainer = Trainer(epochs, num_gpus, backend=backend, callback=[noting, print_nothing])
+        trainer = Trainer(epochs, num_gpus, backend=backend, callbacks=[noting, print_nothing])
         trainer.fit(backend.mlp([2, 1]), batches, checkpoint=path, resume=True)
     everything = list(range(len(batches) * EPOCHS))
     assert [noting.steps for noting in notings] == [everything[:4], everything, everything]

@@ -52,12 +52,12 @@ def test_ctrl_c_ends_the_run_after_the_step_with_the_model_and_the_history(
 ):
     handler = signal.getsignal(signal.SIGINT)
     interrupting = AtStep(last, lambda: signal.raise_signal(signal.SIGINT))
-    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=interrupting)
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=interrupting)
     history = trainer.fit(backend.mlp([2, 1]), batches, batches, lr=0.1)
     assert interrupting.steps == list(range(last + 1))
     assert signal.getsignal(signal.SIGINT) is handler
     cutting = AtStep(last, cut)
-    expected = Trainer(EPOCHS, num_gpus, backend=backend, callback=cutting)
+    expected = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=cutting)
     with pytest.raises(PowerCutError):
         expected.fit(backend.mlp([2, 1]), batches, batches, lr=0.1)
     assert_same_values(backend, trainer.model, values_of(backend, expected.model))
@@ -103,7 +103,7 @@ def test_a_run_that_ends_within_an_epoch_goes_on_there(backend, num_gpus, networ
 
     def run(path, callback, seed):
         loader = ArrayLoader(inputs, labels, batch_size=4, shuffle=True, seed=seed)
-        trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback)
+        trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=callback)
         options = {"checkpoint": path, "resume": True, "checkpoint_every": every}
         options |= {"loss": "cross_entropy", "optimizer": "adam"}
         return trainer, trainer.fit(networks(backend)[network](backend.cpu()), loader, **options)
@@ -130,7 +130,9 @@ def test_a_run_that_ends_before_a_shared_step_goes_on_before_its_batches(
     backend, batches, num_gpus, tmp_path
 ):
     def run(path, callback):
-        trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback, accumulate=2)
+        trainer = Trainer(
+            EPOCHS, num_gpus, backend=backend, callbacks=callback, accumulate_grad_batches=2
+        )
         net = backend.load_into(backend.mlp([2, 1]), begun)
         options = {"checkpoint": path, "resume": True, "checkpoint_every": 1, "lr": 0.1}
         return trainer, trainer.fit(net, batches, **options)
@@ -250,7 +252,7 @@ def test_what_is_validated_in_a_callback_leaves_the_run_as_it_is(backend, batche
         trainer.predict(other, batches[:1])
         seen.append((trainer.val_batch_idx, trainer.num_val_batches, trainer.model is before))
 
-    trainer.prepare_model, trainer.callback = prepare_model, validate
+    trainer.prepare_model, trainer.callbacks = prepare_model, validate
     trainer.fit(backend.mlp([2, 1]), batches, batches[:3])
     assert seen == [(3 * (epoch + 1), 3, True) for epoch in range(EPOCHS)]
 

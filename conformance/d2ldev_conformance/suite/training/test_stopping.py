@@ -91,7 +91,7 @@ def _operands(backend, batch):
 @pytest.mark.parametrize("last", [STEPS + 1, 2 * STEPS - 1], ids=["within", "at the end"])
 def test_should_stop_ends_the_run_after_the_step_or_the_epoch(backend, batches, num_gpus, last):
     stopping = AfterStep(last)
-    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=stopping)
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=stopping)
     history = trainer.fit(_net(backend), batches, batches[:1], lr=0.1)
     done = (last + 1) // STEPS  # the epoch whose last step it was is whole
     assert [len(column) for column in history.values()] == [done, done]
@@ -117,7 +117,7 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     backend, batches, num_gpus, tmp_path, last
 ):
     def fit(callback, **options):
-        trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback)
+        trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=callback)
         history = trainer.fit(_net(backend), batches, lr=0.1, **options)
         return read_saved_values(backend, trainer.model), history
 
@@ -136,7 +136,7 @@ def test_gradients_that_wait_for_a_step_are_not_lost(backend, batches, num_gpus)
 
     x, y = batches[0]
     seen = AfterStep(-1)
-    trainer = Trainer(1, num_gpus, backend=backend, callback=seen, accumulate=2)
+    trainer = Trainer(1, num_gpus, backend=backend, callbacks=seen, accumulate_grad_batches=2)
     trainer.fit(_net(backend), Stopping(x, y, batch_size=1), lr=0.1)
     assert seen.steps in ([1], [1, 3])  # the batches are drawn ahead on some devices
 
@@ -144,7 +144,7 @@ def test_gradients_that_wait_for_a_step_are_not_lost(backend, batches, num_gpus)
 @requirement("runs.error-in-a-callback", section=SECTION)
 def test_an_error_in_a_callback_leaves_what_was_learned(backend, batches, num_gpus):
     net = _net(backend)
-    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=RaisingAfterStep(STEPS + 1))
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=RaisingAfterStep(STEPS + 1))
     with pytest.raises(HookError):
         trainer.fit(net, batches, lr=0.1)
     learned = _alone(backend, batches, STEPS + 2)
@@ -159,7 +159,7 @@ def test_an_error_in_a_callback_leaves_what_was_learned(backend, batches, num_gp
 def test_an_error_that_means_something_to_python_is_raised_as_it_is(
     backend, batches, num_gpus, error
 ):
-    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=RaisingAfterEpoch(error))
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=RaisingAfterEpoch(error))
     with pytest.raises(type(error)) as raised:
         trainer.fit(_net(backend), batches, lr=0.1)
     assert raised.value is error
@@ -197,7 +197,7 @@ def test_a_run_ends_after_some_epochs_in_a_row_without_an_improvement(
     backend, batches, num_gpus, arguments, rates, epochs
 ):
     stopping = EarlyStopping("val_loss", **arguments)
-    trainer = Trainer(8, num_gpus, backend=backend, callback=stopping)
+    trainer = Trainer(8, num_gpus, backend=backend, callbacks=stopping)
     history = trainer.fit(_net(backend), batches, batches, lr=rates)
     assert len(history["val_loss"]) == epochs
     assert trainer.should_stop is (epochs < 8)
@@ -208,7 +208,7 @@ def test_a_resumed_run_counts_on(backend, batches, num_gpus, tmp_path):
     lengths = []
     for epochs in (2, 9):
         stopping = EarlyStopping("loss", patience=3)
-        trainer = Trainer(epochs, num_gpus, backend=backend, callback=stopping)
+        trainer = Trainer(epochs, num_gpus, backend=backend, callbacks=stopping)
         net = _net(backend)
         history = trainer.fit(net, batches, lr=0.0, checkpoint=tmp_path / "run", resume=True)
         lengths.append(len(history["loss"]))
@@ -221,7 +221,7 @@ def test_a_number_that_the_history_will_not_have_is_an_error_before_the_run(
 ):
     net = _net(backend)
     before = read_saved_values(backend, net)
-    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=EarlyStopping())
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=EarlyStopping())
     with pytest.raises(UnsupportedValueError, match=r"'val_loss'.*has loss, error"):
         trainer.fit(net, batches, metrics=[error])
     assert_same_run((read_saved_values(backend, net), {}), (before, {}))

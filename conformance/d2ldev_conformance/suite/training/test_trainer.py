@@ -295,7 +295,7 @@ def test_batches_are_drawn_outside_of_a_block(backend, batches, num_gpus, call, 
 @requirement("fit.accumulates", section=SECTION)
 def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batches, num_gpus):
     batches = batches[:3]  # of one size
-    accumulated = Trainer(EPOCHS, num_gpus, accumulate=2, backend=backend)
+    accumulated = Trainer(EPOCHS, num_gpus, accumulate_grad_batches=2, backend=backend)
     accumulated.fit(backend.mlp([2, 1]), batches, lr=0.1)
     together = Trainer(EPOCHS, num_gpus, backend=backend)
     joined = tuple(np.concatenate(both) for both in zip(*batches[:2], strict=True))
@@ -309,7 +309,7 @@ def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batche
 @requirement("fit.resumes-accumulated", section=SECTION)
 def test_a_resumed_run_shares_steps_as_an_unbroken_one_does(backend, batches, num_gpus, tmp_path):
     def fit(epochs, **options):
-        trainer = Trainer(epochs, num_gpus, accumulate=3, backend=backend)
+        trainer = Trainer(epochs, num_gpus, accumulate_grad_batches=3, backend=backend)
         history = trainer.fit(backend.mlp([2, 4, 1]), batches, optimizer="adam", **options)
         return trainer.model, history
 

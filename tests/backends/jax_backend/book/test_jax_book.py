@@ -497,7 +497,7 @@ def _on_two_gpus(trainer, data):
 
 
 def _accumulating(trainer, data):
-    trainer.accumulate = 2
+    trainer.accumulate_grad_batches = 2
     trainer.fit(LinearRegression(lr=0.1), data)
 
 
@@ -514,7 +514,7 @@ REFUSED = {
     r"def training_step\(self, params, batch, state\)": _of_another_tab,
     "no optax.GradientTransformation": _without_an_optimizer,
     r"trainer.fit\(module, data\)": _not_trained,
-    "leave accumulate out": _accumulating,
+    "leave accumulate_grad_batches out": _accumulating,
     r"methods=\('training_step', 'validation_step'\)": _without_its_methods,
     "training_step on one device": _on_two_gpus,
 }

@@ -82,7 +82,7 @@ def test_fewer_bits_are_as_few_as_on_one(backend, precision, digits):
         loss="cross_entropy",
         lr=0.1,
         precision=precision,
-        accumulate=2,
+        accumulate_grad_batches=2,
         tolerance={"rtol": digits, "atol": digits},
     )
 
@@ -144,7 +144,9 @@ def test_the_model_is_on_the_first_gpu_again(backend):
     np.testing.assert_allclose(backend.to_numpy(model(x)).shape, (4, CLASSES))
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "fp16"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_grad_batches": 2}, {"precision": "fp16"}], ids=str
+)
 def test_each_device_holds_its_part_of_the_arrays_alone(backend, options):
     rngs = nnx.Rngs(0)
     net = nnx.Sequential(
@@ -165,9 +167,9 @@ def test_each_device_holds_its_part_of_the_arrays_alone(backend, options):
         seen.extend(held.values())
 
     trainer = Trainer(2, 2, backend=backend, shard="parameters", **options)
-    trainer.callback = SimpleNamespace(on_step_end=on_step_end)
+    trainer.callbacks = SimpleNamespace(on_step_end=on_step_end)
     trainer.fit(net, flat_batches(12, 4), loss="cross_entropy", optimizer="adam")
-    # With ``accumulate`` there are gradients, too.
+    # With ``accumulate_grad_batches`` there are gradients, too.
     assert 0.5 * whole <= min(seen)
     assert max(seen) < 0.7 * whole
     assert set(backend.placement(net).values()) == {backend.cpu()}
@@ -207,7 +209,7 @@ def test_arrays_are_spread_after_a_step_as_before_it(backend):
             if x.shape == (10, 8) and len(x.devices()) == 2:
                 seen.add(x.sharding.shard_shape(x.shape))
 
-    trainer = Trainer(2, 2, backend=backend, shard="parameters", accumulate=2)
-    trainer.callback = SimpleNamespace(on_step_end=on_step_end)
+    trainer = Trainer(2, 2, backend=backend, shard="parameters", accumulate_grad_batches=2)
+    trainer.callbacks = SimpleNamespace(on_step_end=on_step_end)
     trainer.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
     assert seen == {(5, 8)}

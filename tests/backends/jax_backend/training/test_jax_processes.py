@@ -58,7 +58,11 @@ CASES = {
     "convolutions": (LeNet, images(28, 28, 1), {"lr": 0.1}),
     "statistics and masks": (Normalized, flat_batches(), {"optimizer": "adam"}),
     "method": (Own, flat_batches(), {"lr": 0.1, "loss": None, "metrics": ()}),
-    "fp16": (Dense, flat_batches(12, 4), {"lr": 0.1, "precision": "fp16", "accumulate": 2}),
+    "fp16": (
+        Dense,
+        flat_batches(12, 4),
+        {"lr": 0.1, "precision": "fp16", "accumulate_grad_batches": 2},
+    ),
     "shared": (Normalized, flat_batches(), {"optimizer": "adam", "fits": 2} | SHARED),
 }
 MORE = {
@@ -66,13 +70,13 @@ MORE = {
     "shared, accumulated": (
         LeNet,
         images(28, 28, 1),
-        {"optimizer": "momentum", "accumulate": 2, "gradient_clip_val": 0.1} | SHARED,
+        {"optimizer": "momentum", "accumulate_grad_batches": 2, "gradient_clip_val": 0.1} | SHARED,
     ),
     "shared fp16": (Dense, flat_batches(7), {"optimizer": "adam", "precision": "fp16"} | SHARED),
     "two predictions": (Both, flat_batches(12, 4), {"loss": _of_both, "metrics": [_accuracy]}),
     "optax": (Dense, flat_batches(), {"optimizer": _scheduled, "fits": 2}),
     "numbers": (Scaled, [(x, 2.5, y) for x, y in flat_batches(7)], {"lr": 0.1}),
-    "bf16": (Dense, flat_batches(), {"lr": 0.1, "precision": "bf16", "accumulate": 2}),
+    "bf16": (Dense, flat_batches(), {"lr": 0.1, "precision": "bf16", "accumulate_grad_batches": 2}),
 }
 FEWER_DIGITS = {"bf16": 2e-3, "fp16": 1e-3, "shared fp16": 1e-3}
 

@@ -55,7 +55,7 @@ def test_and_after_an_error_while_a_step_is_traced(backend, net):
 
 def test_an_epoch_after_a_callback_that_changes_nothing_puts_no_parameter(backend, net, puts):
     parameters = len(jax.tree.leaves(nnx.state(net)))
-    Trainer(3, backend=backend, callback=lambda *_: None).fit(net, IMAGES, **OPTIONS)
+    Trainer(3, backend=backend, callbacks=lambda *_: None).fit(net, IMAGES, **OPTIONS)
     assert [number for number, _ in puts].count(parameters) <= 2  # to place it, and to begin
 
 
@@ -68,7 +68,7 @@ def test_a_callback_sees_what_was_learnt_and_may_change_it(backend, net):
 
     # With a rate of 0 from the second epoch on, it stays as the first callback made it.
     schedule = optax.piecewise_constant_schedule(0.1, {3: 0.0})
-    trainer = Trainer(2, backend=backend, callback=watch)
+    trainer = Trainer(2, backend=backend, callbacks=watch)
     trainer.fit(net, IMAGES, loss="cross_entropy", optimizer=optax.sgd(schedule))
     assert seen[0].any()
     assert not seen[1].any()
@@ -152,7 +152,7 @@ def test_what_a_callback_has_put_into_evaluation_mode_stays_in_it_in_a_resumed_r
             seen.append((net.norm.use_running_average, statistics(net)))
             net.norm.set_attributes(use_running_average=1 <= epoch < 4)
 
-        trainer = Trainer(epochs, 1, backend=backend, callback=freeze)
+        trainer = Trainer(epochs, 1, backend=backend, callbacks=freeze)
         trainer.fit(net, IMAGES, IMAGES, loss="cross_entropy", checkpoint=path, **options)
         return seen, [np.asarray(x) for _, x in nnx.to_flat_state(nnx.state(net, nnx.Param))]
 

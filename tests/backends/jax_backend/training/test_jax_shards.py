@@ -63,7 +63,7 @@ def main():
 
     def trainer(epochs, **callbacks):
         callback = SimpleNamespace(**callbacks) if callbacks else None
-        return Trainer(epochs, 1, backend=backend, shard="parameters", callback=callback)
+        return Trainer(epochs, 1, backend=backend, shard="parameters", callbacks=callback)
 
     model = net(seed=rank)
     trainer(2, on_step_end=on_step_end).fit(model, flat_batches(12, 4), checkpoint=path, **OPTIONS)
@@ -79,8 +79,8 @@ def main():
         arrays = [x for x in jax.live_arrays() if x.shape == (10, 8) and not x.is_fully_addressable]
         spread.update(x.sharding.shard_shape(x.shape) for x in arrays)
 
-    several = Trainer(2, 1, backend=backend, shard="parameters", accumulate=2)
-    several.callback = SimpleNamespace(on_step_end=look)
+    several = Trainer(2, 1, backend=backend, shard="parameters", accumulate_grad_batches=2)
+    several.callbacks = SimpleNamespace(on_step_end=look)
     several.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
     found["spread"] = sorted(spread)
 

@@ -254,7 +254,7 @@ def test_what_is_frozen_between_batches_of_a_step_stays_until_it_is_thawed(backe
     net.add(nn.Dense(2, in_units=2), nn.Dense(1, in_units=2))
     net.initialize()
     weight = net[0].weight
-    learner = backend.learner(net, accumulate=2)
+    learner = backend.learner(net, accumulate_grad_batches=2)
     found = [values(net)]
     for request in ("write", "null", "null", "write", "write", "write"):
         weight.grad_req = request

@@ -153,7 +153,7 @@ def test_fewer_bits_are_as_few_as_on_one(backend, precision, digits):
         loss="cross_entropy",
         lr=0.1,
         precision=precision,
-        accumulate=2,
+        accumulate_grad_batches=2,
         gradient_clip_val=0.5,
         tolerance={"rtol": digits, "atol": digits},
     )

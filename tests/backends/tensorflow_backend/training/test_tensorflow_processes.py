@@ -140,7 +140,7 @@ CASES = {
     "bf16": (
         dense,
         flat_batches,
-        {"precision": "bf16", "accumulate": 2, "gradient_clip_val": 0.5},
+        {"precision": "bf16", "accumulate_grad_batches": 2, "gradient_clip_val": 0.5},
     ),
     "left out": (dense, huge, {"precision": "fp16"}),
     "synchronized": (

@@ -401,7 +401,10 @@ def test_rows_of_an_embedding_are_added_up(backend):
         [keras.Input((2,), dtype="int32"), keras.layers.Embedding(3, 1, "zeros")]
     )
     learner = backend.learner(
-        net, loss=lambda prediction, y: -tf.reduce_sum(prediction), lr=1.0, accumulate=2
+        net,
+        loss=lambda prediction, y: -tf.reduce_sum(prediction),
+        lr=1.0,
+        accumulate_grad_batches=2,
     )
     for row in ([0, 0], [0, 2]):
         learner.step((tf.constant([row]),), tf.zeros((1, 2, 1)))
@@ -410,7 +413,7 @@ def test_rows_of_an_embedding_are_added_up(backend):
 
 def test_what_is_frozen_between_batches_of_a_step_stays_from_the_next_step_on(backend):
     net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
-    learner = backend.learner(net, accumulate=2)
+    learner = backend.learner(net, accumulate_grad_batches=2)
     kernel = net.layers[0].kernel
     found = [values(kernel)]
     for _ in range(4):

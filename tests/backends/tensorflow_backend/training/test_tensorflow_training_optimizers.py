@@ -279,7 +279,7 @@ def test_a_callback_freezes_and_thaws(backend):
         kernels.append(np.array(net.layers[0].kernel.numpy()))
         net.layers[0].trainable = epoch == 1
 
-    Trainer(5, backend=backend, callback=callback).fit(net, [(x, y)], loss="cross_entropy", lr=0.1)
+    Trainer(5, backend=backend, callbacks=callback).fit(net, [(x, y)], loss="cross_entropy", lr=0.1)
     same = [np.array_equal(a, b) for a, b in pairwise(kernels)]
     assert same == [True, False, True, True]
 

@@ -106,7 +106,7 @@ def test_a_step_and_an_evaluation_are_traced_once_for_each_shape(
 ):
     counts = []
     trainer = Trainer(
-        EPOCHS, num_gpus, backend=backend, callback=lambda *_: counts.append(len(traced))
+        EPOCHS, num_gpus, backend=backend, callbacks=lambda *_: counts.append(len(traced))
     )
     data = traced_batches(model)
     trainer.fit(made(backend, model, "cpu"), data, data, loss=loss, optimizer="adam")

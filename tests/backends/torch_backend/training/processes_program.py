@@ -136,7 +136,7 @@ def _seeded(make):
 
 
 def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0, **options):
-    of_trainer = ("gradient_clip_val", "accumulate", "precision", "callback", "shard")
+    of_trainer = ("gradient_clip_val", "accumulate_grad_batches", "precision", "callbacks", "shard")
     given = {name: options.pop(name) for name in of_trainer if name in options}
     reads_part = options.pop("reads_part", False)
     trainer = Trainer(epochs, num_gpus, backend=backend, **given)
@@ -151,7 +151,7 @@ def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0
         defaults |= {"loss": "cross_entropy", "metrics": ["accuracy"]}
     data = batches() if data is None else data
     if reads_part:
-        data, val_data = trainer.shard(data), trainer.shard(val_data)
+        data, val_data = trainer.shard_data(data), trainer.shard_data(val_data)
     history = trainer.fit(net, data, val_data, **(defaults | options))
     return _values(trainer.model), history
 
@@ -167,7 +167,7 @@ def _with_thawing():
     def on_epoch_end(epoch, history):
         net[0].requires_grad_(epoch == 0)
 
-    return _fit(net, callback=on_epoch_end)
+    return _fit(net, callbacks=on_epoch_end)
 
 
 def _with_overflow():
@@ -235,16 +235,16 @@ RUNS = {
     "adam": lambda: _fit(mlp(), optimizer="adam", lr=0.02),
     "lenet": lambda: _fit(lenet(), IMAGES, optimizer="momentum"),
     "adamw, accumulated": lambda: _fit(
-        mlp(), optimizer="adamw", lr=0.02, accumulate=3, gradient_clip_val=0.05
+        mlp(), optimizer="adamw", lr=0.02, accumulate_grad_batches=3, gradient_clip_val=0.05
     ),
     "a part that few batches use": lambda: _fit(_seeded(Branches), optimizer="adamw", lr=0.02),
     "such a part, accumulated": lambda: _fit(
-        _seeded(Branches), optimizer="adamw", lr=0.02, accumulate=2
+        _seeded(Branches), optimizer="adamw", lr=0.02, accumulate_grad_batches=2
     ),
     "weights": _weighted,
     "bf16": lambda: _fit(mlp(), precision="bf16"),
     "fp16 with a step left out": _with_overflow,
-    "fp16, accumulated": lambda: _fit(mlp(), precision="fp16", accumulate=3),
+    "fp16, accumulated": lambda: _fit(mlp(), precision="fp16", accumulate_grad_batches=3),
     "its own training_step": lambda: _fit(_seeded(Own), optimizer="adam", lr=0.02),
     "ties": lambda: _fit(_seeded(Tied)),
     "lazy modules": _lazy,
@@ -281,7 +281,7 @@ def _with_changes():
         with torch.no_grad():
             net[2].bias.mul_(2)
 
-    return _shared(net, optimizer=optimizer, callback=on_epoch_end)
+    return _shared(net, optimizer=optimizer, callbacks=on_epoch_end)
 
 
 SHARED = {
@@ -289,7 +289,7 @@ SHARED = {
         mlp(), optimizer="momentum", gradient_clip_val=0.05, val_data=batches((4, 3), seed=1)
     ),
     "shared: adamw, accumulated": lambda: _shared(
-        mlp(), optimizer="adamw", lr=0.02, accumulate=3, gradient_clip_val=0.05
+        mlp(), optimizer="adamw", lr=0.02, accumulate_grad_batches=3, gradient_clip_val=0.05
     ),
     "shared: bf16": lambda: _shared(mlp(), precision="bf16"),
     "shared: its own training_step": lambda: _shared(_seeded(Own), optimizer="adam", lr=0.02),
@@ -339,7 +339,7 @@ def resumed(path):
         if step == 6 and RANK == 0:
             shutil.copy(f"{path}.run", f"{path}.broken")
 
-    unbroken = fit(f"{path}.run", callback=on_step_end)
+    unbroken = fit(f"{path}.run", callbacks=on_step_end)
     return unbroken, fit(f"{path}.broken", resume=True)
 
 
@@ -365,7 +365,7 @@ def left():
         net = mlp()
         optimizer = torch.optim.Adam(net.parameters())
         with contextlib.suppress(ZeroDivisionError, PeerLostError):
-            _shared(net, optimizer=optimizer, callback=Ending(is_error))
+            _shared(net, optimizer=optimizer, callbacks=Ending(is_error))
         nets.append(_values(net))
     own = {id(x) for x in optimizer.param_groups[0]["params"]} == {id(x) for x in net.parameters()}
     state = {id(x) for x in optimizer.state} == {id(x) for x in net.parameters()}

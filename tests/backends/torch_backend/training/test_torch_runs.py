@@ -115,7 +115,7 @@ def test_a_schedule_whose_state_the_user_has_kept_goes_on(virtual, dataset, path
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
         if kept is not None:
             schedule.load_state_dict(kept)
-        trainer = Trainer(epochs, 1, backend=virtual, callback=lambda *_: schedule.step())
+        trainer = Trainer(epochs, 1, backend=virtual, callbacks=lambda *_: schedule.step())
         history = trainer.fit(model, loader, loss="cross_entropy", optimizer=optimizer, **options)
         return history, optimizer.param_groups[0]["lr"], schedule.state_dict()
 
@@ -140,7 +140,7 @@ def test_a_schedule_that_is_a_callback_goes_on_with_its_count(
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=total + 1)
         rates = []
         callbacks = [Schedule(schedule, per=per), lambda *_: rates.append(schedule.get_last_lr())]
-        trainer = Trainer(epochs, num_gpus, backend=virtual, callback=callbacks)
+        trainer = Trainer(epochs, num_gpus, backend=virtual, callbacks=callbacks)
         history = trainer.fit(model, loader, loss="cross_entropy", optimizer=optimizer, **options)
         return history, rates
 

@@ -35,7 +35,7 @@ def test_each_gpu_holds_its_part_and_computes_in_as_few_bits_as_one(sharing):
     options = {"backend": sharing, "precision": "bf16"}
     (loss,) = Trainer(1, 1, **options).fit(deepcopy(net), batches((6,)), loss=LOSS)["loss"]
     trainer = Trainer(2, 2, shard="parameters", **options)
-    seen = trainer.callback = SeenMemory(sharing, trainer)
+    seen = trainer.callbacks = SeenMemory(sharing, trainer)
     history = trainer.fit(net, batches((6,)), loss=LOSS, optimizer="adam")
     assert history["loss"][0] == pytest.approx(loss, rel=1e-6)
     # Parameters, gradients, and two tensors of the optimizer.
@@ -104,7 +104,7 @@ class Calls:
 
 def test_layers_methods_tensors_and_numbers_in_plain_attributes_are_those_of_the_parts(sharing):
     histories = [
-        Trainer(3, number, backend=sharing, callback=Calls(), **options).fit(
+        Trainer(3, number, backend=sharing, callbacks=Calls(), **options).fit(
             Plain(), batches((4, 4)), loss=LOSS, lr=0.5
         )
         for number, options in ((1, {}), (2, {"shard": "parameters"}))

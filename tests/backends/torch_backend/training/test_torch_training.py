@@ -310,7 +310,9 @@ def test_lbfgs_steps_as_by_hand(virtual, vgpu, largest):
     assert losses[-1] != losses[0]
 
 
-@pytest.mark.parametrize("options", [{"accumulate": 2}, {"precision": "fp16"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"accumulate_grad_batches": 2}, {"precision": "fp16"}], ids=str
+)
 def test_lbfgs_is_refused_where_a_step_is_no_single_pass(torch_backend, options):
     model = small()
     (name,) = options

@@ -33,7 +33,7 @@ def attentive(backend):
 def test_what_two_gpus_learned_comes_back_before_a_callback_can_refuse_its_state(virtual, shard):
     net = attentive(virtual)
     before = net.net[0].weight.detach().clone()
-    trainer = Trainer(1, num_gpus=2, backend=virtual, shard=shard, callback=Refusing())
+    trainer = Trainer(1, num_gpus=2, backend=virtual, shard=shard, callbacks=Refusing())
     with pytest.raises(RuntimeError, match="no such state"):
         trainer.fit(net, DATA, lr=0.1)
     assert not torch.equal(net.net[0].weight.detach().cpu(), before)

@@ -24,7 +24,7 @@ PROGRAM = """
 
     def run(folder, seed, tell):
         loader = d2ldev.ArrayLoader(X, y, batch_size=8, shuffle=True, seed=seed)
-        trainer = Trainer(EPOCHS, backend=backend, callback=lambda epoch, history: tell(epoch))
+        trainer = Trainer(EPOCHS, backend=backend, callbacks=lambda epoch, history: tell(epoch))
         history = trainer.fit(
             backend.mlp([2, 4, 1], seed=seed),
             loader,

@@ -98,8 +98,8 @@ def test_a_run_is_not_resumed_with_another_clip(reference, trainer, net, tmp_pat
 
 def test_a_run_is_not_resumed_with_other_batches_in_a_step(reference, trainer, net, tmp_path):
     trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
-    accumulating = Trainer(3, accumulate=2, backend=reference)
-    with pytest.raises(CheckpointError, match=r"Trainer\(max_epochs, accumulate=1\)"):
+    accumulating = Trainer(3, accumulate_grad_batches=2, backend=reference)
+    with pytest.raises(CheckpointError, match=r"Trainer\(max_epochs, accumulate_grad_batches=1\)"):
         accumulating.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
 
 
@@ -246,7 +246,7 @@ class Cutting:
     ids=str,
 )
 def test_a_state_within_an_epoch_that_is_wrong_is_refused(reference, trainer, net, tmp_path, wrong):
-    trainer.callback, data = Cutting(), [BATCH] * 4
+    trainer.callbacks, data = Cutting(), [BATCH] * 4
     with pytest.raises(InterruptedError):
         trainer.fit(net, data, checkpoint=tmp_path / "run", checkpoint_every=2)
     state = reference.load(tmp_path / "run")
@@ -258,7 +258,7 @@ def test_a_state_within_an_epoch_that_is_wrong_is_refused(reference, trainer, ne
 
 
 def test_a_run_within_an_epoch_is_not_resumed_with_less_data(trainer, net, tmp_path):
-    trainer.callback, data = Cutting(), [BATCH] * 4
+    trainer.callbacks, data = Cutting(), [BATCH] * 4
     with pytest.raises(InterruptedError):
         trainer.fit(net, data, checkpoint=tmp_path / "run", checkpoint_every=2)
     with pytest.raises(CheckpointError, match="2 batches of the epoch were done"):
@@ -267,10 +267,10 @@ def test_a_run_within_an_epoch_is_not_resumed_with_less_data(trainer, net, tmp_p
 
 def test_a_run_may_go_on_within_an_epoch_without_saving_there(trainer, net, tmp_path):
     expected = trainer.fit(net, [BATCH] * 4)
-    trainer.callback = Cutting()
+    trainer.callbacks = Cutting()
     with pytest.raises(InterruptedError):
         trainer.fit(net, [BATCH] * 4, checkpoint=tmp_path / "run", checkpoint_every=2)
-    trainer.callback = None
+    trainer.callbacks = None
     assert trainer.fit(net, [BATCH] * 4, checkpoint=tmp_path / "run", resume=True) == expected
 
 
@@ -283,7 +283,7 @@ def test_an_epoch_that_is_no_number_is_never_the_best(reference, net, tmp_path):
 
 def test_a_finished_run_that_is_resumed_does_nothing_more(reference, trainer, net, tmp_path):
     first = trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
-    again = Trainer(2, backend=reference, callback=lambda *_: pytest.fail("an epoch was run"))
+    again = Trainer(2, backend=reference, callbacks=lambda *_: pytest.fail("an epoch was run"))
     assert again.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True) == first
 
 

@@ -41,7 +41,7 @@ def loader():
 
 
 def fitted(path, *, resume, end=None):
-    trainer = Trainer(2, backend=REFERENCE, callback=Counting(end))
+    trainer = Trainer(2, backend=REFERENCE, callbacks=Counting(end))
     net = REFERENCE.mlp([2, 3, 1], seed=1)
     options = {"checkpoint": path, "resume": resume, "checkpoint_every": 3, "optimizer": "adam"}
     return trainer.fit(net, loader(), **options)

@@ -127,7 +127,7 @@ class AddsGradients(Mutant, caught_by="train.accumulates"):
 class DividesByTheFullNumber(Mutant, caught_by="train.accumulates-what-is-left"):
     class Learner(NetworkLearner):
         def flush(self):
-            self.pending = self.pending and self.settings.accumulate
+            self.pending = self.pending and self.settings.accumulate_grad_batches
             super().flush()
 
 
@@ -319,7 +319,7 @@ class NeverClips(Mutant, caught_by="fit.clips-gradients"):
 class CarriesBatchesIntoTheNextEpoch(Mutant, caught_by="fit.accumulates"):
     class Learner(NetworkLearner):
         def flush(self):
-            if self.pending == self.settings.accumulate:
+            if self.pending == self.settings.accumulate_grad_batches:
                 super().flush()
 
 
@@ -342,7 +342,7 @@ class GoesOnWithinAStep(Mutant, caught_by="fit.resumes-accumulated"):
     class Learner(NetworkLearner):
         def replace(self, parts):
             super().replace(parts)
-            self.pending = self.settings.accumulate - 1
+            self.pending = self.settings.accumulate_grad_batches - 1
 
 
 class ForgetsTheScale(Mutant, caught_by="fit.resumes-in-fewer-bits"):

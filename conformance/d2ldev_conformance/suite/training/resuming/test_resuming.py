@@ -99,7 +99,7 @@ def runs_of(request, backend, tmp_path):
 
     def run(build, epochs, path, callback):
         trainer = Trainer(epochs, request.param, backend=backend)
-        trainer.callback = callback and (lambda epoch, _: callback(epoch, trainer.model))
+        trainer.callbacks = callback and (lambda epoch, _: callback(epoch, trainer.model))
         options = {"loss": "cross_entropy", "optimizer": "adam", "checkpoint": path, "resume": True}
         return trainer, trainer.fit(build(backend.cpu()), batches, batches, **options)
 

@@ -208,10 +208,14 @@ def _quarters(backend, device, data):
     ]
 
 
-def _accumulate(backend, device, accumulate=1, clip=0.0):
+def _accumulate(backend, device, accumulate_grad_batches=1, clip=0.0):
     net = backend.mlp([2, 8, 1], activation="tanh", device=device)
     return backend.learner(
-        net, optimizer="momentum", lr=0.1, gradient_clip_val=clip, accumulate=accumulate
+        net,
+        optimizer="momentum",
+        lr=0.1,
+        gradient_clip_val=clip,
+        accumulate_grad_batches=accumulate_grad_batches,
     )
 
 
@@ -385,15 +389,19 @@ def test_what_is_lost_in_fewer_bits_is_lost_and_the_prediction_is_float32(
 
 @requirement("train.learns-in-fewer-bits", section=SECTION)
 @precisions
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate_grad_batches", [1, 2])
 def test_the_loss_in_fewer_bits_is_near_that_in_float32_and_falls(
-    backend, place, data, precision, accumulate
+    backend, place, data, precision, accumulate_grad_batches
 ):
     losses = []
     for chosen in (precision, "model"):
         net = backend.mlp([2, 8, 1], activation="tanh", device=place)
         learner = backend.learner(
-            net, optimizer="adam", lr=0.05, accumulate=accumulate, precision=chosen
+            net,
+            optimizer="adam",
+            lr=0.05,
+            accumulate_grad_batches=accumulate_grad_batches,
+            precision=chosen,
         )
         x, y = (backend.asarray(array, device=place) for array in data)
         # In float16 the first ones are left out, until the factor of the gradients is small enough.
