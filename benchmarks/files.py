@@ -74,7 +74,7 @@ def results(backend: d2ldev.Backend, folder: Path, count: int = 100) -> list[Res
     found = [_compare("save", *save, names)]
     with _without_the_disk():
         name = "save, without waiting for the disk"
-        found.append(_compare(name, save[0], f"{save[1]}, {sums}", names, aim=1.1))
+        found.append(_compare(name, save[0], f"({save[1]}, {sums})", names, aim=1.1))
     found.append(_compare("load", *load, names, aim=1.1))
     with _other_cores_busy():
         found.append(_compare("load, the other cores busy", *load, names, aim=1.1))
