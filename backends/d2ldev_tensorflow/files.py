@@ -37,6 +37,10 @@ class TensorFlowFiles(Files):
         super().__init__(framework.tensors)
         self._framework = framework
 
+    def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
+        self.tensors.device_of(x)  # a tensor without bytes is refused, by name
+        return np.asarray(self.tensors.read(x.value() if isinstance(x, tf.Variable) else x))
+
     def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         # Of the array's own dtype: one copy less.
         return self.tensors.from_data(array, None, native)
