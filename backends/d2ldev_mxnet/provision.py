@@ -278,11 +278,11 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
         "around another": lambda _net: Around(optimizer.Adam(learning_rate=0.05)),
     }
 
-    def make(make: Callable[[Any], Any], net: Any) -> Any:
+    def build(make: Callable[[Any], Any], net: Any) -> Any:
         with NumPySemantics():
             return make(net)
 
-    return {name: partial(make, make) for name, make in makers.items()}
+    return {name: partial(build, make) for name, make in makers.items()}
 
 
 def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
