@@ -148,6 +148,8 @@ class Match:
                 self._objects[path] = x
         elif kind is PLAIN or kind is TENSOR or isinstance(x, (np.generic, np.ndarray)):
             self._mine[make_unique(path, self._mine)] = labels, x
+        elif isinstance(x, AbstractSet) and self._is_by_name and not framework.kinds.has_tensors(x):
+            pass  # where only tensors have names
         elif isinstance(kind, Kind) or isinstance(x, AbstractSet):
             foreign = of_another_backend(framework, self._attempted, x, path)
             raise foreign or UnsupportedValueError(

@@ -215,3 +215,10 @@ def test_a_mapping_with_a_part_of_the_tensors_is_read_if_it_may_lack_the_others(
     loaded = reference.load_into(net, {first: wanted, "other": wanted}, strict=False)
     assert (loaded.matched, loaded.missing, loaded.unexpected) == ([first], others, ["other"])
     assert (reference.to_numpy(reference.named_tensors(loaded.value)[first]) == 7).all()
+
+
+def test_a_set_is_passed_over_where_only_tensors_have_names(reference):
+    mine = {"x": reference.zeros(2), "seen": {"a"}}
+    loaded = reference.load_into(mine, {"x": np.ones(2, "float32")})
+    assert values(reference, loaded["x"]) == [1, 1]
+    assert loaded["seen"] is mine["seen"]
