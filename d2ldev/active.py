@@ -134,7 +134,7 @@ def backend_of(x: Any) -> Backend:
     """Return the backend whose tensor ``x`` is, importing no framework that is not there already.
 
     Raises:
-        UnsupportedValueError: if it is no tensor of any backend.
+        UnsupportedValueError: if it is not a tensor of any backend.
     """
     found = _of_type.get(type(x))
     if found is None:

@@ -32,7 +32,7 @@ _interned: dict[tuple[str, int], Device] = {}
 
 def _check_index(kind: str, index: object) -> int:
     if type(index).__name__ in ("bool", "bool_"):  # NumPy 1 takes its own ``bool_`` for an integer
-        problem = "an index is an integer, and True is no GPU's number"
+        problem = "an index is an integer, and True is not one"
     else:
         try:
             number = operator.index(index)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ class Device:
             (``operator.index``), but no ``bool``.
 
     Raises:
-        InvalidDeviceError: for another kind, a negative index or one that is no integer.
+        InvalidDeviceError: for another kind, a negative index or one that is not an integer.
 
     >>> Device('gpu', 1)
     Device('gpu', 1)

@@ -1,8 +1,7 @@
 """The one error family.
 
-Every error says what was attempted, what stood in the way, which devices were involved,
-and the line that fixes it. Each class is also the built-in exception that a caller who
-does not know d2ldev would catch.
+Every error names the attempt, the reason, the devices, and the line that fixes it. Each class is
+also the built-in exception that a caller without d2ldev would catch.
 
 Held by ``tests/core/package/test_errors.py`` and the requirements ``errors.*`` of the suite.
 """
@@ -26,10 +25,10 @@ class D2LDevError(Exception):
     """The base class of every error that d2ldev raises.
 
     Args:
-        attempted: what was asked for, as in ``"move a tensor to gpu:1"``.
-        problem: why it cannot be done.
-        fix: the line of code, or the command, that mends it.
-        devices: the devices involved, in the order of importance.
+        attempted: the operation, as in ``"move a tensor to gpu:1"``.
+        problem: the reason for the error.
+        fix: the line of code, or the command, that fixes it.
+        devices: the devices involved, the most important first.
     """
 
     def __init__(

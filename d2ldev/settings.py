@@ -49,7 +49,7 @@ def virtual_gpus() -> int | None:
     """Return the number of virtual GPUs that was asked for; None if nothing was said.
 
     Raises:
-        InvalidDeviceError: if the variable is no number from 0 to 8.
+        InvalidDeviceError: if the variable is not a number from 0 to 8.
     """
     if _chosen_virtual_gpus is not None:
         return _chosen_virtual_gpus
@@ -79,7 +79,7 @@ def check_virtual_gpus(n: object, attempted: str) -> int:
     """Return a number of virtual GPUs as an integer.
 
     Raises:
-        InvalidDeviceError: if it is no integer from 0 to 8.
+        InvalidDeviceError: if it is not an integer from 0 to 8.
     """
     try:
         number = -1 if isinstance(n, bool) else operator.index(n)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def check_matmul_precision(precision: object, attempted: str, fix: str) -> Matmu
         UnsupportedValueError: if the precision is invalid.
     """
     if problem := problem_of(precision, MATMUL_PRECISIONS):
-        problem = f"{quote(precision)} is no precision: {problem}"
+        problem = f"{quote(precision)} is not a precision: {problem}"
         raise UnsupportedValueError(attempted, problem, f"{fix}, which is float32")
     return cast("MatmulPrecisionName", precision)
 
@@ -219,7 +219,7 @@ def _of_launch(name: str, least: int, most: int, unset: str = "") -> int:
         raise _launch_refusal(name, "it is not set")
     number = number_in(text)
     if not least <= number <= most:
-        raise _launch_refusal(name, f"{quote(text)} is no integer from {least} to {most}")
+        raise _launch_refusal(name, f"{quote(text)} is not an integer from {least} to {most}")
     return number
 
 
@@ -235,7 +235,7 @@ def peer_timeout() -> float:
     """Return after how many seconds without a sign a process of a launch is lost.
 
     Raises:
-        UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT`` is no number of seconds.
+        UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT`` is not a number of seconds.
     """
     text = os.environ.get(PEER_TIMEOUT, "").strip() or "60"
     try:
@@ -245,7 +245,7 @@ def peer_timeout() -> float:
     if not 1 <= seconds <= 86400:
         raise UnsupportedValueError(
             f"wait for other processes (from {PEER_TIMEOUT}={quote(text)})",
-            "it is no number of seconds from 1 to 86400",
+            "it is not a number of seconds from 1 to 86400",
             f"{PEER_TIMEOUT}=60",
         )
     return seconds

@@ -111,7 +111,7 @@ class JaxTensors(Tensors):
         return self._look_up(x)
 
     def device_committed_to(self, x: Any) -> Device | None:
-        # As ``device_of``, of which it is no detour.
+        # The same as ``device_of``, without a detour.
         try:
             if x._committed and not x.is_deleted():
                 sharding = x._sharding
@@ -130,7 +130,7 @@ class JaxTensors(Tensors):
                 "backend.native('gpu:0')) moves it",
             )
         if not isinstance(x, jax.Array):
-            raise _refusal(f"{describe(x)} is no JAX array", "x = backend.asarray(x)")
+            raise _refusal(f"{describe(x)} is not a JAX array", "x = backend.asarray(x)")
         kind = f"the {x.dtype}{list(x.shape)}"
         if x.is_deleted():
             raise _refusal(
@@ -149,7 +149,7 @@ class JaxTensors(Tensors):
         device = self._devices.from_native(native)
         if device is None:
             raise _refusal(
-                f"{kind} is on {native}, which is no CPU or GPU of this process",
+                f"{kind} is on {native}, which is not a CPU or GPU of this process",
                 "x.addressable_shards are this process's parts of an array",
             )
         memory = x.sharding.memory_kind
@@ -281,7 +281,7 @@ class JaxTensors(Tensors):
             key = jax.random.key(first)
             if second:  # a small seed gives the numbers that it gives in JAX
                 key = jax.random.fold_in(key, second)
-        # This is no copy: it commits the key, and with it what is computed from it.
+        # This copies nothing. It commits the key, and all tensors computed from the key.
         key = jax.device_put(key, native)
         make = partial(draw, key, shape, dtype)
         return self._compute(make, math.prod(shape) * dtype.itemsize, native)
@@ -504,7 +504,7 @@ def is_on_the_host(native: jax.Device) -> bool:
 
 def _is_traced() -> bool:
     """Return whether a function is traced now: what is made is a part of it, without memory."""
-    with jax.transfer_guard("allow"):  # the zero is no transfer of the user's
+    with jax.transfer_guard("allow"):  # the zero is not a transfer of the user's
         return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 

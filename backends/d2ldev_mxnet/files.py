@@ -346,7 +346,7 @@ def _filled(made: Any, saved: Any) -> Any:
 
 
 def _arrays(state: Any) -> Iterator[Any]:
-    """Yield what is in a nesting and is no container, but for None."""
+    """Yield what is in a nesting and is not a container, but for None."""
     if isinstance(state, Mapping):
         state = list(state.values())
     if isinstance(state, (list, tuple)):

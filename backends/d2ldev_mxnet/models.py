@@ -145,7 +145,7 @@ class MXNetModels(Models):
     def place_context(self, device: Device) -> Iterator[None]:
         token = _is_placing.set(True)
         try:
-            with mx.autograd.pause():  # moving parameters is no part of what is being recorded
+            with mx.autograd.pause():  # autograd must not record the move
                 yield
         finally:
             _is_placing.reset(token)

@@ -7,7 +7,7 @@ its indices, and the call of a Gluon block, which has an error of its own.
 
 - Python numbers and NumPy's arrays are operands of no device. A 0-dim array of the host is an
   operand, because MXNet refuses to mix it with a GPU's arrays, as it does any other.
-- What MXNet's own code moves for its caller is no mixing: ``set_data``, a KVStore's sums,
+- Copies that MXNet's own code makes for its caller are allowed: ``set_data``, a KVStore's sums,
   ``mx.np.array(x, ctx=...)``. Assignment into an array is an explicit copy, as in PyTorch.
 - Three things are not checked: what MXNet copies to the host as ``x.asnumpy()`` does (its metrics,
   and functions that it leaves to NumPy); what it runs in threads of its own (a ``CustomOp``, the

@@ -36,7 +36,7 @@ class ReferenceTensors(Tensors):
         except (AttributeError, KeyError, TypeError):
             raise UnsupportedValueError(
                 "tell the device of a tensor",
-                f"{describe(x)} is no tensor on a device of the reference backend",
+                f"{describe(x)} is not a tensor on a device of the reference backend",
                 "x = backend.asarray(x)",
             ) from None
 

@@ -146,7 +146,7 @@ class TensorFlowFiles(Files):
                 "it has not been built: call optimizer.build(model.trainable_variables) first"
             )
         if not isinstance(state, Mapping) or state.keys() != {"class", "variables"}:
-            raise ValueError(f"{describe(state)} is no state of an optimizer of Keras'")
+            raise ValueError(f"{describe(state)} is not a state of an optimizer of Keras'")
         variables, values = self._variables_of(optimizer), state["variables"]
         here = _class_of(optimizer), [(tuple(x.shape), x.dtype.name) for x in variables]
         there = state["class"], [(tuple(x.shape), x.dtype.name) for x in values]
@@ -171,7 +171,7 @@ class TensorFlowFiles(Files):
                 cls = type(optimizer).__name__
                 raise UnsupportedValueError(
                     f"save the state of the optimizer {cls}",
-                    f"its {name} is no variable, and nothing can be written to it",
+                    f"its {name} is not a variable, and nothing can be written to it",
                     f"tf.Variable(...) in {cls}.build",
                 )
         # What is kept under two names is one variable.

@@ -71,7 +71,7 @@ def is_of_text(layer: Any) -> bool:
 
 
 def find_learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
-    """Return the layers with a vocabulary or limits that are no variables, each with its name.
+    """Return the layers with a vocabulary or limits that are not variables, each with its name.
 
     ``adapt`` or ``set_vocabulary`` has set them: those of a constructor are in the program.
     """

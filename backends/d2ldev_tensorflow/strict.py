@@ -8,7 +8,7 @@ arrays.
 
 - An operation whose operands agree runs where they are, also in ``backend.on``, which says where
   tensors are made. In a ``tf.device`` of the user's it runs there, and mixing is refused, too.
-- Python numbers, NumPy arrays and lists are no operands, and 0-dim tensors of the CPU mix with
+- Python numbers, NumPy arrays and lists are not operands, and 0-dim tensors of the CPU mix with
   everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
   tables, which are the host's.
 - Many functions of TensorFlow and Keras make tensors on their way: a window, a first state, zeros
@@ -232,7 +232,7 @@ def inputs_of(operation: str) -> Inputs | None:
 def _place_of(value: Any) -> str | None:
     """Return TensorFlow's name of the device where an operand is.
 
-    None for what is no operand: a 0-dim tensor of the CPU, a string, a handle, a number, and a
+    None for what is not an operand: a 0-dim tensor of the CPU, a string, a handle, a number, and a
     tensor that has no place of its own.
     """
     if type(value) is not _EagerTensor:

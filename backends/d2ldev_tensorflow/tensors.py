@@ -93,11 +93,11 @@ class TensorFlowTensors(Tensors):
         if device is not None:
             self._places[name] = device
             return device
-        problem = f"{describe(x)} is no TensorFlow tensor"
+        problem = f"{describe(x)} is not a TensorFlow tensor"
         if spread:
             problem = "the variable is spread over several devices"
         elif isinstance(x, self.types) or type(x).__name__ == "KerasTensor":
-            problem = f"the tensor is on {name}, which is no place with bytes for d2ldev"
+            problem = f"the tensor is on {name}, which has no bytes for d2ldev"
             if not name:
                 problem = f"{describe(x)} is only traced, and has no bytes until it is computed"
         raise UnsupportedValueError(

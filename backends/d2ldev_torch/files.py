@@ -227,7 +227,7 @@ def _keeps_order(layer: torch.nn.Module) -> bool:
 def _check(current: Mapping[Any, Any], saved: Any) -> None:
     """Raise a ``ValueError`` if a state is of another optimizer than the current one."""
     if not isinstance(saved, Mapping) or not saved.keys() >= _REQUIRED:
-        raise ValueError(f"{describe(saved)} is no state of an optimizer of torch's")
+        raise ValueError(f"{describe(saved)} is not a state of an optimizer of torch's")
     if lacking := current.keys() - saved.keys() or saved.keys() - current.keys() - _OPTIONAL:
         raise ValueError(f"{describe(saved)} has other parts: {', '.join(sorted(lacking))}")
     for key in ("class", "shapes"):

@@ -4,7 +4,7 @@ torch's own optimizers keep everything in ``state`` and ``param_groups``. Others
 attributes, or in an optimizer that they are around. So theirs are looked through, and an optimizer
 that has a ``state_dict`` and a ``load_state_dict`` of its own is asked through them, too.
 
-In a state a dict with the key ``_TAG`` stands for what is no number, text, tensor or container.
+In a state a dict with the key ``_TAG`` stands for what is not a number, text, tensor or container.
 """
 
 from __future__ import annotations
@@ -457,7 +457,7 @@ class _Reader:
         attributes, device = {}, self._parameters[0].device
         for name, x in state.get("attributes", {}).items():
             if not (isinstance(name, str) and name.isidentifier()) or name in _own_attributes():
-                raise ValueError(f"{describe(name)} is no attribute of an optimizer's own")
+                raise ValueError(f"{describe(name)} is not an attribute of an optimizer's own")
             now = vars(optimizer).get(name, _MISSING)
             attributes[name] = self._read(x, now, name, device)
 

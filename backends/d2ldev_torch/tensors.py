@@ -88,10 +88,13 @@ class TorchTensors(Tensors):
             raise UnsupportedValueError(
                 "tell the device of a tensor",
                 *(
-                    (f"{describe(x)} is no torch tensor", "x = backend.asarray(x) makes a tensor")
+                    (
+                        f"{describe(x)} is not a torch tensor",
+                        "x = backend.asarray(x) makes a tensor",
+                    )
                     if native is None
                     else (
-                        f"the tensor is on {native}, which is no place with bytes for d2ldev",
+                        f"the tensor is on {native}, which has no bytes for d2ldev",
                         "module.to_empty(device=backend.native('gpu:0')) ends 'meta' for a module",
                     )
                 ),

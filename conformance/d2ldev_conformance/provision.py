@@ -114,7 +114,8 @@ def composites(
     """Return builders of containers that tensors alone do not make again, by name.
 
     Each is given 0 or 1: the two containers have tensors of the same shapes, and differ in what is
-    no tensor, or is in no shape. The function beside it tells all of a container in plain values.
+    not a tensor, or is in no shape. The function beside it tells all of a container in plain
+    values.
     """
     return _call_provision(backend, "composites")
 
@@ -182,5 +183,5 @@ def _find(framework: Framework, what: str) -> Any:
 def _exists(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # a module that is no package
+    except ModuleNotFoundError:  # a module that is not a package
         return False

@@ -21,7 +21,7 @@ def of_products(rows: Sequence[Row]) -> str:
     """Say from which size on each GPU is faster than the CPU, and the best rates.
 
     >>> of_products([Row('', 'cpu', 'cpu', 16, Figures(1.0, 1.0, 1.0, 2.0))])
-    'Here is no real GPU to compare the CPU with; the best rate is 2 GFLOP/s on cpu.'
+    'Tthere is no real GPU to compare the CPU with; the best rate is 2 GFLOP/s on cpu.'
     """
     times: dict[str, dict[int, float]] = {}
     for device, of_it in _find_measured(rows).items():
@@ -29,7 +29,7 @@ def of_products(rows: Sequence[Row]) -> str:
     best = bests([row for row in rows if row.platform != VIRTUAL])
     peaks = ", ".join(f"{number(rate)} GFLOP/s on {device}" for device, rate in best.items())
     found = [_crossover(gpu, times[gpu], times.get("cpu", {})) for gpu in times if gpu != "cpu"]
-    found = found or ["here is no real GPU to compare the CPU with"]
+    found = found or ["there is no real GPU to compare the CPU with"]
     return _sentence([*found, f"the best rate is {peaks}"] if peaks else found, rows)
 
 

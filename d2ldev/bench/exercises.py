@@ -37,7 +37,7 @@ _LONGEST = 0.5
 _QUEUED = 0.02
 _SMALLEST = 16
 # How far a product may be off, of its norm. In float32 it is off by 1e-6 at most, and in
-# TensorFloat-32, which is no float32, by 3e-4; bfloat16 has 3 bits less.
+# TensorFloat-32, which is not a float32, by 3e-4; bfloat16 has 3 bits less.
 _TOLERANCES = {"highest": 3e-5, "high": 1e-2, "medium": 1e-2}
 _WIDTH = 100
 _LAYERS = 8

@@ -15,7 +15,7 @@ from d2ldev.device import Device
 from d2ldev.operations import nvml
 
 _TRIES = 5
-# Another copy may be faster than NumPy's, which is no limit of the hardware.
+# Another copy may be faster than NumPy's, so NumPy's is not a limit of the hardware.
 _MARGIN = 2
 
 

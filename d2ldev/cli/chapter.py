@@ -89,7 +89,7 @@ d2l.memory(d2l.try_gpu())
 d2l.zeros(3, device=d2l.gpu(99))
 
 # %% [markdown]
-# A negative index is no device at all.
+# A negative index is not a device at all.
 
 # %% raises=1
 d2l.gpu(-1)
@@ -128,7 +128,7 @@ d2l.to(Z, d2l.device_of(Z)) is Z
 d2l.copy(Z) is Z
 
 # %% [markdown]
-# A batch is rarely one tensor. `d2l.to` moves dictionaries, lists, named tuples and what is nested in them as a whole, and leaves alone what is no tensor. The result is of the same types.
+# A batch is rarely one tensor. `d2l.to` moves dictionaries, lists, named tuples and what is nested in them as a whole, and leaves alone what is not a tensor. The result is of the same types.
 
 # %% moved@d2l.try_gpu()
 from collections import namedtuple

@@ -155,7 +155,7 @@ def add_devices(report: BackendReport, backend: Backend) -> None:
 
 def _add_error(report: BackendReport, error: Exception) -> None:
     if isinstance(error, InvalidDeviceError):
-        return  # the misspelt number of virtual GPUs is no backend's fault
+        return  # the misspelt number of virtual GPUs is not a backend's fault
     if isinstance(error, BackendNotInstalledError) and report.status == INSTALLED:
         report.status = BROKEN
     report.error = report.error or in_words(error).partition("\n")[0]

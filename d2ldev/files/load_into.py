@@ -79,7 +79,7 @@ def load_into(
 
 def _load(framework: Framework, obj: Any, source: Source, only: str, *, is_strict: bool) -> Any:
     if not isinstance(only, str):
-        problem = f"only={describe(only)} is no name"
+        problem = f"only={describe(only)} is not a name"
         raise UnsupportedValueError(source.attempted, problem, "only='parts.model'")
     found = _under(source.outline, only) if only else source.outline
     if only and found is None:

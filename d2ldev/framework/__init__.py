@@ -1,24 +1,24 @@
-"""What an author of a backend writes: a ``Framework``, of seven rooms.
+"""The interface for authors of backends: a ``Framework`` with seven areas.
 
 Design rules, as in einops' backends:
 
 - Native tensors go in and come out. A framework wraps nothing.
-- A room is a small object with public methods. ``devices`` and ``tensors`` are required; every
-  method of the other five has a default. ``d2ldev.Backend`` derives from them, once, what
-  a user calls.
-- Arguments of a room were checked, and devices exist. Its callers translate the errors that it
-  raises.
+- Each area is a small object with public methods. ``devices`` and ``tensors`` are required. The
+  other five have a default for every method. ``d2ldev.Backend`` derives the user's calls from
+  them, once.
+- The core has checked the arguments of a method, and the devices exist. It translates the errors
+  that the method raises.
 - A copy happens only where the user wrote one, and never by way of another device.
 - A framework's state changes only where the user asked for it.
 
-An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``, which imports the
-framework when it is made; the package says in ``requires`` which modules it needs. A
-tensor's class, or one of its bases, comes from one of them: no other framework is asked about it.
-Libraries that are written for the framework (``libraries = ("flax", "optax")``) are named beside
-them, so that another backend's error can say whose a model is.
+An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``. The class imports
+the framework in its ``__init__``. The package lists the modules that it needs in ``requires``. A
+framework owns a tensor if its class, or a base of the class, comes from one of these modules.
+``libraries = ("flax", "optax")`` names further libraries of the framework. Other backends name them
+in errors about their models.
 
-The conformance suite (``d2ldev conformance NAME``) says when a backend is done. The suite's set-up
-is in the package's ``provision`` module.
+``d2ldev conformance NAME`` runs the conformance suite on a backend. The module ``provision`` of the
+package has the fixtures of the suite.
 """
 
 from __future__ import annotations
@@ -94,23 +94,23 @@ __all__ = [
 
 
 class Framework:
-    """Describe one framework: its names, and seven rooms.
+    """Describe one framework: its names, and its seven areas.
 
-    A subclass makes its rooms in its ``__init__``, after calling this one.
+    A subclass creates the areas in its ``__init__``, after a call of this one.
 
     Args:
         virtual_gpus: how many virtual GPUs to make; ``None`` for the hardware's GPUs.
 
     Attributes:
-        name: the name it is selected by.
+        name: the name that selects it.
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
-        devices, tensors, models, files, training, strict, parallel: the rooms.
-        scope, contexts: the devices of the blocks ``with backend.on(device):``, and the framework's
-            own contexts of them; kept by d2ldev.
-        kinds: what each type is to it: a tensor, an object, a container, or plain; kept by d2ldev.
-        known_devices, known_natives: devices that are known to exist, by every spelling in which
-            they were asked for; kept by d2ldev.
+        devices, tensors, models, files, training, strict, parallel: the areas.
+        scope, contexts: kept by d2ldev: the devices of the blocks ``with backend.on(device):``, and
+            the framework's own contexts of these blocks.
+        kinds: kept by d2ldev: the kind of each type, which is tensor, object, container or plain.
+        known_devices, known_natives: kept by d2ldev: devices that exist, by each given name or
+            object.
 
     Raises:
         DeviceUnavailableError: if it cannot make so many virtual GPUs.
@@ -167,7 +167,7 @@ class Framework:
 
     @cached_property
     def files(self) -> Files:
-        """The room of files; its defaults copy once more than they would have to."""
+        """Return the area of files. Its defaults make one copy more than necessary."""
         return Files(self.tensors)
 
     def num_gpus(self) -> int:
@@ -182,11 +182,11 @@ class Framework:
             return 0
 
     def check_matmul_precision(self, precision: object, attempted: str, fix: str) -> str:
-        """Return a precision of products that the framework can multiply in.
+        """Return a precision of products that the framework supports.
 
         Args:
-            precision: what a user gave.
-            attempted: what the caller is doing, for messages.
+            precision: the user's argument.
+            attempted: the current operation, for messages.
             fix: the line that sets ``'highest'``.
 
         Raises:
@@ -206,21 +206,21 @@ class Framework:
 
         Args:
             ability: its name there.
-            attempted: what the caller is doing.
-            fix: the line that is right; None is another backend.
+            attempted: the current operation.
+            fix: the line that works; None is another backend.
         """
         if ability in self.cannot:
             other = "use another backend for it: D2LDEV_BACKEND=torch"
             raise UnsupportedValueError(attempted, self.inability(ability), fix or other)
 
     def group(self) -> Group | None:
-        """Return the processes that train together, whose engine is started; None without a launch.
+        """Return the processes that train together, with a running engine; None without a launch.
 
         Raises:
-            PeerLostError: if the others do not come.
-            UnsupportedValueError: if the framework trains in one process only, the processes are
-                of different programs, or this process is one of several that only the framework's
-                engine or launcher knows of.
+            PeerLostError: if the others do not connect.
+            UnsupportedValueError: if the framework trains in one process only, or the processes run
+                different programs. If only the framework's own engine or launcher knows of the
+                others.
         """
         if (peers := launched()) is None:
             self._check_alone()
@@ -253,10 +253,10 @@ class Framework:
         else:
             return
         raise UnsupportedValueError(
-            "train in a process of its own",
-            f"{problem}, and no RANK and WORLD_SIZE say so to d2ldev",
-            "d2ldev launch, or torchrun's variables before the first use of d2ldev's backend; or "
-            f"{fix}, and each process trains a model of its own",
+            "train in one process of several",
+            f"{problem}, but RANK and WORLD_SIZE are not set",
+            "d2ldev launch, or torchrun's variables before the first use of the backend; or "
+            f"{fix}, for a model in each process",
         )
 
     def _program(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The room ``devices``: which devices a framework has, and what is queued and held on them."""
+"""The area ``devices``: the framework's devices, with their queues and their memory."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Devices(ABC):
     def native(self, device: Device) -> Any:
         """Return the framework's own object for a device that exists.
 
-        Called by ``backend.native``, and before each creation or copy on a device that was not
-        named before. What it returns is handed to ``Tensors`` as ``native``.
+        ``backend.native`` calls it, and so does the first creation or copy on a device. ``Tensors``
+        receives the returned object as ``native``.
 
         Raises:
             DeviceUnavailableError: if the framework finds only now that it cannot use the device.
@@ -65,11 +65,11 @@ class Devices(ABC):
 
     @abstractmethod
     def from_native(self, native: Any) -> Device | None:
-        """Return the device that a framework's own object stands for; None if it is none.
+        """Return the device of a framework's own device object; None for any other object.
 
         Args:
-            native: anything that a user gave as a device; also every string, of which those count
-                that ``str(x.device)`` gives for a tensor of the framework.
+            native: any object that a user passed as a device, also every string. Of the strings,
+                accept those that ``str(x.device)`` returns for a tensor of the framework.
         """
 
     @abstractmethod
@@ -86,9 +86,9 @@ class Devices(ABC):
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """Return the framework's own context that makes a device its default.
 
-        Entered by ``with backend.on(device):``, in the thread that leaves it. A new object for each
-        call. Its ``__exit__`` raises a ``RuntimeError``, and changes nothing, while a context that
-        was entered in it by other means has not ended; see ``d2ldev.scopes.Contexts``.
+        Each call returns a new object. ``with backend.on(device):`` enters it, in the thread that
+        leaves it. Another context may begin inside it by other means. Until that context ends,
+        ``__exit__`` raises a ``RuntimeError``, and changes nothing. See ``d2ldev.scopes.Contexts``.
         """
         return nullcontext()
 
@@ -127,8 +127,8 @@ class Devices(ABC):
         """
         return None
 
-    # What is here by default is for a framework that multiplies float32 in float32 only. One that
-    # does not, and cannot be told to, has 'multiply in float32' in ``Framework.cannot``.
+    # The defaults are for a framework that always multiplies float32 in float32. A framework that
+    # never does has 'multiply in float32' in ``Framework.cannot``.
 
     def matmul_precision(self) -> str:
         """Return what products of matrices and convolutions of float32 are computed in here.

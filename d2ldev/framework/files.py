@@ -1,10 +1,10 @@
-"""The room ``files``: how a framework's tensors and models go into a file and come out of one.
+"""The area ``files``: how to write a framework's tensors and models into a file, and read them.
 
-A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax. That of
-a convolution is ``(out, in, *window)`` or ``(*window, in, out)``. The output of a convolution is
-flattened with the channels first, or last; so the columns of the next dense kernel have another
-order. A ``Layout`` says of one tensor of a model which layer it belongs to, and how it is brought
-into the first of these forms, the canonical one.
+A dense layer's kernel is ``(out, in)`` in torch and Gluon, and ``(in, out)`` in Keras and Flax. A
+convolution's kernel is ``(out, in, *window)`` or ``(*window, in, out)``. Frameworks flatten the
+output of a convolution with the channels first, or last. So the columns of the next dense kernel
+have another order. A ``Layout`` belongs to one tensor of a model. It names the tensor's layer. It
+also says how to convert the tensor to the first of these forms, the canonical one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """How a tensor of a model is brought into the canonical form.
+    """The conversion of a tensor of a model to the canonical form.
 
     Args:
-        role: what it is in the model, the same in every framework: ``'0.weight'``.
-        split: it is given this shape first.
-        axes: then its axes are put into this order.
-        shape: then it is given this shape.
+        role: its name in every framework: ``'0.weight'``.
+        split: first reshape it to this shape.
+        axes: then transpose its axes to this order.
+        shape: then reshape it to this shape.
     """
 
     role: str
@@ -85,16 +85,16 @@ SPARSE = "it is sparse: save a dense copy of it, or the tensors that it is made 
 
 
 class Files:
-    """Methods a framework implements about files; each has a default that copies once more.
+    """Methods a framework implements about files; each has a default, with one copy more.
 
     Args:
-        tensors: the framework's room of tensors, which the defaults use.
+        tensors: the framework's area of tensors, for the defaults.
 
     Attributes:
-        number_dtypes: for each dtype without numbers, such as that of JAX's random keys, the dtype
-            of the numbers that stand for its tensors in a file.
-        wrappers: what a wrapper of a model adds to the names of its tensors: ``'_orig_mod'`` in
-            ``'0._orig_mod.weight'``. ``Models.parts`` gives names without it.
+        number_dtypes: for each dtype without numbers, the dtype of the numbers that represent its
+            tensors in a file. JAX's random keys have such a dtype.
+        wrappers: the parts that a wrapper of a model adds to the names of its tensors:
+            ``'_orig_mod'`` in ``'0._orig_mod.weight'``. ``Models.parts`` gives names without them.
     """
 
     number_dtypes: Mapping[str, str] = MappingProxyType({})
@@ -108,12 +108,12 @@ class Files:
     def borrow(self, x: Tensor) -> NDArray[Any]:
         """Return the values in a NumPy array, which the caller does not write to.
 
-        It may alias the tensor's memory. Of a dtype in ``number_dtypes`` it has the numbers. Called
-        by ``save``.
+        The array may alias the tensor's memory. For a dtype in ``number_dtypes`` it has the
+        numbers. ``save`` calls it.
 
         Raises:
-            ValueError: if the tensor cannot be made again of its numbers, its dtype and its shape;
-                the message says what to save in its place.
+            ValueError: if numbers, dtype and shape are not enough to create the tensor again. The
+                message names the object to save instead.
         """
         return self.tensors.to_numpy(x)
 
@@ -205,14 +205,14 @@ class Files:
         """Return a function that gives an optimizer a state; nothing changes before its call.
 
         Args:
-            optimizer: one of which ``state`` returns a nesting.
-            state: a nesting that may be such a state, with tensors on the CPU that nobody else has.
+            optimizer: an optimizer for which ``state`` returns a nesting.
+            state: a nesting that may be its state, with tensors on the CPU that nobody else uses.
 
         Returns:
             A function that cannot fail.
 
         Raises:
-            ValueError: if the state is no such optimizer's, with the reason.
+            ValueError: if this optimizer cannot take the state, with the reason.
         """
         raise UnsupportedValueError(
             "load the state of an optimizer",

@@ -1,4 +1,4 @@
-"""The room ``models``: what models and optimizers keep, so that they can be moved and saved."""
+"""The area ``models``: how to find the tensors of models and optimizers, to move and save them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ is never replaced: an object, or a tensor that is refilled.
 
 
 class NoTensor:
-    """A value among the parts where a tensor should be, and is none: no place without a word.
+    """A value among the parts that should be a tensor, but cannot be placed.
 
     Args:
-        problem: why there is none: ``'is not initialised'``.
-        fix: the line that makes it.
-        is_made_there: whether the framework makes it later, on the device where the model is
-            placed by then. Then ``place`` takes the model, and only ``save`` does not.
+        problem: the reason: ``'is not initialised'``.
+        fix: the line that creates the tensor.
+        is_made_there: whether the framework creates the tensor later, on the model's device at that
+            time. Then ``place`` accepts the model, and only ``save`` refuses it.
     """
 
     def __init__(self, problem: str, fix: str, *, is_made_there: bool = False) -> None:
@@ -44,18 +44,18 @@ class NoTensor:
 class Models:
     """Methods a framework implements about its models and optimizers; each has a default.
 
-    A framework without models of its own leaves out all but ``mlp``.
+    A framework without models of its own implements only ``mlp``.
 
     Attributes:
-        types: the classes of the models, optimizers and the like that ``parts`` takes apart.
-        bound_types: the classes of its other objects that are on one device for good, such as a
-            generator of random numbers.
-        whole_types: the classes of objects of which no tensor may stay behind: optimizers that
-            compute with all that they keep, also with the variables of a function.
-        packages: the names of the framework's packages. An object of their classes that a model
-            keeps is not looked through; one of another class is.
-        searched: modules of these packages whose objects are looked through, too, because they
-            are plain ones: ``'torch.distributions'``.
+        types: the classes of the models, optimizers and other objects that ``parts`` takes apart.
+        bound_types: the classes of objects that stay on one device, such as a generator of random
+            numbers.
+        whole_types: the classes of objects whose tensors must all move. They are optimizers that
+            use every tensor they hold, also in variables of a function.
+        packages: the names of the framework's packages. The search in a model skips objects of
+            their classes, and enters objects of other classes.
+        searched: modules of these packages whose objects the search enters, because they are
+            plain: ``'torch.distributions'``.
     """
 
     types: tuple[type, ...] = ()
@@ -87,12 +87,12 @@ class Models:
         )
 
     def elsewhere(self, obj: Any) -> tuple[str, str] | None:
-        """Return why an object is not one of ``types`` in this process, and what makes it one.
+        """Return why an object is not one of ``types`` in this process, and how to change that.
 
-        For libraries that compute with one of several frameworks, as Keras does.
+        It is for libraries that compute with one of several frameworks, as Keras does.
 
         Returns:
-            A clause and a line for a message, empty if another backend takes the object as it is;
+            A clause and a line for a message. They are empty if another backend takes the object.
             None for any other object.
         """
         return None
@@ -123,9 +123,9 @@ class Models:
     def find_unlisted(self, obj: Any) -> Collection[str]:
         """Return the names of the parts that the framework's own list of weights lacks.
 
-        They are plain attributes of a model, such as the attention weights that its last call has
-        left. Of them, tensors that are not refilled may be missing in a file, may be in a file
-        alone, and may have another shape there; those without values are passed over.
+        They are plain attributes of a model, such as the attention weights of its last call.
+        Unless it is refilled, such a tensor may be on one side only, or have another shape.
+        Tensors without values are skipped.
         """
         return ()
 
@@ -201,6 +201,6 @@ def optimizer_refusal(
     return UnsupportedValueError(
         attempted,
         f"nothing can put another value in the place of {path} of the {cls}, {describe(value)}",
-        f"keep it in an attribute of the {cls} or in its state, as tensors, numbers, text and "
-        "containers of them; to save it, a state_dict() and a load_state_dict() are enough",
+        f"keep it in an attribute of the {cls} or in its state. To save it, a state_dict() and a "
+        "load_state_dict() are enough",
     )

@@ -1,6 +1,6 @@
-"""The room ``parallel``: one model that several devices, or several processes, train together.
+"""The area ``parallel``: train one model on several devices, or in several processes.
 
-The data yields the global batch, the framework splits it, and the loss is a mean over the global
+The data yields the global batch, and the framework splits it. The loss is a mean over the global
 batch. So the parameters after a step are those of one device, to rounding.
 
 Source: D2L, sections 13.5 and 13.6.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class Parallel:
     """Methods a framework implements about several devices.
 
-    What a framework cannot do is left out, and named in ``Framework.cannot``: ``learner``, or
-    ``join`` and ``learner_of_group``.
+    A framework leaves out the methods that it cannot implement, and names them in
+    ``Framework.cannot``: ``learner``, or ``join`` and ``learner_of_group``.
 
     Attributes:
-        joins_at_start: whether ``join`` is called when the framework is loaded, because its engine
-            has to know of the other processes before it looks for devices.
-        process_per_device: whether several devices of one machine need a process for each, which
-            ``Trainer.fit`` starts; ``learner`` is not called then.
+        joins_at_start: whether to call ``join`` when the framework is loaded. Some engines have to
+            know of the other processes before they look for devices.
+        process_per_device: whether several devices of one machine need a process for each device.
+            Then ``Trainer.fit`` starts the processes, and does not call ``learner``.
     """
 
     joins_at_start = False
@@ -90,17 +90,17 @@ class Parallel:
         """Return a model that several devices of this process train.
 
         Args:
-            model: on the first of the devices, where ``sync`` leaves it; with ``settings.shard`` it
+            model: on the first of the devices, where ``sync`` leaves it. With ``settings.shard`` it
                 is on the CPU, and each device gets a part of it.
-            settings: how it is trained.
+            settings: of the training.
             devices: two or more different ones.
 
         Returns:
-            A learner whose inputs, targets, losses and predictions are those of the global batch,
-            on the first device. A batch may have fewer examples than there are devices.
+            A learner for the global batch: its inputs, targets, losses and predictions are on the
+            first device. A batch may have fewer examples than there are devices.
 
         Raises:
-            UnsupportedValueError: for a model or an optimizer that cannot be trained so.
+            UnsupportedValueError: for a model or an optimizer that it cannot train.
         """
         raise UnsupportedValueError(
             f"train {describe(model)} on {len(devices)} devices",
@@ -128,10 +128,10 @@ class Parallel:
     def join(self, group: Group) -> None:
         """Start the framework's own engine between the processes of a group.
 
-        Called once in each process: when the framework is loaded, with ``joins_at_start``, else
-        before the first ``learner_of_group``. ``group.addresses`` has a free one for each process.
-        What waits for other processes gives up after ``2 * group.timeout`` seconds if it can: the
-        group itself notes after ``group.timeout`` that one is lost.
+        It is called once in each process: when the framework is loaded, with ``joins_at_start``,
+        else before the first ``learner_of_group``. ``group.addresses`` has a free address for each
+        process. If possible, the engine stops waiting for other processes after ``2 *
+        group.timeout`` seconds. The group itself detects a lost process after ``group.timeout``.
 
         Raises:
             UnsupportedValueError: if the engine cannot be started.
@@ -140,35 +140,35 @@ class Parallel:
     def gpu_library(self) -> str:
         """Return the library that sends between the GPUs of processes, such as ``'NCCL'``.
 
-        Called after ``join``, in processes that train on a GPU. Such a library needs a GPU of its
-        own for each process.
+        It is called after ``join``, in processes that train on a GPU. Such a library needs a
+        different GPU for each process.
 
         Returns:
-            Its name; empty if the host's memory is in between, so that some processes may share a
-            GPU, and others may be on the CPU.
+            The name of the library. It is empty if the data goes through the host's memory. Then
+            processes may share a GPU, or use the CPU.
         """
         return ""
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         """Return a model that this process and the others of a group train together.
 
-        Called in all of them, which begin with the parameters of rank 0.
+        It is called in all processes. They begin with the parameters of rank 0.
 
         Args:
-            model: on this process's device, where ``sync`` leaves it; with ``settings.shard`` it is
+            model: on this process's device, where ``sync`` leaves it. With ``settings.shard`` it is
                 on the CPU, and the device of the batches gets a part of it.
-            settings: how it is trained.
-            group: the processes, whose engine ``join`` has started.
+            settings: of the training.
+            group: the processes; ``join`` has started their engine.
 
         Returns:
-            A learner whose inputs, targets, losses and predictions are those of this process's part
-            of a batch; the loss of a step may be that of the whole batch, in all processes.
-            ``step`` is called with the learner's ``portion`` set. It uses the gradients of the mean
-            over the whole batch, clipped by their global norm; so all processes have the same
-            parameters after it. ``evaluate``, ``predict`` and ``parts`` are of this process alone.
+            A learner for this process's part of a batch: inputs, targets, losses and predictions.
+            The loss of a step may be that of the whole batch, in all processes. ``portion`` is set
+            before each ``step``. A step uses the gradients of the mean over the whole batch,
+            clipped by their global norm. So all processes have the same parameters after it.
+            ``evaluate``, ``predict`` and ``parts`` belong to this process alone.
 
         Raises:
-            UnsupportedValueError: for a model or an optimizer that cannot be trained so.
+            UnsupportedValueError: for a model or an optimizer that it cannot train.
         """
         raise UnsupportedValueError(
             f"train {describe(model)} in {group.size} processes",
@@ -197,7 +197,7 @@ _TWIN_FIX = "backend.replicate(net, devices), and an optimizer for each of them"
 
 def twin_refusal(
     obj: Any,
-    problem: str = "it is no model, which can be copied by itself",
+    problem: str = "it is not a model, which can be copied by itself",
     fix: str = _TWIN_FIX,
 ) -> UnsupportedValueError:
     """Return the error of an object that is not copied for each device."""

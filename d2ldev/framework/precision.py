@@ -1,6 +1,6 @@
-"""``backend.matmul_precision``: what products of float32 are computed in, as a setting and a block.
+"""``backend.matmul_precision``: the precision of float32 products, as a setting and a block.
 
-A call changes the framework's own switch at once, and returns a block whose end undoes the change,
+A call changes the framework's own switch at once. It returns a block whose end undoes the change,
 as ``torch.set_grad_enabled`` does. The process has one switch, on every framework.
 
 Held by ``tests/core/framework/test_precision.py`` and the requirements ``precision.*``.

@@ -1,4 +1,4 @@
-"""The module ``strict``: where an operation that is given tensors of different devices raises.
+"""The area ``strict``: raise an error for an operation on tensors of different devices.
 
 Where a framework refuses them by itself, its error is raised in d2ldev's words. Where it does not,
 functions are replaced, for as long as any block of any thread is in force.

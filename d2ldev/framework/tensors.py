@@ -1,4 +1,4 @@
-"""The room ``tensors``: making, copying and reading a framework's own tensors.
+"""The area ``tensors``: create, copy and read a framework's own tensors.
 
 Source: names and meanings of the creation functions are those of the Python array API standard,
 2024.12.
@@ -24,22 +24,24 @@ Tensor = Any
 class Tensors(ABC):
     """Methods a framework implements about its tensors.
 
-    Arguments were checked: ``native`` is what ``Devices.native`` returned, ``shape`` a tuple of
-    integers, ``dtype`` what ``dtype`` returned or None for the framework's own choice, ``x`` a
-    tensor of ``types``. Whatever is raised is translated by the caller: into an
-    ``OutOfDeviceMemoryError`` where ``Devices.is_out_of_memory`` says so, else into an
-    ``UnsupportedValueError`` with the exception's text. It has to be raised in the call: where a
-    framework allocates later, compare sizes first, or wait.
+    The core has checked the arguments. ``native`` comes from ``Devices.native``, and ``shape`` is a
+    tuple of integers. ``dtype`` comes from ``dtype``, or is None for the framework's own choice.
+    ``x`` is a tensor of ``types``.
+
+    The caller translates every exception. If ``Devices.is_out_of_memory`` accepts the exception,
+    the error is an ``OutOfDeviceMemoryError``. Any other one is an ``UnsupportedValueError`` with
+    the exception's text. Each method has to raise within its call. If the framework allocates
+    memory later, compare sizes first, or wait.
 
     Attributes:
         types: the classes of the tensors.
-        plain_types: the classes of its other values that stay as they are in a batch: dtypes,
+        plain_types: the classes of other values of the framework that stay in a batch: dtypes,
             devices.
         dtype_names: the dtypes that tensors can have, by name. A property where that may change.
-        move_method: the name of the method ``method(native)`` by which an object that is no
-            container moves itself, where the framework's users have agreed on one; ``to`` calls it.
-        integer_dtype, float_dtype: the dtypes of Python's integers and floats if no dtype is asked
-            for. Properties where they may change.
+        move_method: the name of a method ``method(native)``. ``to`` calls it to move an object that
+            is not a container, if the framework has such a convention.
+        integer_dtype, float_dtype: the default dtypes of Python's integers and floats. Properties
+            where they may change.
     """
 
     types: tuple[type, ...]
@@ -55,12 +57,12 @@ class Tensors(ABC):
     def device_of(self, x: Any) -> Device:
         """Return the device that holds the bytes of a tensor.
 
-        Called for every tensor of every batch that is moved: it has to be fast.
+        It is called for every tensor of every batch that moves, so it has to be fast.
 
         Raises:
-            UnsupportedValueError: if ``x`` is no tensor, or is not on one device: it is only traced
-                (under ``jit`` or ``tf.function``), spread over several devices, or without bytes
-                (torch's ``meta``). Never a guess.
+            UnsupportedValueError: if ``x`` is not a tensor, or has no single device. Examples are
+                tensors that ``jit`` or ``tf.function`` traces, tensors on several devices, and
+                torch's ``meta`` tensors. Never guess.
         """
 
     def stays_on_host(self, x: Tensor) -> bool:
@@ -198,8 +200,8 @@ class Tensors(ABC):
     ) -> Tensor:
         """Return random numbers: ``'uniform'`` in [0, 1), ``'normal'`` with mean 0, deviation 1.
 
-        With a seed, the framework's own random state is neither read nor changed, and a device
-        draws the same numbers at each call. Another device may draw others.
+        With a seed, a device draws the same numbers at each call. The call then neither reads nor
+        changes the framework's own random state. Another device may draw others.
         """
 
     @abstractmethod
@@ -302,8 +304,8 @@ class Tensors(ABC):
     def detach(self, x: Tensor) -> Tensor:
         """Return a tensor without its history; a scalar can be kept for long. No copy if possible.
 
-        For a framework whose tensors keep alive what they were computed from, or the larger tensor
-        that they are a view of; or whose variables are tensors, and change their value.
+        It is for frameworks whose tensors keep their operands, or the tensor that they are a view
+        of, alive. It is also for frameworks whose variables are tensors, and change their values.
         """
         return x
 

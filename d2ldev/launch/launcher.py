@@ -57,7 +57,8 @@ class Launch(NamedTuple):
         """Return it.
 
         Raises:
-            UnsupportedValueError: if it is contradictory, or ``D2LDEV_PEER_TIMEOUT`` is no number.
+            UnsupportedValueError: if it is contradictory, or ``D2LDEV_PEER_TIMEOUT`` is not a
+                number.
         """
         attempted = f"launch on {self.nodes} machines"
         if self.node_rank >= self.nodes:
@@ -74,7 +75,7 @@ class Launch(NamedTuple):
         is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65535
         if self.address and not (host and is_port):
             raise UnsupportedValueError(
-                attempted, f"{quote(self.address)} is no address", "--address host:29500"
+                attempted, f"{quote(self.address)} is not an address", "--address host:29500"
             )
         self.longest_stop()
         return self
@@ -83,7 +84,7 @@ class Launch(NamedTuple):
         """Return for how many seconds a process may be stopped, before it has failed.
 
         Raises:
-            UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT``, where it counts, is no number.
+            UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT``, where it counts, is not a number.
         """
         seconds = peer_timeout() if self.timeout is None else self.timeout
         # A machine alone may be paused. Those of several end, and begin again without this one.

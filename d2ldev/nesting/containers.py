@@ -1,7 +1,7 @@
-"""The types of containers that d2ldev knows from the start, and how each is made again.
+"""The types of containers that d2ldev knows from the start, and how to create each again.
 
-Each ``rebuild`` gives the same type with other children: order, default factory, maximal length and
-attributes are kept, and no constructor of a dataclass or namedtuple runs again.
+Each ``rebuild`` returns the same type with other children. It keeps order, default factory, maximal
+length and attributes. It calls no constructor of a dataclass or namedtuple again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from d2ldev.errors import quote
 
 
 class Container(NamedTuple):
-    """How one type of container is taken apart and made again.
+    """How to take one type of container apart, and create it again.
 
     Args:
         children: the values in a container, in order.
-        labels: the key, index or field of each of them, for messages and names.
+        labels: the key, index or field of each child, for messages and names.
         rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
-        items: how its items are walked alone, where its attributes are children, too; else None.
-        holds: what the children are: ``'fields'`` of a dict or a dataclass, ``'items'`` of a list
-            or a set, or ``'pieces'`` of one value, such as a sparse array, which nobody splits.
+        items: the container of the items alone, if the attributes are children, too; else None.
+        holds: the kind of its children. ``'fields'`` is for a dict or a dataclass, ``'items'`` for
+            a list or a set. ``'pieces'`` is for one value that nobody splits, such as a sparse
+            array.
         part: ``(old, start, stop) -> new``: a container like ``old`` with the items from ``start``
-            up to ``stop``; None if it has no items, or no order.
-        saved: how it is walked in files, with all values that are needed to make it again, such as
-            the shape of a sparse array; None if the children are all.
+            up to ``stop``. None without items, or without an order.
+        saved: how files walk it, with all values that create it again, such as the shape of a
+            sparse array. None if the children are enough.
     """
 
     children: Callable[[Any], Iterable[Any]]
@@ -85,7 +86,7 @@ BROADCAST = Container(
     lambda mark: (mark.value,), lambda _: ("value",), lambda _, new: Broadcast(*new)
 )
 _EXACT = {dict: DICT, list: LIST, tuple: TUPLE, Broadcast: BROADCAST}
-# Python's own class has room for attributes, and nobody sets any.
+# Python's own class allows attributes, but nobody sets any.
 _WITHOUT_ATTRIBUTES = frozenset({OrderedDict})
 
 
@@ -163,7 +164,7 @@ def with_attributes(cls: type, items: Container, has_tensors: Callable[[Any], bo
 
     def part(x: Any, start: int, stop: int) -> Any:
         if found := beside(x):
-            raise TypeError(f"its attributes have tensors, which are no items: {', '.join(found)}")
+            raise TypeError(f"its attributes have tensors, which are not items: {', '.join(found)}")
         assert items.part is not None
         return items.part(x, start, stop)
 
@@ -270,7 +271,7 @@ def _set_rebuild(old: Any, new: list[Any]) -> Any:
 
 def _tuple_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
     if hasattr(cls, "n_sequence_fields"):  # a structure of C's, such as torch.return_types.max
-        # Some have fields that are no items, such as a time's zone.
+        # Some have fields beside their items, such as a time's zone.
         return lambda old, new: cls(new, old.__reduce__()[1][1])
 
     def rebuild(old: Any, new: list[Any]) -> Any:
@@ -303,7 +304,7 @@ def _dataclass_container(cls: type) -> Container:
         state: Any = object.__getstate__(old)
         attributes, slots = state if isinstance(state, tuple) else (state, None)
         for name, value in (attributes or {}).items():
-            # What was computed from the old fields is computed again from the new ones.
+            # The class computes some attributes from its fields: compute them again.
             if name not in cached:
                 vars(made)[name] = value
         for name, value in (slots or {}).items():

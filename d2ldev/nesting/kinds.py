@@ -1,7 +1,7 @@
-"""What a value is to one backend: a tensor, an object of the framework, a container, or plain.
+"""The kind of a value for one backend: a tensor, an object of the framework, a container, or plain.
 
-Only the type decides, and each type is looked at once, because a batch is walked at every step of a
-training loop.
+Only the type decides. The code looks at each type once, because every step of a training loop walks
+a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from d2ldev.nesting.containers import (
 
 @final
 class Kind:
-    """What a value is to a walk, when it is no container."""
+    """The kind of a value that is not a container, for a walk."""
 
     __slots__ = ("name",)
 
@@ -53,12 +53,12 @@ def register_container(
     """Teach ``to``, ``copy`` and ``place`` a container type, such as your own batch class.
 
     Args:
-        cls: the type; its subclasses are not included.
-        children: the values of a container that may hold tensors, in a fixed order.
+        cls: the type, without its subclasses.
+        children: ``container -> children``: the values that may hold tensors, in a fixed order.
         rebuild: ``(old, children) -> new``: a container like ``old`` with these children.
 
     Raises:
-        UnsupportedValueError: if ``cls`` is no class, or one of the others no function.
+        UnsupportedValueError: if ``cls`` is not a class, or one of the others not a function.
 
     >>> class Batch:
     ...     def __init__(self, x, path): self.x, self.path = x, path
@@ -76,11 +76,11 @@ def register_container(
 
 
 class Kinds(dict[type, "Kind | Container"]):
-    """What each type is to one backend: looked up by type, worked out once for each.
+    """The kind of each type for one backend: looked up by type, and found once for each.
 
     Args:
-        framework: a ``d2ldev.framework.Framework``, whose ``tensors`` and ``models`` are asked when
-            a type is looked up for the first time.
+        framework: a ``d2ldev.framework.Framework``. The first lookup of a type asks its ``tensors``
+            and ``models``.
     """
 
     # A program that makes a class for every batch must not fill the memory with them.

@@ -1,9 +1,9 @@
-"""What is kept by objects that are no containers: attributes, slots, arguments, closures.
+"""The values in objects that are not containers: attributes, slots, arguments, closures.
 
-``place`` looks there for what a model keeps in plain attributes. A search runs nothing of the
-user's: no property, no ``__getattr__``, no ``__setattr__``. It does not enter what is not the
-model's own: modules, classes, globals of functions, objects of Python's library, such as files,
-locks, threads and loggers, and objects of the framework's and d2ldev's, such as loaders and
+``place`` searches the plain attributes of a model. A search calls no code of the user: no property,
+no ``__getattr__``, no ``__setattr__``. It enters only the model's own objects. It skips modules,
+classes, and globals of functions. It skips objects of Python's library, such as files, locks,
+threads and loggers. It also skips objects of the framework's and d2ldev's, such as loaders and
 trainers.
 """
 

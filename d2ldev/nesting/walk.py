@@ -1,22 +1,21 @@
-"""Walk nested batches: find the leaves of a nesting, and make the nesting again with other leaves.
+"""Walk nested batches: find the leaves, and create the nesting again with other leaves.
 
 A *nesting* is a tensor, or any dict, list, tuple, namedtuple, dataclass, set, deque or other
 registered container of nestings. ``None``, numbers, strings and bytes may stand anywhere and
-stay as they are. The rules, each held by a requirement ``containers.*`` of the suite:
+stay. Each of these rules has a requirement ``containers.*`` in the suite:
 
-- What comes back is what went in: the same type, order, default factory, maximal length and
-  attributes. No constructor of a dataclass or namedtuple runs again.
+- The result has the same type, order, default factory, maximal length and attributes. The walk
+  calls no constructor of a dataclass or namedtuple again.
 - A container in which nothing changed comes back as itself.
-- What was one object before is one object afterwards: tied tensors stay tied, and a list that
-  is in two places is made again once.
-- Nothing that was given is changed; whatever goes wrong, the caller's containers are as they
-  were.
+- One object stays one object: tied tensors stay tied, and the walk creates a list in two places
+  once.
+- The walk never changes the caller's containers, even if it fails.
 
-A batch is walked at every step of a training loop. So ``flatten`` makes no names: the name of a
-place is looked up only for an error.
+Every step of a training loop walks a batch. So ``flatten`` makes no names: only an error looks up
+the name of a place.
 
-Of the arguments, ``kinds`` says what each type is to a backend; ``attempted``, what the caller is
-doing, for messages.
+The argument ``kinds`` has the kind of each type for a backend. ``attempted`` is the current
+operation, for messages.
 """
 
 from __future__ import annotations
@@ -52,17 +51,16 @@ def every(
 ) -> bool:
     """Return whether ``ask(x) is answer`` for every tensor, and every leaf is a tensor or plain.
 
-    ``to`` asks this first, to see whether anything has to move. The walk makes no object of its
-    own, and does not remember where it was.
+    ``to`` asks this first, to see whether anything has to move. The walk creates no object, and
+    does not remember its way.
 
     Args:
         nestings: walked in order.
-        budget: how many containers it may enter, in a list of one. It gives up, with False, at a
-            nesting that is large or full of shared containers; ``flatten`` enters each of them
-            once.
+        budget: how many containers it may enter, in a list of one. For a nesting that is larger, or
+            full of shared containers, it returns False. ``flatten`` enters each of them once.
 
     Returns:
-        False, too, for a value of an unknown kind, whose place ``flatten`` then names.
+        False, too, for a value of an unknown kind. ``flatten`` then names its place.
 
     Raises:
         RecursionError: if a container contains itself.
@@ -95,9 +93,9 @@ def every(
 def plain_tensors(x: Any, kinds: Kinds) -> list[Any] | None:
     """Return the tensors of a plain batch in order; None if the batch is not plain.
 
-    A plain batch is made of dicts, lists and tuples, no subclasses, with a tensor in each, and no
-    tensor is in it twice. Most batches are plain. ``with_tensors`` makes one again in half of the
-    time of ``flatten``, because it need not remember what it has seen.
+    A plain batch consists of dicts, lists and tuples, without subclasses, with a tensor in each. No
+    tensor appears twice. Most batches are plain. ``with_tensors`` rebuilds one in half of the time
+    of ``flatten``, because it need not remember the tensors.
     """
     found: dict[int, Any] = {}
     try:
@@ -130,7 +128,7 @@ def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
     """Return a plain batch with other tensors; plain values stay.
 
     Args:
-        x: a batch of which ``plain_tensors`` is not None.
+        x: a batch; ``plain_tensors`` has returned a list for it.
         new: the tensors, in the order of ``plain_tensors``.
     """
     # torch's compiler reads a variable that a comprehension sets before the comprehension does.
@@ -220,7 +218,7 @@ class Flattened:
         self.tensors: dict[int, Any] = {}
         """The tensors by their ids, each once, in order."""
         self.others: dict[int, Any] = {}
-        """The other leaves that are no plain values, in the same way."""
+        """The other leaves that are not plain values, in the same way."""
         # (container, how it is made again, its children), inner containers before outer ones. The
         # tuples keep the children alive, so that no id is used for two objects.
         self._containers: list[tuple[Any, Container, Sequence[Any]]] = []
@@ -353,7 +351,7 @@ def _places(
 def leaves(
     x: Any, kinds: Kinds, path: str = "", attempted: str = "look through a nesting"
 ) -> Iterator[tuple[str, Any, Kind]]:
-    """Yield every value in a nesting that is no container, with its name and kind.
+    """Yield every value in a nesting that is not a container, with its name and kind.
 
     Args:
         x: a nesting; containers that contain themselves are entered once.

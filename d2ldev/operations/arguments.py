@@ -59,7 +59,7 @@ def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str)
     Args:
         attempted: what it is for: ``'train'``.
         name: of the argument.
-        value: as it was given; a truth value is no number.
+        value: as it was given; a truth value is not a number.
         least: the smallest that makes sense.
         fix: a line that is right.
 
@@ -115,7 +115,7 @@ def as_path(path: object, method: str) -> str:
     if is_folder or "\0" in text:
         raise UnsupportedValueError(
             f"{method.partition('_')[0]} parameters",
-            f"{describe(path)} is no path of a file",
+            f"{describe(path)} is not a path of a file",
             {
                 "save": "backend.save(obj, 'net.safetensors')",
                 "load": "backend.load('net.safetensors')",
@@ -139,7 +139,7 @@ def is_iterable(data: object) -> bool:
             next(iter(data), None)  # type: ignore[call-overload]
         except Exception:  # it has no axis, or its class does not do it
             return False
-    # Of the type, as Python does it: a class is no iterable where its objects are.
+    # Of the type, as in Python: a class is not iterable if its objects are.
     return hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")
 
 

@@ -41,7 +41,7 @@ def require_tensor(framework: Framework, x: Any, attempted: str) -> None:
     if framework.kinds[type(x)] is not TENSOR:
         fix = "x = backend.asarray(x) makes a tensor"
         raise of_another_backend(framework, attempted, x) or UnsupportedValueError(
-            attempted, f"{describe(x)} is no tensor of the {framework.name} backend", fix
+            attempted, f"{describe(x)} is not a tensor of the {framework.name} backend", fix
         )
 
 
@@ -220,7 +220,7 @@ def _filler(framework: Framework, value: Any) -> Make:
             else:
                 # TensorFlow ends the process where a nesting is deep.
                 raise UnsupportedValueError(
-                    attempted, f"{describe(value)} is no number", "backend.full((2, 3), 1.0)"
+                    attempted, f"{describe(value)} is not a number", "backend.full((2, 3), 1.0)"
                 )
         return framework.tensors.full(shape, number, dtype, native)
 
@@ -257,12 +257,12 @@ def asarray(
     copy: bool | None,
     like: Tensor,
 ) -> Tensor:
-    """Make a tensor with the values of ``obj``, which is no tensor; see ``Backend.asarray``."""
+    """Make a tensor with the values of ``obj``, which is not a tensor; see ``Backend.asarray``."""
     attempted = "make a tensor of data"
     if copy is not None and not copy:
         raise UnsupportedValueError(
             f"{attempted} with copy=False",
-            f"{describe(obj)} is no tensor of the {framework.name} backend, and its memory is "
+            f"{describe(obj)} is not a tensor of the {framework.name} backend, and its memory is "
             "never aliased",
             "x = backend.from_dlpack(x) shares its memory"
             if hasattr(obj, "__dlpack__")
@@ -346,7 +346,7 @@ def _as_number(number: Any, attempted: str) -> int | float:
             return float(number)
     except Exception as error:  # whatever a value's own ``__float__`` raises
         raise UnsupportedValueError(
-            attempted, f"{describe(number)} is no real number", "backend.arange(0, 10, 2)"
+            attempted, f"{describe(number)} is not a real number", "backend.arange(0, 10, 2)"
         ) from error
 
 

@@ -61,7 +61,7 @@ def resolve_all(framework: Framework, specs: Sequence[DeviceLike], attempted: st
         attempted: what the caller is doing, for messages.
 
     Raises:
-        InvalidDeviceError: if one is no device, or stands there twice, or there is none.
+        InvalidDeviceError: if one is not a device, or stands there twice, or there is none.
         DeviceUnavailableError: if this machine does not have one.
     """
     is_list = isinstance(specs, (list, tuple))
@@ -84,7 +84,7 @@ def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
         attempted: what the caller is doing, for messages.
 
     Raises:
-        InvalidDeviceError: if it is no device.
+        InvalidDeviceError: if it is not a device.
         DeviceUnavailableError: if this machine does not have it.
     """
     try:

@@ -141,7 +141,7 @@ class Whole:
         return isinstance(x, range) if isinstance(kind, Kind) else kind.holds == "items"
 
     def _fields(self, x: Any, entered: set[int], *, is_top: bool = False) -> Iterator[Any]:
-        """Yield the fields of a container that are no containers of fields by their type."""
+        """Yield the fields of a container that are not containers of fields by their type."""
         kind = self._kinds[type(x)]
         if isinstance(kind, Kind) or (kind.holds == "items" and not is_top):
             yield x

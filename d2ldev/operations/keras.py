@@ -2,7 +2,7 @@
 
 d2ldev takes them where that is TensorFlow. On PyTorch, Keras brings all operands to one device that
 it chooses for the process, so that a model computes there and not where it was placed. On JAX, its
-variables are no pytree, and its models no modules of Flax.
+variables are not pytree, and its models no modules of Flax.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The labels of ``'cross_entropy'``: each is the number of a class, or ``NO_LABEL``.
 
-A step leaves out every label that is no class, on the device, so that none reaches a kernel or the
-parameters. The host looks at labels that it has, which waits for nothing, and at the range of the
-others at the end of an epoch.
+A step leaves out every label that is not a class, on the device, so that none reaches a kernel or
+the parameters. The host looks at labels that it has, which waits for nothing, and at the range of
+the others at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def look_at(
         waits: whether labels on a device are brought over.
 
     Returns:
-        None if they are on a device, or are no labels: a step refuses these.
+        None if they are on a device, or are not labels: a step refuses these.
     """
     y, weights = y if type(y) is Weighted else (y, None)
     found = y if type(y) is np.ndarray else _on_the_host(framework, y, is_drawn, waits)

@@ -408,7 +408,7 @@ def _is_plain(framework: Framework, x: Any) -> bool:
 
 
 def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> UnsupportedValueError:
-    """Return the error of a value in a nesting that is no tensor of the framework.
+    """Return the error of a value in a nesting that is not a tensor of the framework.
 
     Args:
         framework: the one that was asked.
@@ -417,7 +417,7 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
         name: its name in the nesting; empty is the whole.
     """
     is_plain = framework.kinds[type(x)] is PLAIN
-    what = "a plain value" if is_plain else f"no tensor of the {framework.name} backend"
+    what = "a plain value" if is_plain else f"not a tensor of the {framework.name} backend"
     where = f" at {name}" if name else ""
     fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
     if framework.kinds[type(x)] is OBJECT:

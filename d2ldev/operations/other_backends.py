@@ -89,7 +89,7 @@ def whose_object(framework: Framework, x: Any) -> str:
 
     Args:
         framework: the one that does not know it.
-        x: the object. Classes, functions and modules are no framework's to move.
+        x: the object. Classes, functions and modules are not framework's to move.
     """
     cls = type(x)
     key = framework.name, cls

@@ -65,7 +65,7 @@ def parts_to_train_on(
     """
     inputs, y = operands
     is_batch = settings.methods is not None
-    # The inputs are no sequence of examples, however many there are.
+    # The inputs are not a sequence of examples, whatever their number.
     fields = inputs[0] if is_batch else {"inputs": dict(enumerate(inputs)), "y": y}
     parts = _parts(framework, fields, devices, model, is_filled=is_filled)
     if not parts[0].number:

@@ -28,7 +28,7 @@ from d2ldev.nesting.walk import depth_refusal, every, flatten_all, join_path, le
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend, whose_object
 
-# More than that is no model's: a program's own objects that a model refers to.
+# More than that is not a model's: a program's own objects that a model refers to.
 _MOST_LEVELS = 50
 _MOST_OBJECTS = 10_000
 # Of which a search takes note, beside the framework's ``bound_types``.
@@ -116,7 +116,7 @@ class Search:
         where = f" at {name}" if name else ""
         return UnsupportedValueError(
             self.attempted,
-            f"{describe(value)}{where} is no tensor, model or optimizer of the "
+            f"{describe(value)}{where} is not a tensor, model or optimizer of the "
             f"{self.framework.name} backend, and no container",
             "place what it holds: obj.x = backend.place(obj.x, device)",
         )
@@ -213,7 +213,7 @@ class Search:
         vars(self).setdefault(attribute, []).append(item)
         self.has_notes = True
 
-    # -- objects that are no containers ------------------------------------------------------------
+    # -- objects that are not containers -----------------------------------------------------------
 
     def _add_other(self, name: str, value: Any) -> None:
         """Look through an object of which the framework knows nothing."""

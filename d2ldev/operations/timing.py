@@ -18,7 +18,7 @@ from d2ldev.operations import creation
 from d2ldev.operations.devices import all_devices, on
 from d2ldev.operations.moving import to_numpy
 
-# Seconds; so long that asking the clock and the devices is no hundredth of a run.
+# Seconds. Asking the clock and the devices then takes less than a hundredth of a run.
 _SHORTEST_RUN = 5e-3
 _FEWEST_RUNS = 5
 _MOST_RUNS = 200

@@ -13,7 +13,7 @@ from d2ldev.locks import Lock
 
 _LENGTH = struct.Struct(">I")
 _LONGEST = 1 << 30
-_NO_MESSAGE = "what it sent is no message"
+_NO_MESSAGE = "what it sent is not a message"
 
 
 class Connection:
@@ -71,7 +71,7 @@ class Connection:
             longest: how many bytes a message may have.
 
         Raises:
-            OSError: if the connection has ended, or what came is no message.
+            OSError: if the connection has ended, or what came is not a message.
         """
         data = self._socket.recv(1 << 16)
         if not data:

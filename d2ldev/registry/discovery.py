@@ -1,10 +1,10 @@
-"""Which backends there are, and whether what they need is installed; nothing is imported for it.
+"""Find the backends, and whether their requirements are installed, without an import.
 
-Backends are found through the entry-point group ``d2ldev.backends``, the built-in ones like
-anyone else's. An entry point names a subclass of ``Framework``. The package that holds it says
-which modules it needs in a tuple ``requires`` of strings (default: none), and in ``libraries``
-which packages are written for its framework. Its source is read and not run, so that a package has
-no say before its backend is chosen.
+The entry-point group ``d2ldev.backends`` lists all backends, the built-in ones included. An entry
+point names a subclass of ``Framework``. Its package lists the required modules in a tuple
+``requires`` of strings (default: none). It lists packages for its framework in ``libraries``.
+d2ldev reads the source of the package and does not run it. So no code of a package runs before its
+backend is chosen.
 
 Held by ``tests/core/registry/test_registry.py`` and ``tests/core/registry/test_third_parties.py``.
 """

@@ -53,8 +53,8 @@ def load(name: str, source: str) -> Framework:
         attempted = f"set the precision of products (from {settings.MATMUL_PRECISION})"
         fix = f"{settings.MATMUL_PRECISION}=highest"
         framework.matmul_precision(framework.check_matmul_precision(precision, attempted, fix))
-    # Not without a launch: a program that has started the engine itself may use the devices, and
-    # is refused only by ``fit``.
+    # Only in a launch: a program that has started the engine itself may use the devices. Only
+    # ``fit`` refuses it.
     if framework.parallel.joins_at_start and settings.peers() is not None:
         framework.group()
     return framework
@@ -103,7 +103,7 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
         raise _refusal(name, source, f"{missing} is not installed", fix)
     if isinstance(cls, type) and issubclass(cls, Framework):
         return cls
-    problem = f"{point.value} is no subclass of d2ldev.framework.Framework"
+    problem = f"{point.value} is not a subclass of d2ldev.framework.Framework"
     fix = "mend the entry point of its distribution, or uninstall it"
     raise _refusal(name, source, problem, fix)
 
@@ -145,8 +145,8 @@ def _make(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
     except (D2LDevError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        # Most import their framework only here: without a shared library that is an OSError, with a
-        # NumPy that is too new an AttributeError.
+        # Most import their framework only here. A missing shared library is an OSError. Too new a
+        # NumPy is an AttributeError.
         what, fix = "cannot be made", "mend its __init__, which takes virtual_gpus=None"
         if name in _INSTALL or isinstance(error, ImportError):
             what, fix = "fails to import", f"reinstall it: {_INSTALL.get(name, name)}"

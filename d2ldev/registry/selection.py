@@ -41,8 +41,8 @@ from d2ldev.registry.discovery import (
 from d2ldev.registry.loading import fallback_refusal, load, name_refusal
 from d2ldev.scopes import Entry, Scopes, trace_as
 
-# A framework that is half imported cannot be imported by a forked child, where Python's own lock of
-# the module stays locked. An import takes seconds.
+# A forked child cannot import a half-imported framework, because Python's lock of the module stays
+# locked there. An import takes seconds.
 _lock = Lock(patience=30)
 _loaded: dict[str, Framework] = {}
 _by_type: dict[type, Framework] = {}
@@ -110,12 +110,12 @@ def list_loaded_frameworks() -> list[Framework]:
 
 
 def active_framework() -> Framework:
-    """Return the framework that ``from d2ldev import backend`` stands for here and now.
+    """Return the framework behind ``from d2ldev import backend``, here and now.
 
-    The innermost ``use_backend`` of this thread or task; else ``set_backend``'s; else the one
-    that ``D2LDEV_BACKEND`` names; else the first installed of torch, jax, tensorflow, mxnet;
-    else the only other one that is installed; else the reference backend, with a
-    ``BackendFallbackWarning``.
+    The first of these decides: the innermost ``use_backend`` of this thread or task,
+    ``set_backend``, ``D2LDEV_BACKEND``. Otherwise it is the first installed of torch, jax,
+    tensorflow, mxnet, or else the only other installed one. The last resort is the reference
+    backend, with a ``BackendFallbackWarning``.
     """
     return scoped.value.get() or _process.framework or _resolve()
 
@@ -144,10 +144,9 @@ _computed = _Computed()
 class _ActiveFramework:
     """The active framework as an attribute of an object.
 
-    Every call of the handle reads it, and reading an attribute takes a fifth of the time of a
-    function call. So the object caches it, until ``set_backend`` changes it. After the first block
-    of ``use_backend`` nothing is cached: a thread or task that was started in a block may outlive
-    it.
+    Every call of the handle reads it. Reading an attribute takes a fifth of the time of a function
+    call. So the object caches it, until ``set_backend`` changes it. After the first block of
+    ``use_backend`` it caches nothing, because its threads and tasks may outlive it.
     """
 
     @trace_as(lambda *_: _computed.framework)
@@ -262,16 +261,16 @@ def set_process(new: Process) -> Process:
 
 
 def virtual_gpus(n: int) -> None:
-    """Ask for ``n`` virtual GPUs in every backend that is used for the first time from now on.
+    """Ask for ``n`` virtual GPUs in every backend whose first use comes later.
 
-    A virtual GPU is a device that is not there: real data, real computation on the CPU, real device
-    semantics.
+    A virtual GPU has real data, real computation on the CPU, and real device semantics, but no
+    hardware.
 
     Args:
-        n: 0 to 8; 0 is none at all, also for the reference backend, which has two by default.
+        n: 0 to 8. With 0 the reference backend has none either; its default is two.
 
     Raises:
-        InvalidDeviceError: if ``n`` is no integer, or out of range.
+        InvalidDeviceError: if ``n`` is not an integer, or out of range.
         DeviceUnavailableError: if a backend in use already has another number of GPUs.
     """
     number = settings.check_virtual_gpus(n, f"make {quote(n)} virtual GPUs")
@@ -295,12 +294,12 @@ def virtual_gpus(n: int) -> None:
 
 
 def framework_of(x: Any) -> Framework:
-    """Return the framework whose tensor ``x`` is, importing none that is not there already.
+    """Return the framework of a tensor, without importing another framework.
 
-    A framework whose tensor it is not is not made, because making one may set what it needs.
+    It creates no framework that does not own the tensor, because a new one may change settings.
 
     Raises:
-        UnsupportedValueError: if it is no tensor of any.
+        UnsupportedValueError: if ``x`` is not a tensor of any framework.
     """
     framework = _by_type.get(type(x))
     if framework is not None:
@@ -318,17 +317,17 @@ def framework_of(x: Any) -> Framework:
             return framework
     raise UnsupportedValueError(
         f"tell the backend of a {type(x).__module__}.{type(x).__qualname__}",
-        f"it is no tensor of an imported framework; {choices()}",
+        f"it is not a tensor of an imported framework; {choices()}",
         "x = backend.asarray(x) makes a tensor",
     ) from broken
 
 
 def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None:
-    """Return the framework whose loader ``x`` is; None if it is no framework's.
+    """Return the framework of a loader; None if no framework knows it.
 
     Args:
         x: anything.
-        types: which of the attributes of ``Training`` has the classes.
+        types: the name of the attribute of ``Training`` with the classes.
     """
     for name in _possible_backends(x):
         try:
@@ -341,10 +340,10 @@ def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None
 
 
 def other_backend_of(framework: Framework, x: Any) -> str:
-    """Return the name of another backend whose object ``x`` is; empty if there is none.
+    """Return the name of another backend that owns ``x``; empty if there is none.
 
-    Nothing is imported. An object is a backend's if its class comes from what the backend needs, or
-    from a library of this backend alone. Backends that share the library are made and asked.
+    Nothing is imported. A backend owns the classes of its requirements, and of libraries that
+    belong to it alone. If several backends share the library, they are created and asked.
 
     Args:
         framework: the one that does not know it.

@@ -76,7 +76,7 @@ def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, 
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise UnsupportedValueError(
             f"train with the optimizer {describe(optimizer)}",
-            "it is no optax.GradientTransformation",
+            "it is not an optax.GradientTransformation",
             "return optax.sgd(self.lr) from configure_optimizers",
         )
     native = framework.devices.native(module.trainer.device)

@@ -118,7 +118,7 @@ class JaxLearner(Learner):
         if not isinstance(model, nnx.Module):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
-                "it is no flax.nnx.Module",
+                "it is not a flax.nnx.Module",
                 "wrap a linen module: nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X), or "
                 "train one that has D2L's training_step on one device; put parameters of your own "
                 "into an nnx.Module, as nnx.Param",
@@ -577,7 +577,7 @@ class _Steps:
         """Return the prediction, in float32 if it is computed in fewer bits.
 
         A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says
-        another one. What is no parameter, such as the statistics of a batch normalization, stays.
+        another one. The statistics of a batch normalization are not parameters, and stay.
         """
         narrow = _PRECISIONS.get(self.settings.precision)
         if narrow is None:

@@ -28,7 +28,7 @@ class MXNetLearner(Learner):
         if not isinstance(model, mx.gluon.Block):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
-                "it is no gluon.Block",
+                "it is not a gluon.Block",
                 "put the parameters into a gluon.Block",
             )
         self._framework = framework
@@ -73,7 +73,7 @@ class MXNetLearner(Learner):
         parameters = self._parameters()
         is_list = isinstance(modes, list) and len(modes) == len(parameters)
         if not is_list or not all(request in ("null", "write", "add") for request in modes):
-            raise state_refusal("model", f"{describe(modes)} are no modes of its parameters")
+            raise state_refusal("model", f"{describe(modes)} are not modes of its parameters")
 
         def put() -> None:
             with NumPySemantics():

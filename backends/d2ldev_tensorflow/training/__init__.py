@@ -109,5 +109,5 @@ class TensorFlowTraining(Training):
         except (AttributeError, KeyError, TypeError):
             algorithm, fits = None, False
         if algorithm != generator.algorithm or not fits:
-            raise state_refusal("generator", f"{describe(state)} is no state of TensorFlow's")
+            raise state_refusal("generator", f"{describe(state)} is not a state of TensorFlow's")
         return lambda: generator.reset(numbers)

@@ -100,7 +100,7 @@ class TensorFlowLearner(Learner):
 
     def build(self, inputs: tuple[Any, ...]) -> None:
         tensors = self._framework.tensors
-        # Text of NumPy's is no tensor yet, and text tells nothing of the model's device.
+        # Text of NumPy's is not a tensor yet, and text tells nothing of the model's device.
         inputs = tf.nest.map_structure(
             lambda x: tf.constant(x) if isinstance(x, np.ndarray) else x, inputs
         )
@@ -485,7 +485,7 @@ class _Program:
         self.evaluations = _traced_twice(self.users, TensorFlowLearner._measure)
         self.apply = _traced(self.users, TensorFlowLearner._applied)
         self.forward = _traced(self.users, TensorFlowLearner._alone)
-        # What is no scalar begins with 0 in each optimizer that has a name.
+        # What is not a scalar begins with 0 in each optimizer that has a name.
         variables = [] if optimizer is None else optimizer.variables
         self._begun = [None if len(x.shape) else x.numpy() for x in variables]
 

@@ -18,7 +18,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     logits, y = _counted(wide(prediction), tf.cast(y, tf.int64), weights)
-    # A label that is no class is an error on the CPU, and NaN on a GPU.
+    # A label that is not a class is an error on the CPU, and NaN on a GPU.
     counts = (y >= 0) & (y < tf.shape(logits, tf.int64)[-1])
     y = tf.where(counts, y, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)

@@ -38,7 +38,7 @@ def made(settings: Settings) -> Any:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise UnsupportedValueError(
             f"train with the optimizer {describe(optimizer)}",
-            "it is no keras.optimizers.Optimizer",
+            "it is not a keras.optimizers.Optimizer",
             "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
         )
     if settings.precision == "fp16" and not scales(optimizer):

@@ -66,7 +66,7 @@ class TorchTraining(Training):
 
     def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if not isinstance(state, Mapping) or "cpu" not in state:
-            raise state_refusal("generator", f"{describe(state)} is no state of one")
+            raise state_refusal("generator", f"{describe(state)} is not a state of one")
         native = self._devices.native(device)
         _check_state(NATIVE_CPU, state["cpu"])
         # A run that began on the CPU has no state for a GPU.
@@ -91,7 +91,9 @@ class TorchTraining(Training):
     def check_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
         generators = _generators(loader)
         if not isinstance(state, list) or not all(isinstance(each, bytes) for each in state):
-            raise state_refusal("loader", f"{describe(state)} is no list of states of generators")
+            raise state_refusal(
+                "loader", f"{describe(state)} is not a list of states of generators"
+            )
         if len(generators) != len(state):
             raise state_refusal("loader", f"it has {len(generators)} generators, not {len(state)}")
         states = [torch.from_numpy(np.frombuffer(each, "uint8").copy()) for each in state]

@@ -169,7 +169,7 @@ class TorchLearner(Learner):
         if not isinstance(model, torch.nn.Module):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
-                "it is no torch.nn.Module",
+                "it is not a torch.nn.Module",
                 "put the parameters into a torch.nn.Module",
             )
         is_trained = settings.optimizer is not None
@@ -210,7 +210,7 @@ class TorchLearner(Learner):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UnsupportedValueError(
                 f"train with the optimizer {describe(optimizer)}",
-                "it is no torch.optim.Optimizer",
+                "it is not a torch.optim.Optimizer",
                 "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
             )
         cls: type = type(optimizer)

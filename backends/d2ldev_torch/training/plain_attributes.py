@@ -121,7 +121,7 @@ def _known(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def _plain(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a module that are no part of torch's own."""
+    """Yield the attributes of a module that torch does not use itself."""
     for name, value in vars(module).items():
         if not name.startswith("_") and name != "training":
             yield name, value

@@ -224,7 +224,7 @@ class _Split:
             name = type(self._optimizer).__name__
             raise UnsupportedValueError(
                 f"gather what the optimizer {name} has learned with shard='parameters'",
-                f"its state has {describe(strange.pop())}, which is no parameter",
+                f"its state has {describe(strange.pop())}, which is not a parameter",
                 "optimizer='adam', or leave out shard",
             )
         for part, values in self._optimizer.state.items():

@@ -1,4 +1,4 @@
-"""The room ``training``: what trains a model, what feeds it, and what a resumed run depends on."""
+"""The area ``training``: train a model, load its data, and keep the state of a run."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ class Training:
     pipeline_types: tuple[type, ...] = ()
 
     def learner(self, model: Any, settings: Settings) -> Learner:
-        """Return a model that is placed, with its loss and optimizer; the settings are checked.
+        """Return a learner for a placed model; the settings are checked.
 
         Raises:
-            UnsupportedValueError: for a model or an optimizer that is none of the framework's.
+            UnsupportedValueError: for a model or an optimizer that the framework does not know.
         """
         raise UnsupportedValueError(
             f"train {describe(model)}", "the framework has no gradients", "D2LDEV_BACKEND=torch"
@@ -114,7 +114,7 @@ class Training:
     def defaults(self, model: Any) -> tuple[Any, Any]:
         """Return the loss and the optimizer of a model for which the user names none.
 
-        Keras' models have their own after ``compile``; None for a loss that such a model lacks.
+        A compiled Keras model has its own. None stands for a missing loss of such a model.
         """
         return "mse", "sgd"
 
@@ -174,8 +174,8 @@ class Training:
     def label_range(self, y: Tensor, weights: Tensor | None) -> Tensor:
         """Return the least and the greatest label, on the device of the labels.
 
-        Called for labels that are on a GPU already, so that nothing waits for it: ``fit`` reads
-        what it returns at the end of an epoch.
+        It is called for labels on a GPU, and does not wait for them. ``fit`` reads the result at
+        the end of an epoch.
 
         Args:
             y: integers of any width, of shape ``(n, ...)``.
@@ -242,10 +242,10 @@ class Training:
         return None
 
     def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
-        """Return a function that restores such a state; nothing changes before its call.
+        """Return a function that restores a random state; nothing changes before its call.
 
         Raises:
-            CheckpointError: if it is no such state (``state_refusal``).
+            CheckpointError: if the state is invalid (``state_refusal``).
         """
         return lambda: None
 
@@ -261,6 +261,6 @@ class Training:
         """Return a function that gives a loader a state that ``loader_state`` returned.
 
         Raises:
-            CheckpointError: if it is no state of such a loader. Nothing is changed then.
+            CheckpointError: if the state does not fit the loader. Nothing has changed then.
         """
         return lambda: None

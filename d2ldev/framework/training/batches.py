@@ -12,8 +12,8 @@ class Weighted(NamedTuple):
 
     Args:
         y: the target.
-        weights: numbers of shape ``(n,)``, or of more of the first axes of ``y``, such as one for
-            each step of a sequence.
+        weights: numbers of shape ``(n,)``, or of more of the first axes of ``y``. A sequence may
+            have one for each step.
     """
 
     y: Any
@@ -106,7 +106,7 @@ def bounds(length: int, rank: int, size: int, least: int = 1) -> tuple[int, int]
 def shard_refusal(
     loader: object, problem: str = "nobody knows its examples before they are read"
 ) -> UnsupportedValueError:
-    """Return the error of data of which a process cannot read its part alone."""
+    """Return the error for data whose parts a process cannot read alone."""
     return UnsupportedValueError(
         f"shard {describe(loader)}",
         problem,

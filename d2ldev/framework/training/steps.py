@@ -37,32 +37,32 @@ ADAGRAD_EPSILON = 1e-10
 
 
 class Settings(NamedTuple):
-    """How a model is to be trained.
+    """The settings of a training.
 
     Args:
-        loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
-            labels that are classes, integers of shape ``(n, ...)``, of logits
-            ``(n, ..., classes)``; 0 if none is; without a wait for the device),
-            ``'bce'`` (the mean binary cross-entropy of logits with numbers from 0 to 1, of the
-            same shape), or a function or an object: see ``Loss``.
-        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` (the
-            same, and in each step every parameter is shortened by 0.01 of the learning rate),
-            ``'adagrad'``, or the framework's own object, with its own learning rate; None for a
-            model that is only evaluated.
+        loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function or an object: see ``Loss``.
+            ``'mse'`` is the mean of the squared errors. ``'cross_entropy'`` is the mean over all
+            valid labels, 0 if there are none, without a wait for the device. It takes integers of
+            shape ``(n, ...)`` and logits of shape ``(n, ..., classes)``. ``'bce'`` is the mean
+            binary cross-entropy of logits with numbers from 0 to 1, of the same shape.
+        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` or
+            ``'adagrad'``. Or the framework's own object, with its own learning rate. ``'adamw'`` is
+            ``'adam'`` that also shortens every parameter, by 0.01 of the learning rate, in each
+            step. None is for a model that is only evaluated.
         lr: the learning rate.
-        gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+        gradient_clip_val: the largest global norm of the gradients; 0 does not clip.
         accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
             their gradients.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, and its parameters stay in
-            float32. Its prediction is float32 again for the loss and the metrics. In ``'fp16'``
-            gradients are scaled, and a step whose gradients are too large for it is left out.
-            ``'model'``: it computes as it is.
-        methods: the names of the model's own methods that give the loss of a batch in ``step`` and
-            in ``evaluate``, such as ``('training_step', 'validation_step')``; None is ``loss``.
+            float32. The loss and the metrics get its prediction in float32. ``'fp16'`` scales the
+            gradients, and skips a step whose gradients are too large. ``'model'`` changes nothing.
+        methods: the names of two methods of the model that return the loss of a batch, for ``step``
+            and ``evaluate``. An example is ``('training_step', 'validation_step')``. None uses
+            ``loss``.
         shard: with ``'parameters'`` each of several devices or processes holds a part of the
             parameters and of the optimizer's state. None: each holds all of them.
-        batch_norm: whether batch normalizations have the statistics of the whole batch
-            (``'global'``), or of each device's or process's part (``'local'``). None: as it is.
+        batch_norm: batch normalizations use the statistics of the whole batch (``'global'``), or of
+            each device's or process's part (``'local'``). None changes nothing.
     """
 
     loss: Loss = "mse"
@@ -116,7 +116,7 @@ class Settings(NamedTuple):
         if self.precision != "model" and self.methods is not None:
             raise UnsupportedValueError(
                 f"train a model with its own {self.methods[0]} with precision={self.precision!r}",
-                "what that method computes in is its own",
+                "the method chooses its own dtypes",
                 "leave precision out, and compute in fewer bits in the method",
             )
         return self._replace(
@@ -127,18 +127,19 @@ class Settings(NamedTuple):
 
 
 class Learner(ABC):
-    """A model that is trained, one step after the other, on the device where it is.
+    """A model in training, one step after the other, on its device.
 
     Args:
-        settings: how it is trained; checked already.
+        settings: of the training, already checked.
 
     Attributes:
-        pending: how many batches were taken since the last step of the optimizer; always 0 without
+        pending: the number of batches since the last step of the optimizer; always 0 without
             ``accumulate_grad_batches``.
-        portion: what the next ``step`` gets of its batch; set before each step where several
-            processes train together, and None elsewhere.
-        labels: what the host has seen of the labels of the next batch; set before each ``step``
-            and ``evaluate`` with the loss ``'cross_entropy'``, and None where it has seen none.
+        portion: the part of its batch that the next ``step`` gets. It is set before each step if
+            several processes train together, and is None otherwise.
+        labels: the range of the next batch's labels, as the host has seen them. It is set before
+            each ``step`` and ``evaluate`` with ``'cross_entropy'``. None if the host has seen no
+            labels.
     """
 
     portion: Portion | None = None
@@ -192,9 +193,10 @@ class Learner(ABC):
         """
 
     def leave(self) -> None:
-        """Do what ``sync`` does after an error, of which other processes may not know.
+        """Restore the user's model after an error in this process only.
 
-        Where ``sync`` needs those, the model and the optimizer stay as after the last ``sync``.
+        If ``sync`` needs the other processes, the model and the optimizer stay as after the last
+        ``sync``.
         """
         self.sync()
 
@@ -223,9 +225,9 @@ class Learner(ABC):
         With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
 
         Args:
-            inputs: what the model is called with, on its device; with ``Settings.methods`` it is
+            inputs: the arguments of the model, on its device. With ``Settings.methods`` they are
                 ``(batch,)``.
-            y: what its prediction is compared with, there too, or a ``Weighted`` of it; None with
+            y: the target, on the same device, or a ``Weighted`` target. None with
                 ``Settings.methods``.
 
         Returns:
@@ -257,13 +259,13 @@ class Learner(ABC):
         """Return the prediction on one batch, without dropout and gradients."""
 
     def check_labels(self) -> None:
-        """Read what is known of labels that were on a device already, and wait for it.
+        """Check the labels that were on a device already, and wait for them.
 
         The Trainer calls it at the end of an epoch.
 
         Raises:
-            UnsupportedValueError: for a label that is no class of its prediction. Steps have left
-                it out.
+            UnsupportedValueError: for a label outside the classes of its prediction. The steps have
+                ignored it.
         """
 
     # -- resuming ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from d2ldev import UnsupportedValueError
 
 
 class Layer:
-    """A layer of Keras', which is no module of Flax there."""
+    """A layer of Keras', which is not a module of Flax there."""
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def test_an_uncommitted_array_is_where_its_bytes_are(backend):
 
 @pytest.mark.parametrize("value", [jax.ShapeDtypeStruct((2,), "float32"), jnp.float32, jax.devices])
 def test_what_is_no_array_is_refused(backend, value):
-    with pytest.raises(UnsupportedValueError, match="is no JAX array"):
+    with pytest.raises(UnsupportedValueError, match="is not a JAX array"):
         backend.device_of(value)
 
 

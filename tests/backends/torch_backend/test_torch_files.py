@@ -493,8 +493,8 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
         (lambda state: {**state, "param_groups": None}, "other parameters"),
         (lambda state: {**state, "state": {9: {}}}, "not what it keeps"),
         (lambda state: {**state, "state": [1]}, "not what it keeps"),
-        (lambda state: {}, "no state"),
-        (lambda state: 3, "no state"),
+        (lambda state: {}, "not a state"),
+        (lambda state: 3, "not a state"),
     ],
 )
 def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):

@@ -1,4 +1,4 @@
-"""Objects in a batch that are no containers, and move by their own method ``to(device)``."""
+"""Objects in a batch that are not containers, and move by their own method ``to(device)``."""
 
 from collections import UserDict
 
@@ -128,7 +128,7 @@ def test_nothing_in_a_batch_has_moved_when_another_value_is_refused(virtual, x):
 
 
 def test_an_object_is_not_copied_and_not_split(virtual, x):
-    with pytest.raises(UnsupportedValueError, match="at graph is no tensor"):
+    with pytest.raises(UnsupportedValueError, match="at graph is not a tensor"):
         virtual.copy({"graph": Graph(x)}, gpu(0))
     with pytest.raises(UnsupportedValueError, match="graph"):
         virtual.split({"x": x, "graph": Graph(x)}, [gpu(0), gpu(1)])

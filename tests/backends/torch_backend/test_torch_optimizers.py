@@ -359,7 +359,7 @@ def test_a_file_changes_no_attribute_of_torchs_own(virtual, name):
     _, optimizer = made(Listed)
     state = virtual.framework.files.state(optimizer)
     state["attributes"] = {**state["attributes"], name: 3}
-    with pytest.raises(ValueError, match="no attribute of an optimizer's own"):
+    with pytest.raises(ValueError, match="not an attribute of an optimizer's own"):
         virtual.framework.files.prepare_state(optimizer, state)
 
 

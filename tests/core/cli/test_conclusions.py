@@ -32,7 +32,7 @@ def ways(*seconds, device="gpu:0", platform="cuda", spread=0.0):
         ([9.0, 9.0, 9.0], "Up to 64 x 64, gpu:0 is not faster than the CPU"),
         # Once faster and then slower again is no crossover.
         ([9.0, 1.0, 9.0], "Up to 64 x 64, gpu:0 is not faster than the CPU"),
-        ([], "Here is no real GPU to compare the CPU with"),
+        ([], "There is no real GPU to compare the CPU with"),
     ],
 )
 def test_the_crossover_is_the_size_from_which_on_the_gpu_stays_faster(on_gpu, said):

@@ -75,7 +75,7 @@ def test_pickling_comes_back_to_the_one_object_in_another_process():
     """) == [True]
 
 
-# -- what is no device ------------------------------------------------------------------------
+# -- what is not a device ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["tpu", "cuda", "CPU", "", "gpu:1", None, 1, b"gpu"])

@@ -174,7 +174,7 @@ def test_what_is_no_part_is_refused(reference, foreign, only):
 
 
 def test_a_part_that_is_no_name_is_refused(reference, foreign):
-    with pytest.raises(UnsupportedValueError, match="only=3, an int, is no name"):
+    with pytest.raises(UnsupportedValueError, match="only=3, an int, is not a name"):
         reference.load_into({"w": reference.zeros(2)}, foreign, only=3)
 
 

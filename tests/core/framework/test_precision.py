@@ -178,7 +178,9 @@ def test_a_trainer_whose_init_is_the_users_own_checks_it_at_fit(reference):
             self.max_epochs, self.gpus, self.backend = 1, [], reference
             self.matmul_precision = "float32"
 
-    with pytest.raises(UnsupportedValueError, match="matmul_precision: 'float32' is no precision"):
+    with pytest.raises(
+        UnsupportedValueError, match="matmul_precision: 'float32' is not a precision"
+    ):
         Mine().fit(reference.mlp([1, 1]), [])
 
 
@@ -209,7 +211,7 @@ def test_a_misspelt_variable_is_an_error_that_names_it():
     ((error,),) = run_python(SET, environment={"D2LDEV_MATMUL_PRECISION": "float32"})
     assert error == (
         "cannot set the precision of products (from D2LDEV_MATMUL_PRECISION='float32'): "
-        "'float32' is no precision: it is one of 'highest', 'high', 'medium'\n"
+        "'float32' is not a precision: it is one of 'highest', 'high', 'medium'\n"
         "  fix: D2LDEV_MATMUL_PRECISION=highest, which is float32"
     )
 

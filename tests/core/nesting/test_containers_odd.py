@@ -175,7 +175,7 @@ def test_an_object_that_cannot_even_be_shown_is_refused_all_the_same(reference, 
         def __repr__(self):
             raise RuntimeError("do not look")
 
-    with pytest.raises(UnsupportedValueError, match="a Shy, at 1 is no tensor"):
+    with pytest.raises(UnsupportedValueError, match="a Shy, at 1 is not a tensor"):
         reference.to([x, Shy()], gpu(0))
 
 

@@ -1,4 +1,4 @@
-"""Objects that are no containers: what they keep, and which are not entered."""
+"""Objects that are not containers: what they keep, and which are not entered."""
 
 import functools
 import itertools

@@ -112,8 +112,8 @@ def test_a_value_of_many_lines_is_shown_in_one():
 
 
 def test_a_value_that_is_attempted_with_stands_before_the_colon():
-    error = D2LDevError(f"train {errors.describe(3)}", "it is no model", "net = ...")
-    assert str(error).startswith("cannot train 3, an int: it is no model")
+    error = D2LDevError(f"train {errors.describe(3)}", "it is not a model", "net = ...")
+    assert str(error).startswith("cannot train 3, an int: it is not a model")
 
 
 class MuteError(Exception):

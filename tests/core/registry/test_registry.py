@@ -205,14 +205,14 @@ BROKEN = {
         "fails to import: AttributeError: ",
         "AttributeError",
     ),
-    "a class that is no backend": (
+    "a class that is not a backend": (
         {"source": "class MyFramework: pass"},
-        "mine_backend.wiring:MyFramework is no subclass of d2ldev.framework.Framework",
+        "mine_backend.wiring:MyFramework is not a subclass of d2ldev.framework.Framework",
         "NoneType",
     ),
-    "an object that is no class": (
+    "an object that is not a class": (
         {"source": "MyFramework = 1"},
-        "mine_backend.wiring:MyFramework is no subclass of d2ldev.framework.Framework",
+        "mine_backend.wiring:MyFramework is not a subclass of d2ldev.framework.Framework",
         "NoneType",
     ),
     "a framework that lacks rooms": (

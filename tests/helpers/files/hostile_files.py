@@ -152,7 +152,7 @@ FORMAT = {
     "a dtype that nobody knows": (file_of({"x": entry("F33")}, DATA), DAMAGED),
     "a dtype that is no text": (file_of({"x": entry(["F32"])}, DATA), DAMAGED),
     "a negative size": (file_of({"x": entry(shape=(-1,))}, DATA), DAMAGED),
-    "a size that is no integer": (file_of({"x": entry(shape=(1.0,))}, DATA), DAMAGED),
+    "a size that is not an integer": (file_of({"x": entry(shape=(1.0,))}, DATA), DAMAGED),
     "a size that is a boolean": (file_of({"x": entry(shape=(True,))}, DATA), DAMAGED),
     "a shape that overflows": (file_of({"x": entry(shape=(2**32,) * 2)}, DATA), DAMAGED),
     "a shape that overflows to 0": (
@@ -190,7 +190,7 @@ DESCRIPTION = {
     "a tensor that is not there": (told(tensors=[["y", "float32", None]]), "is not there"),
     "a tensor too few": (told(tensors=[], root=1), "other tensors than it has"),
     "a tensor twice": (told(tensors=[["x", "float32", None]] * 2), "other tensors than it has"),
-    "a number that is no tensor's": (told(root={"tensor": 1}), "lacks a tensor"),
+    "a number that is not a tensor's": (told(root={"tensor": 1}), "lacks a tensor"),
     "a negative number": (told(root={"tensor": -1}), "lacks a tensor"),
     "a number that is none": (told(root={"tensor": True}), "lacks a reference"),
     "a tensor that is unused": (told(root=1), "other tensors than it has"),

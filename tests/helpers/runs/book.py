@@ -86,7 +86,7 @@ def run_chapter(program, virtual_gpus):
     """Run the chapter's cells; what they gave to ``show_as(name, *values)``, as a dict.
 
     Args:
-        program: the cells; a value that is no number is shown as its ``str``.
+        program: the cells; a value that is not a number is shown as its ``str``.
         virtual_gpus: how many; 0 is the CPU alone.
     """
     environment = {"D2LDEV_VIRTUAL_GPUS": str(virtual_gpus), "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -117,7 +117,7 @@ class NamesNoBackend(Mutant, caught_by="errors.name-the-backend"):
             try:
                 return super().place(obj, device)
             except UnsupportedValueError as error:
-                problem = f"it is no object of the {self.name} backend"
+                problem = f"it is not an object of the {self.name} backend"
                 raise UnsupportedValueError(error.attempted, problem, error.fix) from None
 
 
@@ -242,13 +242,13 @@ class ForgetsTheActivation(Mutant, caught_by="place.same-function"):
 
 
 class Net(MLP):
-    """A model that is no container, and takes attributes."""
+    """A model that is not a container, and takes attributes."""
 
     __setattr__ = object.__setattr__
 
 
 class WithObjects(Mutant):
-    """The sound base of those whose models are no containers."""
+    """The sound base of those whose models are not containers."""
 
     class Models(ReferenceModels):
         types = (Net,)

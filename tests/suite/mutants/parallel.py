@@ -27,7 +27,9 @@ class SplitsTensorsOnly(Mutant, caught_by="split.takes-nestings"):
     class Backend(Backend):
         def split(self, batch, devices):
             if isinstance(batch, dict):
-                raise UnsupportedValueError("split a batch", "it is no tensor", "split(x, devices)")
+                raise UnsupportedValueError(
+                    "split a batch", "it is not a tensor", "split(x, devices)"
+                )
             return super().split(batch, devices)
 
 

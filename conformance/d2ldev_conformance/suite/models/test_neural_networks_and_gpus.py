@@ -213,7 +213,7 @@ def test_named_tensors_are_those_of_the_placement(backend, place, sample):
     assert all(isinstance(x, backend.tensor_types) for x in named.values())
 
 
-# -- what a model keeps in objects that are no containers ------------------------------------------
+# -- what a model keeps in objects that are not containers -----------------------------------------
 
 
 class Own:

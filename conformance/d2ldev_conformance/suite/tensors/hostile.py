@@ -104,7 +104,7 @@ def _make(cls: type, content: Any) -> Any:
 
 
 class _Shaped:
-    """What has a shape, and a dtype, and is no array."""
+    """What has a shape, and a dtype, and is not an array."""
 
     shape = (-1, None)
     dtype = "float99"

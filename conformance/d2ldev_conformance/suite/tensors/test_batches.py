@@ -354,7 +354,7 @@ def test_a_failure_halfway_leaves_a_batch_alone(backend, transfer, monkeypatch):
     assert all(now is then for now, then in zip(after, before, strict=True))
 
 
-# -- data: what is no tensor yet ---------------------------------------------------------------
+# -- data: what is not a tensor yet ---------------------------------------------------------------
 
 
 @pytest.fixture(params=["to", "prefetch", "Trainer"])
@@ -397,7 +397,7 @@ def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
 
 @pytest.fixture
 def moving(backend):
-    """Makes an object that is no container, and moves by the framework's ``move_method``."""
+    """Makes an object that is not a container, and moves by the framework's ``move_method``."""
     method = backend.framework.tensors.move_method
     if method is None:
         pytest.skip("the framework's users have agreed on no method by which objects move")

@@ -237,7 +237,7 @@ def test_what_is_no_model_is_refused(backend):
 
 
 def test_another_optimizer_is_refused(backend):
-    with pytest.raises(UnsupportedValueError, match=r"no keras\.optimizers\.Optimizer"):
+    with pytest.raises(UnsupportedValueError, match=r"not a keras\.optimizers\.Optimizer"):
         backend.learner(backend.mlp([2, 1]), optimizer=object())
 
 

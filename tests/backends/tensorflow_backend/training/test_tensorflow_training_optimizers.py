@@ -388,5 +388,5 @@ def test_what_an_optimizer_keeps_as_a_tensor_is_refused_in_a_file(backend, tmp_p
     optimizer = Listed()
     optimizer.build(backend.mlp([2, 1]).trainable_variables)
     optimizer.scale = [tf.ones(1)]
-    with pytest.raises(UnsupportedValueError, match=r"its scale\.0 is no variable"):
+    with pytest.raises(UnsupportedValueError, match=r"its scale\.0 is not a variable"):
         backend.save(optimizer, tmp_path / "state.safetensors")

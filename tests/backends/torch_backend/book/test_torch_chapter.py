@@ -85,7 +85,7 @@ import torch
 from d2ldev.native import torch as d2l
 show_as('counts', d2l.num_gpus(), torch.cuda.device_count(), torch.cuda.is_available())
 
-# What most programs ask the count for. ``torch.device('cuda')`` is no virtual GPU.
+# What most programs ask the count for. ``torch.device('cuda')`` is not a virtual GPU.
 X = torch.ones(2, device='cuda' if torch.cuda.is_available() else 'cpu')
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 

@@ -391,7 +391,7 @@ class ForgetsWhereTheArrayIs(Mutant, caught_by="containers.arrays-are-named"):
                 return super().to(x, device)
             except UnsupportedValueError as error:
                 raise UnsupportedValueError(
-                    error.attempted, "it is no tensor", error.fix
+                    error.attempted, "it is not a tensor", error.fix
                 ) from error
 
 
