@@ -189,7 +189,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         d2ldev's own calls do not follow it. They use the scope's device, else the CPU.
         """
-        self.framework.contexts.settle()
+        self.framework.state.contexts.settle()
         return devices.parse(self.framework, self.framework.devices.default())
 
     def on(self, device: DeviceLike[NativeDeviceT]) -> AbstractContextManager[Device]:
@@ -282,7 +282,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         ...     Y = X @ W
         """
         if precision is None:
-            return cast("MatmulPrecisionName", self.framework.matmul_switch.precision())
+            return cast("MatmulPrecisionName", self.framework.state.matmul_switch.precision())
         attempted, fix = "set the precision of products", "backend.matmul_precision('highest')"
         framework = self.framework
         checked = framework.check_matmul_precision(precision, attempted, fix)
@@ -365,7 +365,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         if copy is not None:
             copy = flag("make a tensor", "copy", copy)
         framework = self.framework
-        if framework.kinds[type(obj)] is TENSOR:
+        if framework.state.kinds[type(obj)] is TENSOR:
             return moving.convert(framework, obj, dtype, device, copy, like)
         return creation.asarray(framework, obj, dtype, device, copy, like)
 
@@ -660,10 +660,10 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         framework = self.known_framework or self.framework
         try:
-            target = framework.known_devices[device]
+            target = framework.state.known_devices[device]
         except Exception:  # unknown so far, or not hashable
             target = devices.resolve(framework, device, "put a tensor")
-        if framework.kinds[type(x)] is TENSOR:
+        if framework.state.kinds[type(x)] is TENSOR:
             # The common call, without a detour.
             if framework.tensors.device_committed_to(x) is target:
                 return x
@@ -689,7 +689,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         framework = self.framework
         target = None if device is None else devices.resolve(framework, device, "copy a tensor")
-        if framework.kinds[type(x)] is TENSOR:  # the common call, without a detour
+        if framework.state.kinds[type(x)] is TENSOR:  # the common call, without a detour
             place = target or framework.tensors.device_of(x)
             return moving.copy_or_raise(
                 framework, framework.tensors.copy, x, place, "copy a tensor"
@@ -1133,7 +1133,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             DeviceMismatchError: from the operation. The framework's own error, if any, is its
                 cause.
         """
-        return self.framework.strictness.block()
+        return self.framework.state.strictness.block()
 
 
 def _by_name(name: str) -> Backend:

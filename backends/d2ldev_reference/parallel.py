@@ -66,7 +66,7 @@ class ReferenceParallelLearner(ReferenceLearner):
         return sum(losses), xp.concat(predictions), each_of(lambda *xs: sum(xs), *gradients)
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.kinds))
+        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
     def _shares(self, y: Any, parts: list[Part]) -> list[float]:
         """Return what share of the loss of a batch each part of it has."""

@@ -58,7 +58,7 @@ class TorchStrict(Strict):
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
-        self._blocks = _Blocks(_Mode(self, lambda: framework.strictness.in_force()))
+        self._blocks = _Blocks(_Mode(self, lambda: framework.state.strictness.in_force()))
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
         # Private, but what all backward passes and all steps on lists begin with; no mode sees it.

@@ -18,7 +18,7 @@ from d2ldev.operations.placing import Inventory
 
 def is_model(framework: Framework, x: Any) -> bool:
     """Return whether files have a value by the names of its tensors: a model or an optimizer."""
-    return framework.kinds[type(x)] is OBJECT or framework.files.layers(x) is not None
+    return framework.state.kinds[type(x)] is OBJECT or framework.files.layers(x) is not None
 
 
 class ModelInventory(Inventory):
@@ -60,7 +60,7 @@ class ModelInventory(Inventory):
         seen: dict[int, Any] = {}
         while waiting:
             path, x = waiting.pop()
-            kind = self.framework.kinds[type(x)]
+            kind = self.framework.state.kinds[type(x)]
             if isinstance(kind, Kind) or id(x) in seen:
                 continue
             seen[id(x)] = x  # kept, so that its id stays its own
@@ -72,7 +72,7 @@ class ModelInventory(Inventory):
                     yield join_path(path, label), (path, self._in_words(value))
 
     def _in_words(self, x: Any) -> str:
-        if self.framework.kinds[type(x)] is TENSOR:
+        if self.framework.state.kinds[type(x)] is TENSOR:
             x = self.framework.files.borrow(x).tolist()
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(self._in_words, x))}]"

@@ -332,7 +332,7 @@ class _Putting:
             x: the nesting.
             path: see ``Place``.
         """
-        kind = self._framework.kinds[type(x)]
+        kind = self._framework.state.kinds[type(x)]
         if isinstance(kind, Kind):
             return self._news.get(Place(path, id(x)), x)
         path = self._models.get(id(x), path)

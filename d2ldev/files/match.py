@@ -136,7 +136,7 @@ class Match:
     def _survey(self, x: Any, path: str, labels: tuple[Any, ...]) -> None:
         """Note what is in the object, by its names."""
         framework = self._framework
-        kind = framework.kinds[type(x)]
+        kind = framework.state.kinds[type(x)]
         if is_model(framework, x):
             if id(x) in self._seen:
                 self._first_names[path] = self._seen[id(x)]
@@ -148,7 +148,11 @@ class Match:
                 self._objects[path] = x
         elif kind is PLAIN or kind is TENSOR or isinstance(x, (np.generic, np.ndarray)):
             self._mine[make_unique(path, self._mine)] = labels, x
-        elif isinstance(x, AbstractSet) and self._is_by_name and not framework.kinds.has_tensors(x):
+        elif (
+            isinstance(x, AbstractSet)
+            and self._is_by_name
+            and not framework.state.kinds.has_tensors(x)
+        ):
             pass  # where only tensors have names
         elif isinstance(kind, Kind) or isinstance(x, AbstractSet):
             foreign = of_another_backend(framework, self._attempted, x, path)
@@ -172,7 +176,7 @@ class Match:
         return outline.type == STATE and is_optimizer and first not in self._objects
 
     def _is_object(self, x: Any) -> bool:
-        return self._framework.kinds[type(x)] is OBJECT
+        return self._framework.state.kinds[type(x)] is OBJECT
 
     def _plain(self, theirs: dict[str, Any]) -> dict[str, Any]:
         """Return the file's names without what wrappers add, if they stay different."""
@@ -284,7 +288,7 @@ class Match:
             if self._renamed.get(name, name) in theirs and self._has_one_value(place, x)
         }
         for name, (place, x) in list(mine.items()):
-            if not isinstance(x, np.ndarray) and self._framework.kinds[type(x)] is not TENSOR:
+            if not isinstance(x, np.ndarray) and self._framework.state.kinds[type(x)] is not TENSOR:
                 continue
             del mine[name]
             its_name = self._renamed.get(name, name)
@@ -340,7 +344,7 @@ class Match:
         return self.is_refilled(x) or isinstance(path, str)
 
     def is_refilled(self, x: Any) -> bool:
-        is_tensor = self._framework.kinds[type(x)] is TENSOR
+        is_tensor = self._framework.state.kinds[type(x)] is TENSOR
         return is_tensor and self._framework.models.is_refilled(x)
 
     def _fits(self, x: Any, found: Any) -> bool:

@@ -171,7 +171,7 @@ class Structure:
                 raise self._refusal(x, path, "it contains itself")
             return node
         self._done[id(x)] = (x, None)
-        kind = self._framework.kinds[type(x)]
+        kind = self._framework.state.kinds[type(x)]
         if kind is TENSOR:
             dtype = self._framework.tensors.dtype_of(x)
             node = self._tensor("tensor", x, dtype, self._borrow(x, path), path)

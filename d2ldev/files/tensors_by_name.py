@@ -42,7 +42,7 @@ class TensorsByName:
 
     def _described(self, name: str, x: Any) -> Stored:
         framework = self._framework
-        if framework.kinds[type(x)] is not TENSOR and not isinstance(x, np.ndarray):
+        if framework.state.kinds[type(x)] is not TENSOR and not isinstance(x, np.ndarray):
             raise UnsupportedValueError(
                 self.attempted,
                 f"{describe(x)} at {name} is neither a tensor of the {framework.name} backend nor "

@@ -28,9 +28,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from d2ldev.device import Device
 from d2ldev.errors import (
     DeviceInitializationWarning,
     DeviceUnavailableError,
@@ -42,7 +41,8 @@ from d2ldev.framework.devices import Devices, Memory
 from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.models import Models, NoTensor, Part, Put
 from d2ldev.framework.parallel import Parallel
-from d2ldev.framework.precision import MatmulPrecision, Switch
+from d2ldev.framework.precision import MatmulPrecision
+from d2ldev.framework.state import FrameworkState
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import Tensor, Tensors
 from d2ldev.framework.training import (
@@ -54,9 +54,6 @@ from d2ldev.framework.training import (
     Training,
     Weighted,
 )
-from d2ldev.nesting.kinds import Kinds
-from d2ldev.nesting.objects import Keepers
-from d2ldev.scopes import Contexts, Scopes
 from d2ldev.settings import check_matmul_precision, peer_timeout
 from d2ldev.settings import peers as launched
 from d2ldev.typing import DeviceLike, DTypeLike, Shape
@@ -106,11 +103,7 @@ class Framework:
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
         devices, tensors, models, files, training, strict, parallel: the areas.
-        scope, contexts: kept by d2ldev: the devices of the blocks ``with backend.on(device):``, and
-            the framework's own contexts of these blocks.
-        kinds: kept by d2ldev: the kind of each type, which is tensor, object, container or plain.
-        known_devices, known_natives: kept by d2ldev: devices that exist, by each given name or
-            object.
+        state: what d2ldev keeps of the framework; an author leaves it alone.
 
     Raises:
         DeviceUnavailableError: if it cannot make so many virtual GPUs.
@@ -154,16 +147,7 @@ class Framework:
         self.training = Training()
         self.strict = Strict()
         self.parallel = Parallel()
-        self.scope: Scopes[Device] = Scopes(f"{self.name}_scope")
-        self.contexts = Contexts()
-        self.strictness = Strictness(self)
-        self.matmul_switch = Switch(self)
-        # No property: every ``to`` reads it, and Python takes twice as long to read one.
-        self.kinds = Kinds(self)
-        # Nor this: what a property has made is in a dict, beside which Python reads slowly.
-        self.keepers = Keepers(self)
-        self.known_devices: dict[Any, Device] = {}
-        self.known_natives: dict[Any, Any] = {}
+        self.state = FrameworkState(self)
 
     @cached_property
     def files(self) -> Files:
@@ -199,7 +183,7 @@ class Framework:
 
     def matmul_precision(self, precision: str) -> MatmulPrecision:
         """Set the precision of products, which was checked, and return the block that ends it."""
-        return MatmulPrecision(self.matmul_switch, precision)
+        return MatmulPrecision(self.state.matmul_switch, precision)
 
     def require(self, ability: str, attempted: str, fix: str | None = None) -> None:
         """Raise an ``UnsupportedValueError`` if an ability is in ``cannot``.

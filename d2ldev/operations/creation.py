@@ -38,7 +38,7 @@ _SMALL = 6e4
 
 def require_tensor(framework: Framework, x: Any, attempted: str) -> None:
     """Raise an ``UnsupportedValueError`` unless ``x`` is a tensor of the framework."""
-    if framework.kinds[type(x)] is not TENSOR:
+    if framework.state.kinds[type(x)] is not TENSOR:
         fix = "x = backend.asarray(x) makes a tensor"
         raise of_another_backend(framework, attempted, x) or UnsupportedValueError(
             attempted, f"{describe(x)} is not a tensor of the {framework.name} backend", fix
@@ -87,7 +87,7 @@ def make_tensor(
     native = None
     if dtype is None and like is None:
         try:  # noqa: SIM105  # ``suppress`` would cost 10 % of the call
-            native = framework.known_natives.get(device)  # the common call, without a detour
+            native = framework.state.known_natives.get(device)  # the common call, without a detour
         except Exception:  # noqa: S110  # not hashable, so no device: raised below
             pass
     if native is None:
@@ -207,7 +207,7 @@ def _filler(framework: Framework, value: Any) -> Make:
                 if dtype is None:
                     dtype = _data_dtype(framework, value, value, attempted)
                 number = value.item()
-            if framework.kinds[type(number)] is TENSOR:
+            if framework.state.kinds[type(number)] is TENSOR:
                 if dtype is not None:
                     values.check_tensor(framework, number, dtype, attempted)
             elif isinstance(number, Number):

@@ -88,7 +88,7 @@ def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
         DeviceUnavailableError: if this machine does not have it.
     """
     try:
-        return framework.known_devices[spec]
+        return framework.state.known_devices[spec]
     except Exception:  # noqa: S110
         pass  # unknown so far, or not hashable
     device = parse(framework, spec)
@@ -103,17 +103,17 @@ def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
     if spec is device or isinstance(spec, str):
         # Not the framework's own objects: torch.device('cuda') means another GPU after
         # torch.cuda.set_device.
-        framework.known_devices[spec] = device
-        framework.known_natives[spec] = native
+        framework.state.known_devices[spec] = device
+        framework.state.known_natives[spec] = native
     return device
 
 
 def native(framework: Framework, device: Device, attempted: str) -> Any:
     """Return the framework's own object for a device; see ``resolve``."""
-    found = framework.known_natives.get(device)
+    found = framework.state.known_natives.get(device)
     if found is None:
         resolve(framework, device, attempted)
-        found = framework.known_natives[device]
+        found = framework.state.known_natives[device]
     return found
 
 
@@ -127,14 +127,14 @@ def explain_late_request(index: int) -> str:
 
 
 def _current_traced(framework: Framework) -> Device:
-    device = framework.scope.in_c
+    device = framework.state.scope.in_c
     return CPU if device is None else device
 
 
 @trace_as(_current_traced)
 def current(framework: Framework) -> Device:
     """Return the device of the innermost ``on``, else the CPU."""
-    device = framework.scope.value.get()
+    device = framework.state.scope.value.get()
     return CPU if device is None else device
 
 
@@ -143,15 +143,15 @@ def on(framework: Framework, device: DeviceLike) -> Iterator[Device]:
     """Make a device the place where tensors are created, for a block; see ``Backend.on``."""
     place = resolve(framework, device, "make tensors")
     attempted = f"end the block of backend.on({str(place)!r})"
-    entered = framework.contexts.enter(partial(framework.devices.scope, place))
+    entered = framework.state.contexts.enter(partial(framework.devices.scope, place))
     try:
-        entry = framework.scope.enter(place)
+        entry = framework.state.scope.enter(place)
         try:
             yield place
         finally:
-            framework.scope.leave(entry)
+            framework.state.scope.leave(entry)
     finally:
-        framework.contexts.leave(entered, attempted)
+        framework.state.contexts.leave(entered, attempted)
 
 
 def out_of_memory(

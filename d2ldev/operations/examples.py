@@ -54,7 +54,7 @@ class Whole:
     """
 
     def __init__(self, framework: Framework, batch: Any, attempted: str) -> None:
-        self._framework, self._attempted, self._kinds = framework, attempted, framework.kinds
+        self._framework, self._attempted, self._kinds = framework, attempted, framework.state.kinds
         # Its tensors, where nothing but tensors with the same first axis is in it.
         self._rows_alone: list[Tensor] | None = None
         self.has_marks = not self._is_of_rows(batch)
@@ -62,7 +62,7 @@ class Whole:
             return
         self._batch = moving.on_the_host(framework, batch)
         # It also refuses what cannot be walked, such as a cycle.
-        self._flat = flatten(self._batch, framework.kinds, attempted)
+        self._flat = flatten(self._batch, framework.state.kinds, attempted)
         self._tensors = list(self._flat.tensors.values())
         self._shapes = {id(x): creation.shape_of(x, attempted) for x in self._tensors}
         # For a sequence or a number of examples that was asked for: see ``_tensors_in``.

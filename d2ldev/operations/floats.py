@@ -41,7 +41,7 @@ class Cast:
 
     def __init__(self, framework: Framework, name: str) -> None:
         self._framework, self._name = framework, name
-        self._kinds, self._dtype_of = framework.kinds, framework.tensors.dtype_of
+        self._kinds, self._dtype_of = framework.state.kinds, framework.tensors.dtype_of
         self.others: dict[str, None] = {}
         self.has_met_data = False
         # Dtypes that stay, of NumPy and by their names. To look one up costs less than to ask.

@@ -85,7 +85,7 @@ def _from_zero(greatest: int) -> Labels:
 def _on_the_host(framework: Framework, x: Any, is_drawn: bool, waits: bool) -> Any:
     if isinstance(x, np.ndarray):
         return x
-    if framework.kinds[type(x)] is not TENSOR:
+    if framework.state.kinds[type(x)] is not TENSOR:
         return None
     tensors = framework.tensors
     if not waits and tensors.device_of(x) is not CPU:

@@ -47,7 +47,7 @@ def complete(
     attempted = f"{'train' if is_trained else 'evaluate'} {type(model).__name__}"
     for given in (model, settings.optimizer):
         # An optimizer of optax is a container of functions.
-        if framework.kinds[type(given)] is not OBJECT:
+        if framework.state.kinds[type(given)] is not OBJECT:
             foreign = of_another_backend(framework, attempted, given)
             if foreign is not None:
                 raise foreign

@@ -72,7 +72,7 @@ def _collect(
     for name, value in named:
         if isinstance(value, (list, tuple)):
             _collect(framework, [(f"{name}[{i}]", item) for i, item in enumerate(value)], found)
-        elif framework.kinds[type(value)] is TENSOR:
+        elif framework.state.kinds[type(value)] is TENSOR:
             with suppress(UnsupportedValueError):
                 found.append((name, value, framework.tensors.device_of(value)))
 

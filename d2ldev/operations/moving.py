@@ -30,7 +30,7 @@ def to(framework: Framework, x: Any, target: Device) -> Any:
     """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
     device_of = framework.tensors.device_committed_to
     try:
-        if every((x,), framework.kinds, device_of, target, [10_000]):
+        if every((x,), framework.state.kinds, device_of, target, [10_000]):
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
@@ -56,7 +56,7 @@ def move(
     attempted = _moving_a_batch[target]
     device_of = framework.tensors.device_committed_to
     if tensors is None:
-        tensors = plain_tensors(x, framework.kinds)
+        tensors = plain_tensors(x, framework.state.kinds)
     stays = select_host_rule(framework, target)
     if tensors is not None:
         are_there = [device_of(tensor) is target or stays(tensor) for tensor in tensors]
@@ -64,8 +64,8 @@ def move(
             return x
         if not any(are_there):
             new = copy_or_raise(framework, copy_all, tensors, target, attempted)
-            return with_tensors(x, framework.kinds, iter(new))
-    flat = flatten(x, framework.kinds, attempted)
+            return with_tensors(x, framework.state.kinds, iter(new))
+    flat = flatten(x, framework.state.kinds, attempted)
     elsewhere = {
         key: tensor
         for key, tensor in flat.tensors.items()
@@ -108,7 +108,7 @@ def on_the_host(framework: Framework, x: Any, *, is_moved_later: bool = False) -
         is_moved_later: whether ``to`` gets it next, so that objects that move by themselves stay.
     """
     attempted = "make tensors of a batch"
-    flat = flatten(x, framework.kinds, attempted)
+    flat = flatten(x, framework.state.kinds, attempted)
     if is_moved_later:
         _that_move(framework, flat)
     return flat.unflatten(_tensors_of_data(framework, flat, CPU, attempted))
@@ -116,7 +116,7 @@ def on_the_host(framework: Framework, x: Any, *, is_moved_later: bool = False) -
 
 def _that_move(framework: Framework, flat: Flattened) -> dict[int, Any]:
     """Take the objects that move by themselves out of the other leaves, and return them."""
-    method, kinds = framework.tensors.move_method, framework.kinds
+    method, kinds = framework.tensors.move_method, framework.state.kinds
     if method is None or not flat.others:
         return {}
     found = {
@@ -134,7 +134,7 @@ def _move_by_itself(
     framework: Framework, x: Any, device: Device, attempted: str, flat: Flattened
 ) -> Any:
     """Return what an object's own method makes of it on a device; None means that it is moved."""
-    native = framework.known_natives.get(device)
+    native = framework.state.known_natives.get(device)
     if native is None:
         native = devices.native(framework, device, attempted)
     method = framework.tensors.move_method or ""
@@ -164,13 +164,13 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
     attempted = "copy a tensor"
     device_of = framework.tensors.device_of
     copy_all = framework.tensors.copy_all
-    plain = plain_tensors(x, framework.kinds)
+    plain = plain_tensors(x, framework.state.kinds)
     if plain is not None:
         places = {target} if target is not None else set(map(device_of, plain))
         if len(places) == 1:
             new = copy_or_raise(framework, copy_all, plain, places.pop(), attempted)
-            return with_tensors(x, framework.kinds, iter(new))
-    flat = flatten(x, framework.kinds, attempted)
+            return with_tensors(x, framework.state.kinds, iter(new))
+    flat = flatten(x, framework.state.kinds, attempted)
     changed: dict[int, Any] = {}
     for key, leaf in flat.others.items():
         if not is_text(leaf):
@@ -231,7 +231,7 @@ def convert(
 
 def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
     """Return the values of a tensor in a NumPy array; see ``Backend.to_numpy``."""
-    if framework.kinds[type(x)] is not TENSOR:
+    if framework.state.kinds[type(x)] is not TENSOR:
         raise leaf_refusal(framework, "make a NumPy array", x, "")
     try:
         return framework.tensors.to_numpy(x)
@@ -250,7 +250,7 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
     framework.require("dlpack", attempted)
     target = None if device is None else devices.resolve(framework, device, attempted)
     try:
-        own = framework.kinds[type(x)] is TENSOR
+        own = framework.state.kinds[type(x)] is TENSOR
         shared = framework.tensors.from_dlpack(x if own else _export(x))
     except D2LDevError:
         raise
@@ -319,7 +319,7 @@ def copy_or_raise(
         attempted: what the caller is doing, for messages.
     """
     try:
-        native = framework.known_natives[device]
+        native = framework.state.known_natives[device]
     except KeyError:
         native = devices.native(framework, device, attempted)
     try:
@@ -343,7 +343,7 @@ def _tensors_of_data(
     """
     data = {key: leaf for key, leaf in flat.others.items() if not is_text(leaf)}
     for leaf in data.values():
-        is_object = framework.kinds[type(leaf)] is OBJECT
+        is_object = framework.state.kinds[type(leaf)] is OBJECT
         if is_object or not (_is_array(leaf) or _is_tensor(leaf)):
             raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
     made = {}
@@ -416,11 +416,11 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
         x: the value.
         name: its name in the nesting; empty is the whole.
     """
-    is_plain = framework.kinds[type(x)] is PLAIN
+    is_plain = framework.state.kinds[type(x)] is PLAIN
     what = "a plain value" if is_plain else f"not a tensor of the {framework.name} backend"
     where = f" at {name}" if name else ""
     fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
-    if framework.kinds[type(x)] is OBJECT:
+    if framework.state.kinds[type(x)] is OBJECT:
         fix = "model = backend.place(model, device) moves models and optimizers"
     elif hasattr(_export(x), "__dlpack__") and type(x).__module__ != "numpy":
         fix = "x = backend.from_dlpack(x) takes over another framework's tensor"

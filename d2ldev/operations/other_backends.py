@@ -104,9 +104,9 @@ def whose_object(framework: Framework, x: Any) -> str:
 
 def _unknown(framework: Framework, x: Any, name: str) -> tuple[str, Any]:
     """Return the first leaf of a container that a framework does not know, with its name."""
-    if not isinstance(framework.kinds[type(x)], Kind):
+    if not isinstance(framework.state.kinds[type(x)], Kind):
         try:
-            for path, leaf, kind in leaves(x, framework.kinds, name):
+            for path, leaf, kind in leaves(x, framework.state.kinds, name):
                 if kind in (UNKNOWN, REFUSED):
                     return path, leaf
         except D2LDevError:  # a container that cannot be walked is an error of its own

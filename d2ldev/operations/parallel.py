@@ -100,7 +100,7 @@ def _parts(
         share = count / whole.length if whole.length else 0.0
         there = moving.to(framework, operands, device)
         if whole.has_marks:
-            there = unwrap_broadcasts(there, framework.kinds)
+            there = unwrap_broadcasts(there, framework.state.kinds)
         parts.append(Part(there, count, share))
     return parts
 
@@ -212,7 +212,7 @@ def content_of(numbers: Any) -> str:
 
 def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list[Any]:
     """Return a copy of an object for each device, on it; see ``Backend.replicate``."""
-    kinds = framework.kinds
+    kinds = framework.state.kinds
     copies = []
     attempted = f"replicate {type(obj).__name__}"
     for device in devices:

@@ -74,7 +74,7 @@ class Search:
         self, framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
     ) -> None:
         self.framework = framework
-        self._kinds = framework.kinds
+        self._kinds = framework.state.kinds
         self.attempted = attempted
         self._top = obj
         # id of an object -> the name under which it was found first.
@@ -159,7 +159,7 @@ class Search:
                 # Of most there is nothing to say, and a call takes longer than these questions.
                 framework = self.framework
                 is_noted = isinstance(inner, (_NOTED_TYPES, framework.models.bound_types))
-                if is_noted or framework.keepers[type(inner)] is not None:
+                if is_noted or framework.state.keepers[type(inner)] is not None:
                     self._add_other(full_name, inner)
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
@@ -217,7 +217,7 @@ class Search:
 
     def _add_other(self, name: str, value: Any) -> None:
         """Look through an object of which the framework knows nothing."""
-        keeper = self.framework.keepers[type(value)]
+        keeper = self.framework.state.keepers[type(value)]
         if whose := whose_object(self.framework, value):
             self._note("foreign", (name, whose))
             return
@@ -280,7 +280,7 @@ class Search:
             if kind is OBJECT:
                 if not self._is_parent(x):
                     parts = self.framework.models.parts(x)
-            elif (keeper := self.framework.keepers[type(x)]) is not None:
+            elif (keeper := self.framework.state.keepers[type(x)]) is not None:
                 parts = keeper.kept(x)
             self._seen[id(x)] = path
             if parts and (level > _MOST_LEVELS or len(self._seen) > _MOST_OBJECTS):
@@ -435,11 +435,11 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     parts = [
         part
         for part in search.parts
-        if framework.kinds[type(part[1])] is not TENSOR or id(part[1]) in replaced
+        if framework.state.kinds[type(part[1])] is not TENSOR or id(part[1]) in replaced
     ]
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
     nestings = [(name, value) for name, value, _, _ in parts]
-    flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
+    flat = flatten_all([*nestings, ("", obj)], framework.state.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     if search.has_notes or apart:
         moved = {id(tensor) for tensor, _ in refilled}
@@ -531,7 +531,7 @@ def _tell_what_stays(
         place = place_of_fixed(framework, x)
         if place is not None and place is not device and id(x) not in moved:
             whole = search.whole_with(name)
-            if whole is not None and framework.kinds[type(x)] is TENSOR:
+            if whole is not None and framework.state.kinds[type(x)] is TENSOR:
                 raise optimizer_refusal(f"place {cls.__name__} on {device}", whole, name, x)
             found.append((name, f"is on {place}, and nothing can put another one in its place"))
     sources = {framework.tensors.device_of(x) for x in elsewhere} if search.plain else ()
@@ -565,7 +565,7 @@ _SHOWN = 8
 
 def place_of_fixed(framework: Framework, x: Any) -> Device | None:
     """Return the device of something in ``Search.fixed``; None where it cannot be told."""
-    if framework.kinds[type(x)] is not TENSOR:
+    if framework.state.kinds[type(x)] is not TENSOR:
         return framework.devices.from_native(framework.models.device_of_bound(x))
     try:
         return framework.tensors.device_of(x)

@@ -64,7 +64,7 @@ def _bounded(
         for batch in batches:
             read.append(batch)
             if len(read) == 2 * limit:
-                late = flatten(read[limit - 1], framework.kinds, "prefetch batches")
+                late = flatten(read[limit - 1], framework.state.kinds, "prefetch batches")
                 for x in late.tensors.values():
                     tensors.wait_for_readers(x)
                 del read[:limit]
@@ -88,7 +88,7 @@ def _beside(
     framework: Framework, batches: Iterable[Any], device: Device, depth: int, copier: Copier
 ) -> Generator[Any, None, None]:
     """Move large batches ahead, beside the device, and each other one when it is asked for."""
-    kinds = framework.kinds
+    kinds = framework.state.kinds
 
     def start(batch: Any) -> Callable[[], Any]:
         plain = xs = plain_tensors(batch, kinds)
@@ -136,7 +136,7 @@ _END = object()
 
 
 def _outside(framework: Framework, call: Callable[..., Any], *arguments: Any) -> Any:
-    if framework.scope.value.get() in (None, CPU):
+    if framework.state.scope.value.get() in (None, CPU):
         return call(*arguments)
     with devices.on(framework, CPU):
         return call(*arguments)

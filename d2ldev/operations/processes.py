@@ -242,6 +242,6 @@ def _share_of_weights(framework: Framework, batch: Any, part: Any) -> float | No
 
 
 def _sum(framework: Framework, weights: Any) -> float:
-    is_tensor = framework.kinds[type(weights)] is TENSOR
+    is_tensor = framework.state.kinds[type(weights)] is TENSOR
     # NumPy does not read every tensor by itself.
     return float(np.sum(to_numpy(framework, weights) if is_tensor else weights, dtype="float64"))

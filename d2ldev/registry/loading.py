@@ -48,7 +48,7 @@ def load(name: str, source: str) -> Framework:
     settings.memory_grows()  # a misspelt policy is an error on machines without a GPU, too
     framework = _make(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
-        framework.strictness.everywhere()
+        framework.state.strictness.everywhere()
     if precision is not None:
         attempted = f"set the precision of products (from {settings.MATMUL_PRECISION})"
         fix = f"{settings.MATMUL_PRECISION}=highest"

@@ -409,6 +409,6 @@ def _read_package(asked: Callable[[str], tuple[str, ...]], name: str) -> tuple[s
 def _knows(name: str, x: Any) -> bool:
     """Return whether an object is a tensor, a model or an optimizer to a backend."""
     try:
-        return get_framework(name).kinds[type(x)] in (TENSOR, OBJECT)
+        return get_framework(name).state.kinds[type(x)] in (TENSOR, OBJECT)
     except D2LDevError:
         return False

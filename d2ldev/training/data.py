@@ -459,7 +459,7 @@ def count_of(backend: Backend, y: Any, batch: Any = None) -> int:
         batch: what ``y`` is a field of.
     """
     framework = backend.framework
-    kinds = framework.kinds
+    kinds = framework.state.kinds
     if kinds[type(y)] is not TENSOR:
         found = number_of_examples(framework, y if batch is None else batch)
         if found is not None:

@@ -133,7 +133,7 @@ class Hooks:
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """Return batches on the device: those of a GPU ahead, unless the user prepares them."""
-        source, kinds = spared(data), self.backend.framework.kinds
+        source, kinds = spared(data), self.backend.framework.state.kinds
         if self.gpus and not self._overrides("prepare_batch"):
             ahead = self.backend.prefetch(source, self.device)
             return moved_in_turn(ahead, lambda batch: with_few_places(batch, kinds))

@@ -84,7 +84,7 @@ class DeviceLog:
         self._max_pending = whole_number(
             "log", "max_pending", max_pending, least=1, fix="max_pending=1024"
         )
-        self._tensors, self._kinds = backend.framework.tensors, backend.framework.kinds
+        self._tensors, self._kinds = backend.framework.tensors, backend.framework.state.kinds
         self._scalar_on, self._limit = self._tensors.scalar_on, self._tensors.in_flight
         self._lock = Lock()
         self._calls = 0

@@ -149,7 +149,7 @@ class Loop:
         learner = self.learner
         for first in draw_outside(self.trainer.backend.framework, data):
             (batch,) = self.prepared(self._entry.of([first]))
-            batch = unwrap_broadcasts(batch, self.trainer.backend.framework.kinds)
+            batch = unwrap_broadcasts(batch, self.trainer.backend.framework.state.kinds)
             if learner.settings.methods is None and not takes_target(learner.settings.loss):
                 return inputs_alone(batch, learner.input_names, learner.takes_mapping)
             return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
@@ -178,7 +178,7 @@ class Loop:
     def _operands(self) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
         """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""
         backend, learner = self.trainer.backend, self.learner
-        kinds = backend.framework.kinds
+        kinds = backend.framework.state.kinds
         names, takes_mapping = learner.input_names, learner.takes_mapping
         is_checked = False
 
@@ -218,7 +218,7 @@ class Loop:
         if not self.metrics:
             log.add(counted.in_loss, loss=loss)
             return
-        y = unwrap_broadcasts(unweighted(y), self.trainer.backend.framework.kinds)
+        y = unwrap_broadcasts(unweighted(y), self.trainer.backend.framework.state.kinds)
         measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
         _, in_loss, in_metrics, in_accuracy = counted
         if in_loss == in_metrics == in_accuracy:

@@ -82,7 +82,7 @@ def _where_predictions_are(
     function = comparison(metric)
 
     def measure(prediction: Any, y: Any) -> Any:
-        flat = flatten(prediction, backend.framework.kinds, "measure a prediction")
+        flat = flatten(prediction, backend.framework.state.kinds, "measure a prediction")
         device = next(map(backend.device_of, flat.tensors.values()), None)
         with nullcontext() if device is None else backend.on(device):
             value = function(prediction, y)

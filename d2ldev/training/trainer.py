@@ -661,7 +661,7 @@ class Trainer(Hooks):
             source = loader_of(data, "predict_dataloader", "val_dataloader")
             learner = self._evaluator(self._prepared_for_use(model, source, "predict"), loss="mse")
             names, takes_mapping = learner.input_names, learner.takes_mapping
-            kinds = self.backend.framework.kinds
+            kinds = self.backend.framework.state.kinds
             entry = Entry(self, learner)
             try:
                 with closing(self._prepared(entry.of(source))) as batches:
@@ -730,7 +730,7 @@ class Trainer(Hooks):
                 f"trainer.{verb}(net, batches)",
             )
         is_array = (
-            isinstance(data, np.ndarray) or self.backend.framework.kinds[type(data)] is TENSOR
+            isinstance(data, np.ndarray) or self.backend.framework.state.kinds[type(data)] is TENSOR
         )
         if is_array:
             raise UnsupportedValueError(

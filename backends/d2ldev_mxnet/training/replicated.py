@@ -46,7 +46,7 @@ class MXNetParallelLearner(MXNetLearner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self.sync()
-        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.kinds))
+        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self.sync()
@@ -56,13 +56,13 @@ class MXNetParallelLearner(MXNetLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self.is_built:
-            self.build(unwrap_broadcasts(inputs, self._framework.kinds))
+            self.build(unwrap_broadcasts(inputs, self._framework.state.kinds))
         self._spread()
         return super().step(inputs, y)
 
     def _joined(self, predictions: list[Any]) -> Any:
         """Return the prediction for a batch, of those for its parts."""
-        first, kinds = self._contexts[0], self._framework.kinds
+        first, kinds = self._contexts[0], self._framework.state.kinds
         flats = [flatten(each, kinds, "join predictions") for each in predictions]
         columns = zip(*(flat.tensors.values() for flat in flats), strict=True)
         whole = [

@@ -100,7 +100,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._gather()
-        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.kinds))
+        return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self._gather()
@@ -150,7 +150,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
-            self.build(unwrap_broadcasts(inputs, self._framework.kinds))
+            self.build(unwrap_broadcasts(inputs, self._framework.state.kinds))
         parts = parts_to_train_on(
             self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )

@@ -346,7 +346,7 @@ class TorchLearner(Learner):
 
     def _lacks_variance(self, inputs: tuple[Any, ...]) -> bool:
         """Tell whether a batch has one example, and the model normalizes batches."""
-        flat = flatten(inputs, self._framework.kinds, "train")
+        flat = flatten(inputs, self._framework.state.kinds, "train")
         lengths = {len(x) for x in flat.tensors.values() if x.dim()}
         return lengths == {1} and self._framework.parallel.least_examples(self._model) > 1
 
@@ -387,7 +387,7 @@ class TorchLearner(Learner):
 
     def _place_of_inputs(self, inputs: tuple[Any, ...]) -> torch.device:
         """Return torch's device of the inputs; some may stay on the CPU, such as lengths."""
-        flat = flatten(inputs, self._framework.kinds, "train")
+        flat = flatten(inputs, self._framework.state.kinds, "train")
         found = [x.device for x in flat.tensors.values()]
         return next((device for device in found if device != NATIVE_CPU), NATIVE_CPU)
 
@@ -400,7 +400,9 @@ class TorchLearner(Learner):
         """Return a nesting with what a function makes of each tensor in it."""
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
-        return map_tensors(function, prediction, self._framework.kinds, "compute a prediction")
+        return map_tensors(
+            function, prediction, self._framework.state.kinds, "compute a prediction"
+        )
 
     # -- modes ------------------------------------------------------------------------------------
 

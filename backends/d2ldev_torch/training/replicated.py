@@ -216,7 +216,9 @@ def begin_as_the_first(framework: Framework, optimizer: Any) -> None:
     state = [None]
     if is_first:
         found = framework.files.state(optimizer)
-        state = [map_tensors(torch.Tensor.cpu, found, framework.kinds, "send an optimizer's state")]
+        state = [
+            map_tensors(torch.Tensor.cpu, found, framework.state.kinds, "send an optimizer's state")
+        ]
     distributed.broadcast_object_list(state)
     if not is_first:
         framework.files.prepare_state(optimizer, state[0])()

@@ -25,7 +25,7 @@ def test_every_built_in_backend_has_the_same_rooms(name, room):
 
 def test_a_framework_that_is_dropped_is_freed():
     framework = ReferenceFramework()
-    assert framework.kinds[int] is PLAIN
+    assert framework.state.kinds[int] is PLAIN
     kept = weakref.ref(framework)
     del framework
     gc.collect()

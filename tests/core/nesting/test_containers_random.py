@@ -51,7 +51,7 @@ def unfolded(x):
     numbers = {}
 
     def of(value):
-        kind = reference.framework.kinds[type(value)]
+        kind = reference.framework.state.kinds[type(value)]
         if kind is containers.PLAIN:
             return value
         known = id(value) in numbers
@@ -67,7 +67,7 @@ def unfolded(x):
 
 
 def tensors_in(x):
-    found = containers.leaves(x, reference.framework.kinds)
+    found = containers.leaves(x, reference.framework.state.kinds)
     return [leaf for _, leaf, kind in found if kind is containers.TENSOR]
 
 

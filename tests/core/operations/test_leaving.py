@@ -95,7 +95,7 @@ def test_strict_in_a_generator_that_is_closed_in_a_later_block(reference):
         generator.close()
         with pytest.raises(DeviceMismatchError):
             x + y
-    assert not reference.framework.strictness.in_force()
+    assert not reference.framework.state.strictness.in_force()
 
 
 def test_strict_and_devices_in_one_generator(reference):
@@ -108,7 +108,11 @@ def test_strict_and_devices_in_one_generator(reference):
     with gpu(0):
         generator.close()
         inside = made()
-    assert (inside, made(), reference.framework.strictness.in_force()) == (gpu(0), cpu(), False)
+    assert (inside, made(), reference.framework.state.strictness.in_force()) == (
+        gpu(0),
+        cpu(),
+        False,
+    )
 
 
 def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():
@@ -167,7 +171,7 @@ def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_t
     def state():
         device = str(backend.device_of(backend.ones(1)))
         is_other = active.active_backend() is other
-        return device, backend.framework.strictness.in_force(), is_other
+        return device, backend.framework.state.strictness.in_force(), is_other
 
     outside = state()
 
@@ -260,7 +264,8 @@ def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
         with backend.on("gpu:0"), backend.strict(), d2ldev.use_backend(backend):
             gc.set_threshold(0)
         gc.collect()
-        state = str(backend.device_of(backend.ones(1))), backend.framework.strictness.in_force()
+        is_strict = backend.framework.state.strictness.in_force()
+        state = str(backend.device_of(backend.ones(1))), is_strict
         wrong += [state] * (state != ("cpu", False))
     show(wrong[:3])
     """

@@ -41,7 +41,7 @@ def strictness_of(strict):
     """Return where a framework with this module ``strict`` is strict."""
     framework = ReferenceFramework()
     framework.strict = strict
-    return framework.strictness
+    return framework.state.strictness
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_everywhere_is_in_force_in_every_thread_and_is_not_put_back():
                 noted.append("replaced")
                 return lambda: noted.append("put back")
         framework = ReferenceFramework()
-        framework.strict, strict = Noting(), framework.strictness
+        framework.strict, strict = Noting(), framework.state.strictness
         strict.everywhere()
         with strict.block():
             thread = threading.Thread(target=lambda: found.append(strict.in_force()))
@@ -248,7 +248,7 @@ def test_a_strict_function_is_one_whose_body_is_a_block(reference):
 
 def test_the_handle_has_it(reference):
     with d2ldev.use_backend(reference), d2ldev.backend.strict():
-        assert reference.framework.strictness.in_force()
+        assert reference.framework.state.strictness.in_force()
 
 
 # -- the process ------------------------------------------------------------------------------

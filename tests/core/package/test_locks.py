@@ -40,7 +40,7 @@ HELD = {
         "d2ldev.set_backend('reference'); d2ldev.get_backend('REFERENCE')",
     ),
     "strict": (
-        "held = backend.framework.strictness._lock",
+        "held = backend.framework.state.strictness._lock",
         "backend.strict().__enter__()",
     ),
     "a log": (

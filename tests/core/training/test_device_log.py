@@ -49,7 +49,7 @@ def test_without_values_the_host_keeps_none(reference):
     for number in range(100):
         log.add(lr=number)
     assert log.last() == {"lr": 99.0}
-    own = [kept for kept in vars(log).values() if kept is not reference.framework.kinds]
+    own = [kept for kept in vars(log).values() if kept is not reference.framework.state.kinds]
     assert not any(isinstance(kept, (dict, list)) and len(kept) > 4 for kept in own)
 
 

@@ -122,7 +122,7 @@ class Mutant(ReferenceFramework):
         self.files = self.Files(self.tensors)
         self.training = self.Training(self.tensors)
         self.strict = self.Strict(self)
-        self.strictness = self.Strictness(self)
+        self.state.strictness = self.Strictness(self)
         self.parallel = self.Parallel(self)
         for room in (
             *(self.devices, self.tensors, self.models),
@@ -135,7 +135,7 @@ class Mutant(ReferenceFramework):
     @property
     def here(self) -> Device | None:
         """The device of the innermost block; None outside of any."""
-        return self.scope.value.get()
+        return self.state.scope.value.get()
 
 
 class Queued(Mutant):

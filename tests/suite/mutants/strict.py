@@ -313,5 +313,5 @@ def _refuse_numbers(add, x, y):
 
 
 def _refuse_in(framework):
-    if framework.strictness.in_force():
+    if framework.state.strictness.in_force():
         raise mismatch("copy", [("x", CPU), ("y", gpu(0))])

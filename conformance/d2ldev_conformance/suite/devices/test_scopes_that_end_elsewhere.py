@@ -59,7 +59,7 @@ def test_blocks_of_generators_end_in_any_order(backend, route, order):
     for number in order:
         generators[number].close()
     assert places_of(backend) == before
-    assert not backend.framework.strictness.in_force()
+    assert not backend.framework.state.strictness.in_force()
 
 
 @requirement("scopes.tasks", section=SECTION)
@@ -98,7 +98,7 @@ def test_a_block_of_a_generator_that_another_task_closes_has_ended(backend, plac
 
     before = places_of(backend), d2ldev.backend.name
     assert asyncio.run(close_in_another_task()) == before
-    assert not backend.framework.strictness.in_force()
+    assert not backend.framework.state.strictness.in_force()
 
 
 @requirement("scopes.left-by-break", section=SECTION)
@@ -112,7 +112,7 @@ def test_a_block_of_an_async_generator_that_is_left_by_break_ends(backend, place
             break
         for _ in range(5):  # the loop closes the generator in one of its next turns
             await asyncio.sleep(0)
-        return places_of(backend), backend.framework.strictness.in_force()
+        return places_of(backend), backend.framework.state.strictness.in_force()
 
     before = places_of(backend)
     assert asyncio.run(leave()) == (before, False)
@@ -152,7 +152,7 @@ def test_a_strict_block_that_is_closed_in_another_thread_has_ended(backend, rout
     with pytest.raises(DeviceMismatchError):
         x + y
     assert in_a_thread(generator.close) is None
-    assert not backend.framework.strictness.in_force()
+    assert not backend.framework.state.strictness.in_force()
 
 
 @requirement("scopes.blocks-of-the-framework", section=SECTION)

@@ -459,7 +459,7 @@ def test_containers_of_arrays_stay_what_they_are(backend, place, take, make):
     assert type(taken) is type(batch)
     for name in ("default_factory", "maxlen", "made", "label"):
         assert getattr(taken, name, None) == getattr(batch, name, None)
-    kind = backend.framework.kinds[type(batch)]
+    kind = backend.framework.state.kinds[type(batch)]
     assert list(kind.labels(taken)) == list(kind.labels(expected))
     _check(backend, place, next(iter(kind.children(taken))), array)
 

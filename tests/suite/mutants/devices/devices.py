@@ -220,7 +220,7 @@ class MeasuresInMebibytes(Mutant, caught_by="memory.is-a-memory"):
 class SharesItsScope(Mutant, caught_by="threads.scopes-are-their-own"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.scope = Everyones(f"{self.name}_scope")
+        self.state.scope = Everyones(f"{self.name}_scope")
 
 
 class Everyones(Scopes):

@@ -35,7 +35,7 @@ class HasASwitch(Mutant):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.matmul_switch = self.Switch(self)
+        self.state.matmul_switch = self.Switch(self)
 
 
 class KnowsTwoPrecisions(HasASwitch, caught_by="precision.is-accepted"):

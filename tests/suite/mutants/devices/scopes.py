@@ -62,13 +62,13 @@ class StrictOrder(Contexts):
 class PutsBackWhatItFound(HasADefault, caught_by="scopes.any-order"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.contexts = Unordered()
+        self.state.contexts = Unordered()
 
 
 class WantsTasksToEndInOrder(HasADefault, caught_by="scopes.tasks"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.contexts = StrictOrder()
+        self.state.contexts = StrictOrder()
 
 
 class Unreachable(Scopes):
@@ -86,7 +86,7 @@ class OnlyItsOwnerLeaves(Mutant):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.scope = Unreachable(f"{self.name}_scope")
+        self.state.scope = Unreachable(f"{self.name}_scope")
 
 
 class StaysInTheBlockOfAGenerator(OnlyItsOwnerLeaves, caught_by="scopes.async-generators"):
@@ -100,7 +100,7 @@ class StaysInABlockThatIsLeftByBreak(OnlyItsOwnerLeaves, caught_by="scopes.left-
 class StaysInABlockThatIsClosedElsewhere(HasADefault, caught_by="scopes.other-threads"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.contexts = Unordered()
+        self.state.contexts = Unordered()
 
 
 class KeepsADeviceThatIsLeftElsewhere(
@@ -133,7 +133,7 @@ class Deaf(Scopes):
 class ForgetsBlocksOfTheFramework(HasADefault, caught_by="scopes.blocks-of-the-framework"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.contexts = GivesUp()
+        self.state.contexts = GivesUp()
 
 
 class GivesUp(Contexts):

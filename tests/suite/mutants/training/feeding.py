@@ -194,4 +194,4 @@ class DrawsBatchesInTheBlock(Mutant, caught_by="fit.draws-outside-of-a-block"):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.scope = self.Scope("mutant_scope")
+        self.state.scope = self.Scope("mutant_scope")
