@@ -31,7 +31,9 @@ from d2ldev.operations.keras import keras_elsewhere
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 from d2ldev_tensorflow.strict import allow_mixing
 
-_OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
+OF_PROGRAMS = "_d2ldev_programs"
+"""The attribute of a model that has what was traced to train it."""
+_OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name", OF_PROGRAMS})
 # How the attributes begin in which TensorFlow has all others again.
 _OF_TRACKING = "_self_"
 _FLAT = str.maketrans("/:", "__")
@@ -478,7 +480,7 @@ def _own_attributes() -> frozenset[str]:
     # Keras 3.10 to 3.13 make no model whose output is its input.
     model = keras.Model(x, keras.layers.Identity(name="same")(x), name="any")
     made = keras.Layer(name="any"), keras.Sequential(name="any"), model
-    return frozenset({"build", "call", *_MAKERS}.union(*map(vars, made)))
+    return frozenset({"build", "call", OF_PROGRAMS, *_MAKERS}.union(*map(vars, made)))
 
 
 @lru_cache(1024)

@@ -448,6 +448,7 @@ class Trainer(Hooks):
                         run.hand_over_rest(path, self.device)
                 raise
             learner.sync()
+            self.model = learner.model  # a learner is the only one that uses its optimizer
         team.raise_failure()
         if outcome is not None and outcome.error is not None:
             raise outcome.error

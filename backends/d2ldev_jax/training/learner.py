@@ -507,14 +507,15 @@ def _compiled(users: WeakSet[_Steps], name: str) -> Callable[..., Any]:
     return jax.jit(traced)
 
 
-def _tree_parts(part: Any) -> Any:
+def _take_apart(part: Any) -> Any:
     """Return the node and the children of the structure of a tree; None for all else."""
     if isinstance(part, jax.tree_util.PyTreeDef):
         return part.node_data(), part.children()
     return None
 
 
-_PROGRAMS: Programs[_Program] = Programs(64, _tree_parts)
+# For all models, because a program has none of their arrays.
+_PROGRAMS: Programs[_Program] = Programs(64, take_apart=_take_apart)
 
 
 @dataclass(eq=False)
@@ -538,7 +539,7 @@ class _Steps:
         """Return all that the functions depend on."""
         settings = self.settings
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
-        return self.structure, how
+        return self.structure, self.wrt, how
 
     def step(self, state: _State, rate: Tensor | None, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the state after a step, and the loss and the prediction before it."""

@@ -21,7 +21,7 @@ from d2ldev.framework.training import state_refusal
 from d2ldev.operations import devices, placing
 from d2ldev.operations.programs import Programs
 from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
-from d2ldev_tensorflow.models import is_of_keras
+from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, wide
 from d2ldev_tensorflow.training.optimizers import made, scales
@@ -40,8 +40,8 @@ class TensorFlowLearner(Learner):
     Python's ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of
     their own.
 
-    What is traced is kept as long as the model. In place of an optimizer that is given by name it
-    has one of its own, which holds the state from a step until ``sync``.
+    The model keeps what is traced, with the variables of an optimizer that is given by name. The
+    optimizer of the next training gets them, with its own values, as soon as this one is gone.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
@@ -58,18 +58,15 @@ class TensorFlowLearner(Learner):
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, LOSSES)
         self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
-        self._made = made(settings) if isinstance(settings.optimizer, str) else None
         self._users: WeakSet[TensorFlowLearner] = WeakSet()
-        self._holding: Any = None
-        self.replace({"model": model, "optimizer": self._made or made(settings)})
+        optimizer = made(settings)
+        self._named = optimizer if isinstance(settings.optimizer, str) else None
+        self.replace({"model": model, "optimizer": optimizer})
 
     # -- model and optimizer ----------------------------------------------------------------------
 
     @property
     def parts(self) -> dict[str, Any]:
-        self._release()
-        if self._is_ready and self._optimizer is not None:
-            self._build(self._optimizer)
         return {"model": self._model, "optimizer": self._optimizer}
 
     @property
@@ -77,7 +74,6 @@ class TensorFlowLearner(Learner):
         return self._model
 
     def replace(self, parts: dict[str, Any]) -> None:
-        self._release()
         self._model, self._optimizer = parts["model"], parts["optimizer"]
         # Functional, that is: a list of them is one argument.
         self._takes_list = is_of_keras(self._model, "Model") and hasattr(self._model, "inputs")
@@ -91,8 +87,6 @@ class TensorFlowLearner(Learner):
         # The user may have built the model meanwhile.
         if not self._is_ready and self._has_variables():
             self._get_ready(None)
-        if self._optimizer is not None and self._optimizer.built:  # else nobody has seen it
-            self._release()
 
     @property
     def is_built(self) -> bool:
@@ -121,7 +115,6 @@ class TensorFlowLearner(Learner):
         Args:
             device: of the inputs, where a model without variables computes.
         """
-        self._release()
         self._flagged = self._with_flags()
         flags = _flags_of(self._flagged)
         is_trained = self._optimizer is not None
@@ -138,20 +131,15 @@ class TensorFlowLearner(Learner):
         if device is None:  # the first batch will tell
             return
         self._device = device
-        is_named = is_trained and self._optimizer is self._made
-        if is_trained and not is_named:
+        if is_trained:
             self._build(self._optimizer)
         self._users.discard(self)
-        tensors = self._captured(is_named)
-        program = _PROGRAMS.get(
-            self._dependencies(is_named),
-            lambda: self._new_program(is_named, tensors),
-            lambda kept: [*map(id, kept.tensors)] == [*map(id, tensors)],
+        program = _programs_of(self._model).get(
+            self._dependencies(), self._new_program, self._take_program
         )
         self._users = program.users
         self._users.add(self)
-        self._program, self._holding = program, ref(self) if is_named else None
-        self._stepping = program.optimizer if is_named else self._optimizer
+        self._program = program
         self._steps, self._accumulations = program.steps, program.accumulations
         self._evaluations = program.evaluations
         self._apply, self._forward = program.apply, program.forward
@@ -166,53 +154,43 @@ class TensorFlowLearner(Learner):
         self._flags = flags
         self._is_ready = True
 
-    def _dependencies(self, is_named: bool) -> Any:
-        """Return all that a traced function depends on."""
-        model, settings = self._model, self.settings
+    def _dependencies(self) -> Any:
+        """Return all that a traced function depends on, but for the places of variables."""
+        model, settings, optimizer = self._model, self.settings, self._optimizer
         if self._is_layer:
             modules = [(each, each.dtype_policy.name) for each in model._flatten_layers()]
         else:
             modules = [model, *model.submodules]
-        optimizer = settings.optimizer if is_named else self._optimizer
-        rate = None if is_named else getattr(optimizer, "_learning_rate", None)  # or a schedule
+        # The rate of an optimizer that is given by name is a variable; another's may be a schedule.
+        rate = getattr(optimizer, "_learning_rate", None)
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
-        # Where a model computes that has variables is told by these: see ``_captured``.
-        place = None if self._model.variables else str(self._device)
-        return modules, [id(x) for x in self._variables], optimizer, rate, how, place
+        # The variables of a model tell where it computes.
+        place = None if model.variables else str(self._device)
+        by = settings.optimizer if self._is_named() else (optimizer, rate)
+        return modules, [id(x) for x in self._variables], by, how, place
 
-    def _captured(self, is_named: bool) -> list[Any]:
+    def _is_named(self) -> bool:
+        return self._optimizer is not None and self._optimizer is self._named
+
+    def _new_program(self) -> _Program:
+        program = _Program(self._captured())
+        if self._is_named():
+            program.lend(self._optimizer)
+        return program
+
+    def _take_program(self, program: _Program) -> bool:
+        """Return whether a kept program computes here, and lend it to the optimizer."""
+        if [*map(id, program.tensors)] != [*map(id, self._captured())]:
+            return False  # the model has been moved
+        return not self._is_named() or program.lend(self._optimizer)
+
+    def _captured(self) -> list[Any]:
         """Return the tensors of which a traced function knows where they are."""
         objects = [self._model.variables]
-        if not is_named and self._optimizer is not None:
+        if not self._is_named() and self._optimizer is not None:
             objects.append(self._optimizer)
         found = placing.list_named_tensors(self._framework, objects)
         return [getattr(x, "handle", x) for _, x in found]
-
-    def _new_program(self, is_named: bool, tensors: list[Any]) -> _Program:
-        if not is_named:
-            return _Program(None, tensors)
-        optimizer = made(self.settings)
-        self._build(optimizer)
-        return _Program(optimizer, tensors)
-
-    def _hold(self) -> None:
-        """Give the optimizer of the program the state of the learner's."""
-        program = self._program
-        previous = program.holder and program.holder()
-        if previous is not None:
-            previous._release()
-        if self._optimizer.built:
-            _copy_state(self._optimizer, program.optimizer)
-        else:
-            program.begin(self._optimizer.learning_rate)
-        program.holder = self._holding
-
-    def _release(self) -> None:
-        """Give the learner's optimizer the state of the program's, where it had it."""
-        if self._holding is not None and self._program.holder is self._holding:
-            self._build(self._optimizer)
-            _copy_state(self._program.optimizer, self._optimizer)
-            self._program.holder = None
 
     def _build(self, optimizer: Any) -> None:
         # A ``MultiOptimizer`` takes the gradients of all that it was built for.
@@ -229,7 +207,10 @@ class TensorFlowLearner(Learner):
                 f"it was built for other variables than the {len(wanted)} that are trainable now",
                 f"keras.optimizers.{name}(...), not built yet; before what is frozen is thawed",
             )
-        placing.place(self._framework, optimizer, self._device)
+        # One that is given by name computes in steps only, in their scope. With a scope of its own
+        # it would refer to itself, and be in use until ``gc`` finds it.
+        placed = optimizer.variables if self._is_named() else optimizer
+        placing.place(self._framework, placed, self._device)
 
     def _may_be_trained(self) -> list[Any]:
         """Return the variables that are trainable, or would be without freezing."""
@@ -288,8 +269,6 @@ class TensorFlowLearner(Learner):
         # This check takes a microsecond, for a model of ten layers.
         if not self.pending and _flags_of(self._flagged) != self._flags:
             self._get_ready(self._device)
-        if self._program.holder is not self._holding:
-            self._hold()
         if self.settings.accumulate_grad_batches > 1:
             accumulate = self._accumulations[self._are_classes()]
             loss, prediction, self._sums = accumulate(self._sums, *inputs, y)
@@ -303,8 +282,6 @@ class TensorFlowLearner(Learner):
 
     def flush(self) -> None:
         if self.pending:
-            if self._program.holder is not self._holding:
-                self._hold()
             self._apply(self._sums, tf.constant(self.pending))
             self._sums, self.pending = None, 0
 
@@ -369,7 +346,7 @@ class TensorFlowLearner(Learner):
             loss, prediction = self._losses(inputs, y, training=True)
             part = loss if share is None else loss * tf.cast(share, loss.dtype)
             # The factor is 1, except in an optimizer that works around the range of float16.
-            scaled = self._stepping.scale_loss(part)
+            scaled = self._optimizer.scale_loss(part)
         return loss, prediction, tape.gradient(scaled, self._variables)
 
     def _update(self, gradients: list[Any]) -> None:
@@ -378,11 +355,11 @@ class TensorFlowLearner(Learner):
         # In a replica, also the only one, Keras sums gradients by a function with a gradient of its
         # own. TensorFlow keeps that for ever, and with it the whole traced step:
         # https://github.com/tensorflow/tensorflow/issues/97697
-        if tf.distribute.has_strategy() or scales(self._stepping):
-            self._stepping.apply(gradients, self._variables)
+        if tf.distribute.has_strategy() or scales(self._optimizer):
+            self._optimizer.apply(gradients, self._variables)
         else:
             context = tf.distribute.get_replica_context()
-            context.merge_call(lambda _: self._stepping.apply(gradients, self._variables))
+            context.merge_call(lambda _: self._optimizer.apply(gradients, self._variables))
 
     def _measure(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
@@ -436,7 +413,7 @@ class TensorFlowLearner(Learner):
         # That of an embedding has a row for each use: its norm is not that of their sums.
         dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
         squares = [tf.reduce_sum(tf.cast(g, tf.float32) ** 2) for g in dense if g is not None]
-        norm = tf.sqrt(tf.add_n(squares)) / self._stepping.scale_loss(tf.ones(()))
+        norm = tf.sqrt(tf.add_n(squares)) / self._optimizer.scale_loss(tf.ones(()))
         factor = tf.minimum(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
         return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
 
@@ -461,23 +438,26 @@ class _Program:
     It is traced with any of them, again for each shape, and holds none, nor the model.
 
     Args:
-        optimizer: its own, built; None if the user's takes the steps.
-        tensors: of the variables that it changes, which are others when the model has been moved.
+        tensors: of the variables of which it knows where they are. They are others when the model
+            has been moved.
 
     Attributes:
         users: these learners.
-        holder: a reference to the learner whose state the optimizer has; None if it has none.
+        slots, handles: the variables of an optimizer that is given by name, which the steps
+            change, and where they were when they were traced.
+        optimizer: a reference to the optimizer that has them; None before the first one.
         classes: the least number of classes for which a loss without a mask is traced.
         greatest: the greatest label of the batch that is computed with, where all are known.
         steps, accumulations, evaluations: for any labels, and for those that are all classes. They
             compute the same numbers.
     """
 
-    def __init__(self, optimizer: Any, tensors: list[Any]) -> None:
-        self.optimizer = optimizer
+    def __init__(self, tensors: list[Any]) -> None:
+        self.slots: list[Any] = []
+        self.handles: list[Any] = []
+        self.optimizer: ref[Any] | None = None
         self.tensors = tensors
         self.users: WeakSet[TensorFlowLearner] = WeakSet()
-        self.holder: Any = None
         self.classes = sys.maxsize
         self.greatest = 0
         self.steps = _traced_twice(self.users, TensorFlowLearner._train)
@@ -485,15 +465,27 @@ class _Program:
         self.evaluations = _traced_twice(self.users, TensorFlowLearner._measure)
         self.apply = _traced(self.users, TensorFlowLearner._applied)
         self.forward = _traced(self.users, TensorFlowLearner._alone)
-        # What is not a scalar begins with 0 in each optimizer that has a name.
-        variables = [] if optimizer is None else optimizer.variables
-        self._begun = [None if len(x.shape) else x.numpy() for x in variables]
 
-    def begin(self, learning_rate: Any) -> None:
-        """Bring the optimizer back to its beginning."""
-        for variable, begun in zip(self.optimizer.variables, self._begun, strict=True):
-            variable.assign(tf.zeros_like(variable.value) if begun is None else begun)
-        self.optimizer.learning_rate.assign(learning_rate)
+    def lend(self, optimizer: Any) -> bool:
+        """Give an optimizer the variables of the last one, with its own values.
+
+        Returns:
+            False if that one is in use, or its variables have been moved.
+        """
+        variables = optimizer.variables
+        if self.optimizer is None:
+            self.slots = [each._value for each in variables]
+            self.handles = [each.handle for each in self.slots]
+        is_in_use = self.optimizer is not None and self.optimizer() not in (None, optimizer)
+        handles = [each.handle for each in self.slots]
+        if is_in_use or [*map(id, handles)] != [*map(id, self.handles)]:
+            return False
+        for variable, slot in zip(variables, self.slots, strict=True):
+            if variable._value is not slot:
+                slot.assign(variable._value)
+                variable._value = slot
+        self.optimizer = ref(optimizer)
+        return True
 
     def admits(self, shape: tf.TensorShape) -> bool:
         """Tell whether a loss without a mask may be traced for a prediction of such a shape.
@@ -508,7 +500,10 @@ class _Program:
         return True
 
 
-_PROGRAMS: Programs[_Program] = Programs(64, ignored=("_called", "_variable_read"))
+def _programs_of(model: Any) -> Programs[_Program]:
+    """Return the programs that a model keeps."""
+    # Past ``__setattr__``, which would track them.
+    return vars(model).setdefault(OF_PROGRAMS, Programs(4, ("_called", "_variable_read")))
 
 
 def _traced(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
@@ -529,8 +524,3 @@ def _traced_twice(users: WeakSet[TensorFlowLearner], method: Callable[..., Any])
         return method(learner, *others, _Classes(y))
 
     return _traced(users, method), _traced(users, of_classes)
-
-
-def _copy_state(source: Any, target: Any) -> None:
-    for old, new in zip(source.variables, target.variables, strict=True):
-        new.assign(old)

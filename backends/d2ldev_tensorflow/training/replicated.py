@@ -197,7 +197,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         gradients = [None if each is None else next(whole) for each in gradients]
         if self.settings.gradient_clip_val:
             gradients = self._clipped(gradients)
-        self._stepping.apply(gradients, self._variables)
+        self._optimizer.apply(gradients, self._variables)
 
     # -- one variable and several -----------------------------------------------------------------
 
@@ -301,8 +301,8 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         for variable, value in zip(variables, self._added_up(self._of_first(values)), strict=True):
             variable.assign(tf.cast(value, variable.dtype))
 
-    def _dependencies(self, is_named: bool) -> Any:
-        return type(self), super()._dependencies(is_named)
+    def _dependencies(self) -> Any:
+        return type(self), super()._dependencies()
 
     def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         if self._is_synchronized:  # such a layer asks the strategy that it is called in

@@ -1,6 +1,9 @@
 """Programs on TensorFlow: a second training traces nothing, a change is seen, nothing is kept."""
 
+import copy
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from weakref import ref
 
 import keras
@@ -13,7 +16,6 @@ from d2ldev.training.trainer import Trainer
 X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
 DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]
 TRACES = []
-ADDED = 0.0
 
 
 class Net(keras.Model):
@@ -28,7 +30,7 @@ class Net(keras.Model):
 
     def call(self, x):
         TRACES.append(type(x))
-        return self.last(self.leaky(self.first(x))) ** self.power * self.factor + ADDED
+        return self.last(self.leaky(self.first(x))) ** self.power * self.factor
 
 
 class Scaled:
@@ -103,6 +105,36 @@ def test_a_new_trainer_traces_nothing(backend, net, train, traces):
     train(net)
     assert traces() == 0
     assert first.model is net
+
+
+def squared(prediction, y):
+    return tf.reduce_mean((prediction - y) ** 2)
+
+
+LOSSES = {
+    "one object": (lambda: LOSS, False),
+    "one function": (lambda: squared, False),
+    "a method of one object": (lambda: LOSS.__call__, False),
+    "a new function": (lambda: lambda prediction, y: squared(prediction, y), True),
+}
+
+
+@pytest.mark.parametrize(("make", "is_traced"), LOSSES.values(), ids=LOSSES)
+def test_the_same_loss_traces_nothing_and_a_new_one_each_time(net, train, traces, make, is_traced):
+    train(net, loss=make())
+    traces()
+    train(net, loss=make())
+    assert (traces() > 0) is is_traced
+
+
+def test_a_loss_that_is_dropped_takes_its_data_with_it(net, train):
+    weights = tf.ones(1)
+    gone = ref(weights)
+    train(net, loss=lambda prediction, y, weights=weights: squared(prediction * weights, y))
+    del weights
+    gc.collect()
+    gc.collect()  # what a program holds goes after its loss
+    assert gone() is None
 
 
 def test_a_model_that_was_loaded_into_is_not_traced_again(backend, net, train, traces, path):
@@ -205,8 +237,6 @@ CHANGES = {
     "its activation": lambda net, _patch: setattr(net.first, "activation", keras.ops.relu),
     "what is trainable": lambda net, _patch: setattr(net.first, "trainable", False),
     "an attribute of its class": lambda _net, patch: patch.setattr(Net, "factor", 2.0),
-    "a global variable": lambda _net, patch: patch.setitem(globals(), "ADDED", 2.0),
-    "its regularizer": lambda net, _patch: setattr(net.last.kernel_regularizer, "l2", 2.0),
 }
 
 
@@ -247,6 +277,79 @@ def test_a_model_that_was_moved_is_trained_where_it_is(backend, net, train, begi
     backend.place(net, "cpu")
     begin()
     assert train(net, Trainer(2, 1, backend=backend)) == before
+
+
+def test_a_layer_that_is_added_is_trained(train):
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    train(net)
+    net.add(keras.layers.Dense(1))
+    before = net.get_weights()
+    train(net)
+    assert not any(map(np.array_equal, net.get_weights(), before))
+
+
+def test_a_layer_of_another_dtype_computes_in_it(net, train):
+    dtypes = []
+
+    def loss(prediction, y):
+        dtypes.append(prediction.dtype)
+        return squared(tf.cast(prediction, "float32"), y)
+
+    train(net, loss=loss)
+    net.last.dtype_policy = "mixed_bfloat16"
+    train(net, loss=loss)
+    assert [*dict.fromkeys(dtypes)] == [tf.float32, tf.bfloat16]
+
+
+def test_models_that_threads_train_at_once_share_no_optimizer(backend, net):
+    batch = ((backend.asarray(X),), backend.asarray(X[:, :1]))
+    backend.learner(net, optimizer="adam", lr=0.1).step(*batch)  # its program is free now
+    barrier = Barrier(4)
+
+    def make(_):
+        barrier.wait()
+        return backend.learner(net, optimizer="adam", lr=0.1)
+
+    with ThreadPoolExecutor(4) as pool:
+        learners = list(pool.map(make, range(4)))
+    optimizers = [each.parts["optimizer"] for each in learners]
+    found = {id(x.value) for each in optimizers for x in each.variables}
+    assert len(found) == 4 * len(optimizers[0].variables)
+    learners[0].step(*batch)
+    assert [int(each.iterations) for each in optimizers] == [1, 0, 0, 0]
+
+
+def test_a_copy_of_a_model_is_trained_by_programs_of_its_own(train):
+    class Line(tf.Module):
+        def __init__(self):
+            self.weight = tf.Variable([[1.0], [1.0]])
+
+        def __call__(self, x):
+            TRACES.append(type(x))
+            return x @ self.weight
+
+    first = Line()
+    train(first)
+    second = copy.copy(first)  # it has the same variable
+    second.weight = tf.Variable([[1.0], [1.0]])
+    TRACES.clear()
+    before = first.weight.numpy()
+    train(second)
+    assert TRACES
+    np.testing.assert_array_equal(first.weight, before)
+    np.testing.assert_array_equal(second.weight, before)
+
+
+def test_a_model_keeps_four_programs(net, train, traces):
+    rates = [0.5, 0.25, 0.125, 0.0625, 0.03125]
+    losses = [Scaled(rate) for rate in rates]
+    for loss in losses:
+        train(net, loss=loss)
+    traces()
+    train(net, loss=losses[-2])
+    assert traces() == 0
+    train(net, loss=losses[0])
+    assert traces()
 
 
 @pytest.mark.parametrize("options", [{"gradient_clip_val": 0.01}, {"precision": "bf16"}])

@@ -17,13 +17,6 @@ X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
 DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]
 
 
-ADDED = 0.0
-
-
-def activated(x):
-    return jnp.tanh(x) + ADDED
-
-
 class Net(nnx.Module):
     factor = 1.0
 
@@ -35,7 +28,7 @@ class Net(nnx.Module):
         self.power = 1
 
     def __call__(self, x):
-        return activated(self.last(self.dropout(self.first(x)))) ** self.power * self.factor
+        return jnp.tanh(self.last(self.dropout(self.first(x)))) ** self.power * self.factor
 
 
 class Scaled:
@@ -94,6 +87,38 @@ def test_another_learning_rate_compiles_nothing(train, compiled, optimizer):
     found = train(net, optimizer=optimizer, lr=0.05)
     assert compiled() == []
     assert found == expected != before
+
+
+def squared(prediction, y):
+    return jnp.mean((prediction - y) ** 2)
+
+
+LOSSES = {
+    "one object": (lambda: LOSS, 0),
+    "one function": (lambda: squared, 0),
+    "a method of one object": (lambda: LOSS.__call__, 0),
+    "a new function": (lambda: lambda prediction, y: squared(prediction, y), len(DATA) - 1),
+}
+
+
+@pytest.mark.parametrize(("make", "number"), LOSSES.values(), ids=LOSSES)
+def test_the_same_loss_compiles_nothing_and_a_new_one_each_step(train, compiled, make, number):
+    net = Net()
+    train(net, loss=make())
+    compiled()
+    train(net, loss=make())
+    steps = [text for text in compiled() if text.startswith("Finished tracing step")]
+    assert len(steps) == number
+
+
+def test_a_loss_that_is_dropped_takes_its_data_with_it(train):
+    weights = jnp.ones(1)
+    gone = ref(weights)
+    net = Net()
+    train(net, loss=lambda prediction, y, weights=weights: squared(prediction * weights, y))
+    del weights
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_schedule_of_optax_compiles_each_program_once(train, compiled):
@@ -162,8 +187,6 @@ CHANGES = {
     "a method of its class": lambda _net, patch: patch.setattr(
         Net, "__call__", lambda net, x: net.last(net.first(x))
     ),
-    "a function that it calls": lambda _net, patch: patch.setitem(globals(), "activated", abs),
-    "a variable that this one reads": lambda _net, patch: patch.setitem(globals(), "ADDED", 2.0),
 }
 
 
