@@ -22,12 +22,11 @@ from d2ldev_conformance.lines import format_lines
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import Comparison, measure
+from measure import LOG_AIM, Comparison, measure
 from overhead import document, table
 from rich.console import Console
 
 import d2ldev
-from d2ldev.bench.conclusions import LOG_AIM
 
 _STEPS = 100
 

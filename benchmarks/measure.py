@@ -20,6 +20,8 @@ from statistics import median
 from timeit import Timer
 from typing import Any
 
+LOG_AIM = 1.1
+"""How much of the time of a list and one transfer a ``DeviceLog`` takes at most."""
 _ROUNDS = 101
 _SECONDS_PER_SAMPLE = 0.001
 _PROCESS_ROUNDS = 15

@@ -25,12 +25,11 @@ from d2ldev_conformance.lines import format_lines
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import in_turn, sampler
+from measure import LOG_AIM, in_turn, sampler
 from natives import CREATIONS, jax_names, tensorflow_names
 from overhead import document
 
 import d2ldev
-from d2ldev.bench.conclusions import LOG_AIM
 from d2ldev.bench.exercises import logs_of_norms
 
 AIM_OF_A_COPY = 1.1

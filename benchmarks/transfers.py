@@ -30,13 +30,12 @@ from d2ldev_conformance.lines import format_lines
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import Comparison, Result, measure
+from measure import LOG_AIM, Comparison, Result, measure
 from natives import COPIES, pin
 from overhead import document, table
 from rich.console import Console
 
 import d2ldev
-from d2ldev.bench.conclusions import LOG_AIM
 from d2ldev.bench.exercises import logs_of_norms
 from d2ldev.bench.results import is_hardware
 from d2ldev.training.trainer import Trainer

@@ -1,6 +1,6 @@
 """Draw the plots of the documents from the results that are kept: ``python tools/plots.py``.
 
-It needs matplotlib: ``pip install 'd2ldev[plots]'``. ``benchmarks/results/growth-*.json`` and
+It needs matplotlib. ``benchmarks/results/growth-*.json`` and
 ``scaling-*.json`` have the figures; ``benchmarks/results/plots`` gets a picture of each.
 """
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from d2ldev.backend_class import Backend
-from d2ldev.bench import conclusions
 from d2ldev.bench.limits import verify_rate
 from d2ldev.bench.results import Result, Row
 from d2ldev.device import CPU, Device
@@ -43,7 +42,6 @@ _WIDTH = 100
 _LAYERS = 8
 
 Measure = Callable[[Backend, int, float], Iterator[Row]]
-Conclude = Callable[[list[Row]], str]
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,6 @@ class Exercise:
         unit: of the rates.
         default, small: the size, and one to try it out.
         measure: yields the rows, for a backend, a size, and the seconds for each row.
-        conclude: returns the sentence that follows from them.
     """
 
     name: str
@@ -65,7 +62,6 @@ class Exercise:
     default: int
     small: int
     measure: Measure
-    conclude: Conclude
 
     def run(
         self, backend: Backend, size: int, seconds: float = 0.2, precision: str = "highest"
@@ -89,21 +85,20 @@ class Exercise:
                     rows += [replace(row, precision=in_force)]  # kept if the next one is an error
         except Exception as problem:  # whatever a framework raises
             error = text_of(problem) if isinstance(problem, D2LDevError) else _in_words(problem)
-        conclusion = self.conclude(rows) if rows else ""
-        return Result(self.name, backend.name, self.question, self.unit, rows, conclusion, error)
+        return Result(self.name, backend.name, self.question, self.unit, rows, error)
 
 
 EXERCISES: dict[str, Exercise] = {}
 
 
 def _exercise(
-    question: str, unit: str, *, default: int, small: int, conclude: Conclude = conclusions.of_ways
+    question: str, unit: str, *, default: int, small: int
 ) -> Callable[[Measure], Measure]:
     """Make an exercise, of the same name, of a function that measures it."""
 
     def add(measure: Measure) -> Measure:
         name = measure.__name__.replace("_", "-")
-        EXERCISES[name] = Exercise(name, question, unit, default, small, measure, conclude)
+        EXERCISES[name] = Exercise(name, question, unit, default, small, measure)
         return measure
 
     return add
@@ -114,7 +109,6 @@ def _exercise(
     "GFLOP/s",
     default=8192,
     small=64,
-    conclude=conclusions.of_products,
 )
 def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
     """Multiply square matrices on every device, each twice as wide, up to the largest."""
@@ -147,7 +141,6 @@ def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
     "MB/s",
     default=64,
     small=1,
-    conclude=conclusions.of_rates,
 )
 def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
     """Write the parameters of an MLP on each device into a file, and read them back."""
@@ -177,7 +170,6 @@ def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row
     "products/s",
     default=1000,
     small=10,
-    conclude=conclusions.of_logs,
 )
 def log(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Log the Frobenius norms of products of 100 x 100: each at once, and all of them together."""

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from d2ldev.bench.conclusions import number
 from d2ldev.bench.machine import cores
-from d2ldev.bench.results import VIRTUAL, Row
+from d2ldev.bench.results import VIRTUAL, Row, format_number
 from d2ldev.device import Device
 from d2ldev.operations import nvml
 
@@ -49,7 +48,7 @@ def verify_rate(row: Row, device: Device, nbytes: int) -> Row:
     rate = nbytes / max(row.figures.seconds, 1e-12)
     if rate <= limit.rate:
         return row
-    found, most = number(rate / 1e9), number(limit.rate / 1e9)
+    found, most = format_number(rate / 1e9), format_number(limit.rate / 1e9)
     note = f"refused: {found} GB/s is more than the {most} GB/s of {limit.reason}"
     return replace(row, figures=None, note=note)
 

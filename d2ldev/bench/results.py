@@ -74,7 +74,6 @@ class Result:
         question: what it asks.
         unit: of the rates.
         rows: what was measured.
-        conclusion: what follows from the figures, in one sentence.
         error: why it ended before it was done; None if it did not.
     """
 
@@ -83,42 +82,26 @@ class Result:
     question: str
     unit: str
     rows: list[Row] = field(default_factory=list)
-    conclusion: str = ""
     error: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``result_from`` takes."""
-        return asdict(self) | {"best": bests(self.rows)}
+        """Return its fields, those of its rows, and ``best``."""
+        return asdict(self) | {"best": find_bests(self.rows)}
 
 
-def result_from(document: dict[str, Any]) -> Result:
-    """Return the result that a process of its own has written.
-
-    >>> row = Row('all', 'cpu', 'cpu', figures=Figures(2.0, 1.0, 3.0, 0.5))
-    >>> result = Result('log', 'torch', 'How fast?', 'products/s', [row, Row('one', 'cpu', 'cpu')])
-    >>> result_from(result.as_json()) == result
-    True
-    """
-    rows = [
-        Row(**row | {"figures": None if row["figures"] is None else Figures(**row["figures"])})
-        for row in document["rows"]
-    ]
-    given = {name: value for name, value in document.items() if name != "best"}
-    return Result(**given | {"rows": rows})
-
-
-def by_exercise(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return the results of each exercise, in their order."""
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        found.setdefault(result.exercise, []).append(result)
-    return found
-
-
-def bests(rows: Sequence[Row]) -> dict[str, float]:
+def find_bests(rows: Sequence[Row]) -> dict[str, float]:
     """Return the best rate of each device, over all rows: of products, its measured peak."""
     found: dict[str, float] = {}
     for row in rows:
         if row.figures is not None:
             found[row.device] = max(row.figures.rate, found.get(row.device, 0.0))
     return found
+
+
+def format_number(value: float) -> str:
+    """Return a number with three digits.
+
+    >>> format_number(0.12345), format_number(2.0), format_number(12345.6)
+    ('0.123', '2', '12,346')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

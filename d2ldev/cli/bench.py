@@ -1,6 +1,6 @@
 """``d2ldev bench``: the exercises of D2L's section 6.7.5, measured on every device of a backend.
 
-The document of ``--json``, and of ``results.json``, has these keys:
+The document of ``--json`` has these keys:
 
 - ``date``, ``versions`` (``d2ldev``, ``python``, ``platform``, ``numpy``), and ``machine``:
   ``system``, ``processor``, ``cores``, ``cards``, ``load`` (how many processes were ready
@@ -10,8 +10,6 @@ The document of ``--json``, and of ``results.json``, has these keys:
   (why it could not be used, or null) and ``results``.
 - A result has the fields of ``d2ldev.bench.results.Result``, with those of ``Row`` and ``Figures``
   in it, and ``best`` (device -> its highest rate: of products, the measured peak).
-- ``comparisons``: exercise -> a sentence that compares the backends, where there are several that
-  multiplied in the same precision; empty with ``--small``.
 
 The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
 after Ctrl-C.
@@ -23,11 +21,8 @@ import datetime
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -37,27 +32,25 @@ from rich.text import Text
 
 from d2ldev import settings
 from d2ldev.active import active_backend, get_backend
-from d2ldev.bench import page
-from d2ldev.bench.conclusions import OF_SMALL, of_backends
 from d2ldev.bench.exercises import EXERCISES, Exercise
 from d2ldev.bench.machine import machine
-from d2ldev.bench.results import Result, by_exercise, result_from
+from d2ldev.bench.results import VIRTUAL, format_number
 from d2ldev.cli.examination import find_version, versions
 from d2ldev.cli.screen import (
     collect_warnings,
     complain,
     environment,
     exit_status,
-    in_words,
     make_console,
     message_of,
     only_for_the_result,
     show_note,
 )
-from d2ldev.errors import CheckpointError, D2LDevError
+from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading, selection
 
 _INTERRUPTED = 130
+_TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,6 @@ class Request:
     size: int | None = None
     is_small: bool = False
     matmul_precision: str | None = None
-    out: Path | None = None
     as_json: bool = False
 
     def size_of(self, exercise: Exercise) -> int:
@@ -101,16 +93,11 @@ class Request:
 
 
 def run(request: Request) -> int:
-    """Measure, show and write the results, and return the exit status."""
+    """Measure, print the results, and return the exit status."""
     try:
         for name in request.backends:
             if discovery.canonical_name(name) not in discovery.find_backends():
                 raise loading.name_refusal(name, " (from --backend)")
-        if request.out is not None:
-            page.require_matplotlib()
-            with _report_write_errors(request.out):
-                request.out.mkdir(parents=True, exist_ok=True)
-                tempfile.TemporaryFile(dir=request.out).close()
         if request.as_json:
             with only_for_the_result():
                 document, status = _measure(request)
@@ -118,28 +105,13 @@ def run(request: Request) -> int:
         else:
             document, status = _measure(request)
             show(make_console(), document)
-        if request.out is not None:
-            with _report_write_errors(request.out):
-                page.write(request.out, document, results_of(document))
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)
     except KeyboardInterrupt:
-        complain("cannot go on measuring: interrupted, and nothing was written")
+        complain("cannot go on measuring: interrupted")
         return _INTERRUPTED
     return status
-
-
-@contextmanager
-def _report_write_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"write the results into {folder}",
-            error.strerror or in_words(error),
-            "--out DIR, a folder that can be written",
-        ) from error
 
 
 def _measure(request: Request) -> tuple[dict[str, Any], int]:
@@ -154,11 +126,6 @@ def _measure(request: Request) -> tuple[dict[str, Any], int]:
         "versions": versions(),
         "machine": on,
         "backends": [backend for backend, _ in found],
-    }
-    document["comparisons"] = {
-        exercise: said
-        for exercise, results in by_exercise(results_of(document)).items()
-        if not request.is_small and (said := of_backends(results))
     }
     return document, max(status for _, status in found)
 
@@ -185,8 +152,6 @@ def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
             with progress.status(f"{backend.name}: {name}"):
                 size, precision = request.size_of(exercise), request.precision()
                 result = exercise.run(backend, size, precision=precision)
-            if request.is_small and result.conclusion:
-                result = replace(result, conclusion=OF_SMALL)
             made["results"].append(result.as_json())
     return made, int(any(result["error"] is not None for result in made["results"]))
 
@@ -210,39 +175,76 @@ def _nothing_of(name: str) -> dict[str, Any]:
     return {"name": name, "versions": {}, "threads": None, **parts}
 
 
-def results_of(document: dict[str, Any]) -> list[Result]:
-    """Return the results of all backends."""
-    return [
-        result_from(result) for backend in document["backends"] for result in backend["results"]
-    ]
-
-
-def show(console: Console, document: dict[str, Any]) -> None:
-    """Print the tables, each with its conclusion; errors go to the standard error."""
-    console.print(Text(page.describe_machine(document), style="dim"))
-    for backend in document["backends"]:
+def show(console: Console, document: Mapping[str, Any]) -> None:
+    """Print a table of each exercise, with all backends; errors go to the standard error."""
+    backends = document["backends"]
+    console.print(Text(_describe_machine(document["machine"]), style="dim"))
+    for backend in backends:
         if backend["error"] is None:
-            console.print(Text(page.threads(backend), style="dim"))
+            console.print(Text(_describe_threads(backend), style="dim"))
     if warning := document["machine"]["warning"]:
         show_note(console, warning)
-    for result in results_of(document):
-        title = f"\n{result.backend}, {result.exercise}: {result.question}"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        heads, *rows = page.cells(result)
-        for number, name in enumerate(heads):
-            table.add_column(name, justify="left" if number < 3 else "right", overflow="fold")
-        for texts in rows:
-            table.add_row(*map(Text, texts))
-        console.print(table)
-        for remark in page.remarks(result):
-            console.print(Text(remark, style="dim"))
-        console.print(Text(result.conclusion, style="green"))
-        if result.error is not None:
-            complain(result.error)
-    for exercise, comparison in document["comparisons"].items():
-        console.print(Text(f"\n{exercise}: {comparison}", style="green"))
-    for backend in document["backends"]:
+    results = [result for backend in backends for result in backend["results"]]
+    for exercise in dict.fromkeys(result["exercise"] for result in results):
+        _show_exercise(console, [each for each in results if each["exercise"] == exercise])
+    for backend in backends:
         for note in backend["notes"]:
             show_note(console, note)
         if backend["error"] is not None:
             complain(backend["error"])
+
+
+def _show_exercise(console: Console, results: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table of one exercise, and below it why rows have no figures."""
+    first = results[0]
+    title = f"\n{first['exercise']}: {first['question']}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in ("device", "what"):
+        table.add_column(name, no_wrap=name == "device", overflow="fold")
+    for name in ("time (quartiles)", first["unit"], "of best"):
+        table.add_column(name, justify="right", no_wrap=True)
+    notes: dict[str, None] = {}  # in order, each once
+    for result in results:
+        for row in result["rows"]:
+            place = f"{result['backend']} {row['device']}"
+            notes[f"{result['backend']} computes products in {row['precision']}"] = None
+            if row["platform"] == VIRTUAL:
+                notes[f"{place} is virtual: the CPU computes for it"] = None
+            figures = ["-", "-", "-"]
+            if found := row["figures"]:
+                part = found["rate"] / result["best"][row["device"]]
+                figures = [_format_time(found), format_number(found["rate"]), f"{part:.0%}"]
+            texts = [place, row["way"], *figures]
+            table.add_row(*map(Text, texts))
+            if row["note"]:
+                notes[f"{place}, {row['way']}: {row['note']}"] = None
+    console.print(table)
+    for note in notes:
+        console.print(Text(note, style="dim"))
+    for result in results:
+        if result["error"] is not None:
+            complain(f"{result['backend']}, {first['exercise']}: {result['error']}")
+
+
+def _format_time(figures: Mapping[str, float]) -> str:
+    factor, unit = next((each for each in _TIMES if figures["seconds"] * each[0] >= 1), _TIMES[-1])
+    median, low, high = (
+        format_number(figures[name] * factor) for name in ("seconds", "low", "high")
+    )
+    return f"{median} {unit} ({low} to {high})"
+
+
+def _describe_machine(found: Mapping[str, Any]) -> str:
+    """Say which machine was measured on, and how much others computed there."""
+    hardware = [f"{found['cores']} cores of {found['processor'] or found['system']}"]
+    load = "" if found["load"] is None else f" Its load was {found['load']:g} before."
+    return f"Measured on {', '.join([*hardware, *found['cards']])}.{load}"
+
+
+def _describe_threads(backend: Mapping[str, Any]) -> str:
+    """Say with how many threads a backend computes on the CPU."""
+    number = backend["threads"]
+    if number is None:
+        return f"{backend['name']} does not say with how many threads it computes on the CPU"
+    many = "one thread" if number == 1 else f"{number} threads"
+    return f"{backend['name']} computes with {many} on the CPU"

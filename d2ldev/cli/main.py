@@ -163,7 +163,6 @@ def bench(
             "highest.",
         ),
     ] = None,
-    out: Annotated[Path | None, _folder("Write a page, plots and JSON into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the exercises of the chapter "GPUs" on every device of a backend."""
@@ -183,7 +182,6 @@ def bench(
         size=size,
         is_small=is_small,
         matmul_precision=matmul_precision,
-        out=out,
         as_json=as_json,
     )
     raise typer.Exit(bench_command.run(request))

@@ -21,7 +21,6 @@ MODULES = {
     "cuda": ("pynvml",),
     "files": ("ml_dtypes", "safetensors", "xxhash"),
     "memory": ("psutil",),
-    "plots": ("matplotlib",),
     "reference": ("array_api_strict",),
     "test": ("hypothesis", "pytest", "xdist"),
 }
@@ -212,5 +211,5 @@ def test_the_extras_that_errors_name_are_there():
     )
     named = {*re.findall(r'extra="([\w-]+)"', sources)}
     named |= {*re.findall(r"pip install 'd2ldev\[([\w-]+)\]'", sources)}
-    assert {"cli", "cuda", "files", "memory", "plots", "test"} <= named
+    assert {"cli", "cuda", "files", "memory", "test"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()

@@ -126,14 +126,6 @@ def test_memory_brings_the_memory_of_the_process(install):
 
 
 @pytest.mark.nightly  # it installs for ten seconds
-def test_plots_brings_what_draws(install):
-    run = install("plots")
-    code = "from d2ldev.bench.page import require_matplotlib; require_matplotlib()"
-    done = run("python", "-c", code)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.nightly  # it installs for ten seconds
 def test_test_brings_the_suite(install):
     run = install("test")
     done = run("d2ldev", "conformance", "reference", "--", "-k", "test_copying")

@@ -15,5 +15,5 @@ SECTION = "6.7.5"
 def test_an_exercise_is_computed_right_and_where_its_rows_say(backend, exercise):
     result = exercise.run(backend, exercise.small, seconds=0)
     assert result.error is None
+    assert result.rows
     assert all((row.figures is None) == bool(row.note) for row in result.rows)
-    assert result.conclusion.endswith(".")
