@@ -890,6 +890,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             UnsupportedValueError: if ``obj`` holds anything else; the message names its place.
             CheckpointError: if the file cannot be written.
+            OutOfDeviceMemoryError: if the host has no memory for a copy of the tensors.
         """
         from d2ldev.files.save import save
 

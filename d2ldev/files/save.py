@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from d2ldev.errors import CheckpointError, warn
+from d2ldev.device import CPU
+from d2ldev.errors import CheckpointError, OutOfDeviceMemoryError, warn
 from d2ldev.files.format.atomic import replace_file
 from d2ldev.files.format.container import (
     FileError,
@@ -32,6 +33,15 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         os.stat(os.path.dirname(path) or os.curdir)
         with replace_file(path) as new:
             make_file(structure.arrays, text, new)
+    except OutOfDeviceMemoryError:
+        raise
+    except MemoryError as error:
+        raise OutOfDeviceMemoryError(
+            attempted,
+            f"the host has no memory for a copy: {error}",
+            "save parts of the object in files of their own; the old file is as it was",
+            [CPU],
+        ) from error
     except (OSError, FileError) as error:
         raise CheckpointError(
             attempted,
