@@ -85,13 +85,13 @@ d2l.memory(d2l.try_gpu())
 # %% [markdown]
 # A device that does not exist is an error as soon as something is to be put there, and no reason to end up on the CPU unnoticed. The error names the devices that there are. (If your machine has a hundred GPUs, this cell disappoints.)
 
-# %% raises=1
+# %% raises-exception
 d2l.zeros(3, device=d2l.gpu(99))
 
 # %% [markdown]
 # A negative index is not a device at all.
 
-# %% raises=1
+# %% raises-exception
 d2l.gpu(-1)
 
 # %% [markdown]
@@ -99,7 +99,7 @@ d2l.gpu(-1)
 #
 # `X` is on the first GPU and `Y` on the second. No chip can add them where they are, and a framework that moves one of them by itself hides the most expensive part of the line. PyTorch, JAX and array-api-strict refuse by themselves; TensorFlow copies without a word, and MXNet does not look. In a `strict()` block it is an error everywhere, which says what to write instead; `D2LDEV_STRICT=1` puts the whole program into one.
 
-# %% gpus=2 raises=1
+# %% gpus=2 raises-exception
 with d2l.strict():
     X + Y
 
@@ -180,7 +180,7 @@ for name, place in d2l.placement(net).items():
 # %% [markdown]
 # A model on the first GPU does not take data of the second. Either of them has to move, and it is you who says which.
 
-# %% gpus=2 raises=1
+# %% gpus=2 raises-exception
 with d2l.strict():
     net(Z)
 

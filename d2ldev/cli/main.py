@@ -86,9 +86,14 @@ def doctor(
 
 
 @app.command()
-def tour(virtual_gpus: VirtualGpus = None) -> None:
-    """Walk through the chapter "GPUs" on the active backend: code beside what it prints."""
-    raise typer.Exit(tour_command.run(virtual_gpus=virtual_gpus))
+def tour(
+    virtual_gpus: VirtualGpus = None,
+    notebook: Annotated[
+        Path | None, _folder("Write the chapter as tour.ipynb into this folder, and run nothing.")
+    ] = None,
+) -> None:
+    """Run the chapter "GPUs" on the active backend: each cell, and what it prints."""
+    raise typer.Exit(tour_command.run(virtual_gpus=virtual_gpus, notebook=notebook))
 
 
 @app.command()

@@ -1,66 +1,65 @@
-"""``d2ldev tour``: the chapter "GPUs" on the active backend, code beside what it prints."""
+"""``d2ldev tour``: the chapter "GPUs", run on the active backend, or written as a notebook.
+
+The chapter is in the percent format: a line ``# %%`` starts a cell of code, and ``# %% [markdown]``
+one of text. Tags follow it. ``gpus=2`` needs so many GPUs, and ``raises-exception`` has to raise.
+``X@d2l.gpu(1)`` claims that ``X`` is on a device; both sides are expressions without white space.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich import box
+import numpy as np
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.padding import Padding
-from rich.rule import Rule
 from rich.syntax import Syntax
-from rich.table import Table
-from rich.text import Text
 
 from d2ldev import settings
 from d2ldev.active import active_backend
 from d2ldev.backend_class import Backend
-from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
-from d2ldev.cli.screen import (
-    collect_warnings,
-    complain,
-    exit_status,
-    make_console,
-    message_of,
-    show_note,
-)
+from d2ldev.cli import screen
 from d2ldev.registry import discovery, loading, selection
 
 CHAPTER = Path(__file__).with_name("chapter.py")
-# With less, neither code nor output has room beside the other.
-_BESIDE = 80
-# Text in longer lines is hard to read.
-_WIDEST = 120
-# The chapter's longest line of code.
-CODE_WIDTH = 48
+Cell = dict[str, Any]  # as a notebook has it, in nbformat 4
 
 
-def run(*, virtual_gpus: int | None) -> int:
-    """Show the chapter and run its cells; return 1 if one of them failed.
+def run(*, virtual_gpus: int | None, notebook: Path | None = None) -> int:
+    """Run the chapter's cells, or write them, and return the exit status: 1 if a cell failed.
 
     Args:
         virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment; if that
             does not say, a machine without GPUs gets two virtual ones.
+        notebook: the folder for the notebook; None runs the cells.
     """
-    console = make_console()
-    console.width = min(console.width, _WIDEST)
-    with collect_warnings() as notes:
+    console, cells = screen.make_console(), read_cells(CHAPTER.read_text("utf-8"))
+    with screen.collect_warnings() as notes:
         try:
             if virtual_gpus is None and settings.virtual_gpus() is None:
-                virtual_gpus = _stand_ins()
+                virtual_gpus = _choose_virtual_gpus()
             if virtual_gpus is not None:
                 selection.virtual_gpus(virtual_gpus)
             backend = active_backend()
         except Exception as error:  # a third party's ``__init__`` may raise anything
-            complain(message_of(error))
-            return exit_status(error)
-        return Tour(console, backend, notes).walk(read_cells(CHAPTER.read_text("utf-8")))
+            screen.complain(screen.message_of(error))
+            return screen.exit_status(error)
+        if notebook is not None:
+            write_notebook(notebook, cells, virtual_gpus)
+            return 0
+        status = walk(cells, backend, console)
+    for note in notes:
+        screen.show_note(console, note)
+    return status
 
 
-def _stand_ins() -> int | None:
+def _choose_virtual_gpus() -> int | None:
     """Return the number of virtual GPUs that the tour needs; None where there are real ones."""
     name = discovery.canonical_name(selection.choice().name)
     if name not in discovery.find_backends() or selection.is_loaded(name):
@@ -69,105 +68,88 @@ def _stand_ins() -> int | None:
     return 2 if can_make_them and not loading.count_real_gpus(name) else None
 
 
-class Tour:
-    """One walk through a notebook.
+def read_cells(text: str) -> list[Cell]:
+    """Return the cells of a text; what comes before the first one is for the editor."""
+    _, *pieces = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)
+    return [_make_cell(*each) for each in zip(pieces[1::2], pieces[::2], strict=True)]
 
-    Args:
-        console: where it is shown.
-        backend: the active one.
-        notes: where d2ldev's warnings arrive while cells run.
+
+def _make_cell(source: str, marks: str = "") -> Cell:
+    r"""Return a cell.
+
+    >>> _make_cell("# # Title\\n", " [markdown]")
+    {'cell_type': 'markdown', 'metadata': {}, 'source': '# Title'}
     """
+    if marks.strip() == "[markdown]":
+        text = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
+        return {"cell_type": "markdown", "metadata": {}, "source": text}
+    code: Cell = {"cell_type": "code", "execution_count": None, "outputs": []}
+    return {**code, "metadata": {"tags": marks.split()}, "source": source.strip()}
 
-    def __init__(self, console: Console, backend: Backend, notes: list[str]) -> None:
-        self._console = console
-        self._backend = backend
-        self._notes = notes
-        self._noted = 0
-        self._gpus = backend.num_gpus()
-        self._counts: Counter[str] = Counter()
 
-    def walk(self, cells: list[Cell]) -> int:
-        """Show every cell, and return the exit status."""
-        namespace: dict[str, Any] = {"__name__": "__main__"}
-        self._show_notes()
-        for cell in cells:
-            if cell.markdown:
-                self._console.print(Padding(Markdown(cell.source), (1, 0, 0, 0)))
-            elif cell.gpus > self._gpus:
-                self._counts["left out"] += 1
-                words = f"needs {cell.gpus} GPUs: {self._has()}"
-                self._show(cell, Text(words, style="yellow"))
-            else:
-                outcome = run_cell(cell, namespace)
-                self._counts["failed" if outcome.failed else "ran"] += 1
-                self._show(cell, _output(cell, outcome))
-            self._show_notes()
-        self._show_end()
-        return 1 if self._counts["failed"] else 0
+def write_notebook(folder: Path, cells: list[Cell], virtual_gpus: int | None) -> None:
+    """Write ``tour.ipynb``, which makes virtual GPUs if their number is given."""
+    if virtual_gpus is not None:
+        make_them = _make_cell(f"import d2ldev\n\nd2ldev.virtual_gpus({virtual_gpus})")
+        cells = [*cells[:1], make_them, *cells[1:]]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    version = {"nbformat": 4, "nbformat_minor": 4, "metadata": {"kernelspec": kernel}}
+    folder.mkdir(parents=True, exist_ok=True)
+    document = json.dumps({**version, "cells": cells}, indent=1)
+    (folder / "tour.ipynb").write_text(f"{document}\n", "utf-8")
 
-    def _has(self) -> str:
-        return f"{self._backend.name} has {self._gpus} here"
 
-    def _show(self, cell: Cell, output: Text) -> None:
+def walk(cells: list[Cell], backend: Backend, console: Console) -> int:
+    """Show every cell and what it prints, and return the exit status."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    counts: Counter[str] = Counter()
+    has = f"{backend.name} has {backend.num_gpus()} here"
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            console.print(Padding(Markdown(cell["source"]), (1, 0, 0, 0)))
+            continue
         code = Syntax(
-            # The two blank lines around functions are for files, not for a narrow column.
-            cell.source.replace("\n\n\n", "\n\n"),
+            cell["source"],
             "python",
             theme="ansi_dark",
             background_color="default",
             word_wrap=True,
         )
-        framed = _beside if self._console.width >= _BESIDE else _below
-        self._console.print(Padding(framed(code, output), (1, 0, 0, 0)))
-
-    def _show_notes(self) -> None:
-        for note in self._notes[self._noted :]:
-            show_note(self._console, note)
-        self._noted = len(self._notes)
-
-    def _show_end(self) -> None:
-        self._console.print()
-        self._console.print(Rule(style="dim"))
-        ran, failed, left_out = (self._counts[key] for key in ("ran", "failed", "left out"))
-        self._console.print(f"{_cells(ran)} ran on {self._backend.name}.", style="green")
-        if left_out:
-            can_make_them = self._backend.max_virtual_gpus >= 2
-            variable = "" if can_make_them else f"{settings.BACKEND}={discovery.FALLBACK} "
-            self._console.print(
-                f"{_cells(left_out)} left out, for want of GPUs: {self._has()}. With two "
-                f"virtual ones they run:\n{variable}d2ldev tour --virtual-gpus 2",
-                style="yellow",
-            )
-        if failed:
-            self._console.print(f"{_cells(failed)} failed.", style="bold red")
+        console.print(Padding(code, (1, 0, 0, 4)))
+        gpus = max(int(tag[5:]) for tag in ("gpus=0", *cell["metadata"]["tags"]) if "gpus=" in tag)
+        if gpus > backend.num_gpus():
+            counts["left out"] += 1
+            console.print(f"needs {gpus} GPUs: {has}", style="yellow")
+        else:
+            counts["ran" if run_cell(cell, namespace, backend) else "failed"] += 1
+    console.print(f"\n{counts['ran']} cells ran on {backend.name}.", style="green")
+    if counts["left out"]:
+        words = f"{counts['left out']} cells left out, for want of GPUs: {has}. Two virtual ones:"
+        console.print(f"{words}\nd2ldev tour --virtual-gpus 2", style="yellow")
+    if counts["failed"]:
+        console.print(f"{counts['failed']} cells failed.", style="bold red")
+    return min(counts["failed"], 1)
 
 
-def _cells(count: int) -> str:
-    return f"{count} cell{'' if count == 1 else 's'}"
-
-
-def _output(cell: Cell, outcome: Outcome) -> Text:
-    if outcome.failed:
-        return Text(f"FAILED {outcome.output}", style="bold red")
-    return Text(outcome.output, style="red" if cell.raises else "")
-
-
-def _beside(code: Syntax, output: Text) -> Table:
-    table = Table(
-        box=box.MINIMAL, show_header=False, show_edge=False, expand=True, border_style="dim"
-    )
-    table.add_column(width=CODE_WIDTH)
-    table.add_column(ratio=1, overflow="fold")
-    table.add_row(code, output)
-    return table
-
-
-def _below(code: Syntax, output: Text) -> Table:
-    table = Table(
-        box=box.ROUNDED, show_header=False, show_lines=True, expand=True, border_style="dim"
-    )
-    table.add_column(overflow="fold")
-    table.add_row(code)
-    if output.plain:
-        table.add_row(output)
-    return table
+def run_cell(cell: Cell, namespace: dict[str, Any], backend: Backend) -> bool:
+    """Run a cell of code, print what it shows, and return whether it did what its tags say."""
+    tags = cell["metadata"]["tags"]
+    has_to_raise = "raises-exception" in tags
+    failure = "no error was raised, but one should have been" if has_to_raise else ""
+    try:
+        with np.printoptions(precision=4, suppress=True):
+            *statements, last = ast.parse(cell["source"]).body
+            exec(compile(ast.Module(statements, []), "<cell>", "exec"), namespace)  # noqa: S102
+            # As in a notebook, the value of the last line is shown.
+            exec(compile(ast.Interactive([last]), "<cell>", "single"), namespace)  # noqa: S102
+        for what, where in (tag.split("@") for tag in tags if "@" in tag):
+            device = eval(where, namespace)  # noqa: S307
+            found = {*backend.placement(eval(what, namespace)).values()}  # noqa: S307
+            if found != {device}:
+                places = ", ".join(map(str, found)) or "no device"
+                failure = f"{what} should be on {device}, and is on {places}"
+    except Exception as error:
+        failure = "" if has_to_raise else screen.in_words(error)
+        sys.stdout.write(f"{screen.in_words(error)}\n" if has_to_raise else "")
+    sys.stdout.write(f"FAILED {failure}\n" if failure else "")
+    return not failure

@@ -1,23 +1,23 @@
-"""``d2ldev tour``: the notebook's cells, the chapter in them, and how they are shown."""
+"""``d2ldev tour``: the chapter's cells, how they are run and shown, and the notebook of them."""
 
 import ast
-import io
+import json
 import re
 import sys
 
 import pytest
 from command_line import run_command
 from d2ldev_reference import ReferenceFramework
+from processes import run_python
 from rich.console import Console
 
 from d2ldev import settings
-from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
-from d2ldev.cli.tour import CHAPTER, CODE_WIDTH, Tour, _stand_ins
+from d2ldev.cli.tour import CHAPTER, _choose_virtual_gpus, read_cells, run_cell, walk
 from d2ldev.registry import loading
 from d2ldev.registry import selection as registry
 
 CELLS = read_cells(CHAPTER.read_text("utf-8"))
-CODE = [cell for cell in CELLS if not cell.markdown]
+CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,27 @@ def tour():
     return run_command("tour", columns=100)
 
 
-def walked(reference, *cells, width=100):
+@pytest.fixture
+def execute(reference, capsys):
+    """Run a cell of code; return whether it did what its tags say, and what it printed."""
+
+    def run(source, *tags, namespace=None):
+        (cell,) = read_cells(f"# %% {' '.join(tags)}\n{source}\n")
+        done = run_cell(cell, {} if namespace is None else namespace, reference)
+        return done, capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def walked(reference, capsys):
     """Return the exit status and the text of a walk through some cells."""
-    console = Console(file=io.StringIO(), width=width)
-    status = Tour(console, reference, []).walk(list(cells))
-    return status, console.file.getvalue()
+
+    def run(text):
+        status = walk(read_cells(text), reference, Console(width=100))
+        return status, capsys.readouterr().out
+
+    return run
 
 
 # -- reading cells ----------------------------------------------------------------------------
@@ -38,29 +54,19 @@ def walked(reference, *cells, width=100):
 
 def test_text_and_code_are_told_apart():
     text = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\n\nx\n"
-    assert read_cells(text) == [Cell("# Title\n\nWords.", markdown=True), Cell("x = 1\n\nx")]
+    assert [(cell["cell_type"], cell["source"]) for cell in read_cells(text)] == [
+        ("markdown", "# Title\n\nWords."),
+        ("code", "x = 1\n\nx"),
+    ]
 
 
-def test_marks_are_read():
-    assert read_cells("# %% gpus=2 raises=1\nx\n") == [Cell("x", gpus=2, raises=True)]
-
-
-def test_claims_are_read():
-    claims = (("X", "d2l.gpu(1)"), ("two[0]", "place"))
-    cell = Cell("x", gpus=2, claims=claims)
-    assert read_cells("# %% gpus=2 X@d2l.gpu(1) two[0]@place\nx\n") == [cell]
+def test_tags_are_read():
+    (cell,) = read_cells("# %% gpus=2 X@d2l.gpu(1) raises-exception\nx\n")
+    assert cell["metadata"]["tags"] == ["gpus=2", "X@d2l.gpu(1)", "raises-exception"]
 
 
 def test_what_stands_before_the_first_cell_is_left_out():
-    assert read_cells("# for the editor\n\n# %%\nx\n") == [Cell("x")]
-
-
-@pytest.mark.parametrize(
-    "marker", ["# %% gpu=2", "# %% gpus", "# %% [md]", "# %%raises=1", "# %% x@"]
-)
-def test_a_misspelt_marker_is_an_error(marker):
-    with pytest.raises(ValueError, match="cell"):
-        read_cells(f"{marker}\nx\n")
+    assert [cell["source"] for cell in read_cells("# for the editor\n\n# %%\nx\n")] == ["x"]
 
 
 # -- running cells ----------------------------------------------------------------------------
@@ -69,118 +75,146 @@ def test_a_misspelt_marker_is_an_error(marker):
 @pytest.mark.parametrize(
     ("source", "output"),
     [
-        ("print('a')\n1 + 1", "a\n2"),
-        ("'text'", "'text'"),
+        ("print('a')\n1 + 1", "a\n2\n"),
+        ("1 + 1\n'text'", "'text'\n"),
         ("x = 1", ""),
         ("None", ""),
-        ("# nothing but words", ""),
     ],
 )
-def test_a_cell_gives_what_it_prints_and_its_last_expression(source, output):
-    outcome = run_cell(Cell(source), {})
-    assert (outcome.output, outcome.failed) == (output, False)
+def test_a_cell_prints_the_value_of_its_last_line(execute, source, output):
+    assert execute(source) == (True, output)
 
 
-def test_cells_share_one_namespace():
+def test_cells_share_one_namespace(execute):
     namespace = {}
-    run_cell(Cell("def f(): return y\ny = 2"), namespace)
-    assert run_cell(Cell("f()"), namespace).output == "2"
+    execute("def f(): return y\ny = 2", namespace=namespace)
+    assert execute("f()", namespace=namespace) == (True, "2\n")
 
 
-def test_an_error_is_a_failure_and_keeps_what_was_printed():
-    outcome = run_cell(Cell("print('before')\n1 / 0"), {})
-    assert outcome.failed
-    assert outcome.output == "before\nZeroDivisionError: division by zero"
+def test_an_error_is_a_failure_and_keeps_what_was_printed(execute):
+    failure = "before\nFAILED ZeroDivisionError: division by zero\n"
+    assert execute("print('before')\n1 / 0") == (False, failure)
 
 
-def test_a_syntax_error_is_a_failure():
-    assert run_cell(Cell("x ="), {}).failed
+def test_a_syntax_error_is_a_failure(execute):
+    assert execute("x =")[0] is False
 
 
-def claiming(claimed, what="x"):
-    """Run a cell whose tensor is on the first GPU."""
-    source = "from d2ldev import gpu, backend\nx = backend.ones(2, device=gpu(0))\nf'on {gpu(1)}'"
-    return run_cell(Cell(source, claims=((what, claimed),)), {})
+ON_GPU_0 = "from d2ldev import gpu, backend\nx = backend.ones(2, device=gpu(0))"
 
 
-def test_a_claim_that_holds_changes_nothing():
-    assert claiming("gpu(0)") == Outcome("'on gpu:1'")
+def test_a_claim_that_holds_changes_nothing(execute):
+    assert execute(ON_GPU_0, "x@gpu(0)") == (True, "")
 
 
-def test_a_cell_that_claims_a_device_that_its_result_is_not_on_fails():
-    outcome = claiming("gpu(1)")
-    assert outcome.failed
-    assert "DeviceMismatchError: cannot show x as on gpu:1: it is on gpu:0" in outcome.output
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        ("x@gpu(1)", "x should be on gpu:1, and is on gpu:0"),
+        ("[x,backend.ones(1)]@gpu(0)", "should be on gpu:0, and is on"),
+        ("[]@gpu(0)", "[] should be on gpu:0, and is on no device"),
+        ("y@gpu(0)", "NameError"),
+    ],
+)
+def test_a_claim_that_does_not_hold_is_a_failure(execute, claim, words):
+    done, output = execute(ON_GPU_0, "x@gpu(0)", claim)
+    assert not done
+    assert output.startswith("FAILED ")
+    assert words in output
 
 
-def test_a_claim_about_several_tensors_is_about_all_of_them():
-    assert claiming("gpu(0)", "[x, backend.ones(1)]").failed
+def test_an_error_that_was_announced_is_not_a_failure(execute):
+    printed = "ZeroDivisionError: division by zero\n"
+    assert execute("1 / 0", "raises-exception") == (True, printed)
 
 
-def test_a_claim_about_no_tensor_fails():
-    assert claiming("gpu(0)", "[]").failed
-
-
-def test_a_claim_about_a_name_that_is_not_there_fails():
-    outcome = claiming("gpu(0)", "y")
-    assert outcome.failed
-    assert "NameError" in outcome.output
-
-
-def test_an_error_that_was_announced_is_no_failure():
-    outcome = run_cell(Cell("1 / 0", raises=True), {})
-    assert not outcome.failed
-    assert outcome.output == "ZeroDivisionError: division by zero"
-
-
-def test_an_announced_error_that_does_not_come_is_a_failure():
-    assert run_cell(Cell("1 / 1", raises=True), {}).failed
+def test_an_announced_error_that_does_not_come_is_a_failure(execute):
+    done, output = execute("1 / 1", "raises-exception")
+    assert not done
+    assert "FAILED no error was raised" in output
 
 
 # -- walking ----------------------------------------------------------------------------------
 
 
-def test_after_a_failure_the_tour_goes_on_and_counts_it(reference):
-    status, text = walked(reference, Cell("1 / 0"), Cell("'the next'"))
+def test_after_a_failure_the_tour_goes_on_and_counts_it(walked):
+    status, text = walked("# %%\n1 / 0\n# %%\n'the next'\n")
     assert status == 1
     assert "FAILED ZeroDivisionError: division by zero" in text
-    assert "'the next'" in text.split("FAILED")[1].split("│")[1]
-    assert "1 cell ran on reference." in text
-    assert "1 cell failed." in text
+    assert "\n'the next'\n" in text.split("FAILED")[1]
+    assert "1 cells ran on reference." in text
+    assert "1 cells failed." in text
 
 
-def test_a_claim_that_does_not_hold_fails_the_tour(reference):
-    source = "from d2ldev import backend, gpu\nx = backend.ones(2)"
-    status, text = walked(reference, Cell(source, claims=(("x", "gpu(0)"),)))
-    assert status == 1
-    assert "1 cell failed." in text
-
-
-def test_a_cell_that_needs_more_gpus_is_shown_and_not_run(reference):
-    status, text = walked(reference, Cell("1 / 0", gpus=3))
+def test_a_cell_that_needs_more_gpus_is_shown_and_not_run(walked):
+    status, text = walked("# %% gpus=3\n1 / 0\n")
     assert status == 0
     assert "1 / 0" in text
     assert "needs 3 GPUs: reference has 2 here" in text
-    assert "1 cell left out" in text
+    assert "1 cells left out" in text
 
 
-def test_a_warning_of_d2ldev_is_a_friendly_line(reference):
-    console = Console(file=io.StringIO(), width=100)
-    Tour(console, reference, ["nothing is installed"]).walk([])
-    assert "note: nothing is installed" in console.file.getvalue()
+def test_text_has_the_width_of_the_terminal(walked):
+    _, text = walked(f"# %% [markdown]\n# {'word ' * 100}\n")
+    assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_wide_terminal_has_the_output_beside_the_code(reference):
-    _, text = walked(reference, Cell("6 * 7"), width=80)
-    (line,) = [line for line in text.splitlines() if "6 * 7" in line]
-    assert "42" in line
+# -- the notebook -----------------------------------------------------------------------------
+
+EXECUTE = """
+import contextlib, io, json, pathlib
+namespace = {"__name__": "__main__"}
+printed = io.StringIO()
+ran = raised = 0
+with contextlib.redirect_stdout(printed):
+    for cell in json.loads(pathlib.Path("tour.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            try:
+                exec(cell["source"], namespace)
+            except Exception:
+                assert "raises-exception" in cell["metadata"]["tags"]
+                raised += 1
+            else:
+                assert "raises-exception" not in cell["metadata"]["tags"]
+                ran += 1
+show([ran, raised, printed.getvalue().splitlines()[-1]])
+"""
+"""The cells in order, as a notebook runs them."""
 
 
-def test_a_narrow_terminal_has_the_output_below_the_code(reference):
-    _, text = walked(reference, Cell("6 * 7"), width=79)
-    (line,) = [line for line in text.splitlines() if "6 * 7" in line]
-    assert "42" not in line
-    assert "42" in text.split("6 * 7")[1]
+def test_every_cell_of_the_notebook_runs(tmp_path):
+    folder = tmp_path / "new"
+    done = run_command("tour", "--notebook", str(folder))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    environment = {"D2LDEV_BACKEND": "reference"}
+    ((ran, raised, last),) = run_python(EXECUTE, environment=environment, folder=folder)
+    assert raised == sum("raises-exception" in cell["metadata"]["tags"] for cell in CODE) == 4
+    assert ran + raised == len(CODE) + 1  # the first one makes the virtual GPUs
+    assert re.fullmatch(r"one \d\.\d+  two \d\.\d+", last)
+
+
+def test_the_notebook_makes_virtual_gpus_only_where_the_tour_does(tmp_path):
+    run_command("tour", "--notebook", str(tmp_path), D2LDEV_VIRTUAL_GPUS="2")
+    document = json.loads((tmp_path / "tour.ipynb").read_text("utf-8"))
+    assert document["cells"] == CELLS
+
+
+def test_a_notebook_has_what_nbformat_4_asks_for(tmp_path):
+    run_command("tour", "--notebook", str(tmp_path))
+    document = json.loads((tmp_path / "tour.ipynb").read_text("utf-8"))
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 4)
+    keys = {"markdown": {"cell_type", "metadata", "source"}}
+    keys["code"] = keys["markdown"] | {"execution_count", "outputs"}
+    assert all(set(cell) == keys[cell["cell_type"]] for cell in document["cells"])
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    done = run_command("tour", "--notebook", str(tmp_path / "file" / "new"))
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: cannot write the output: Not a directory\n",
+    )
 
 
 # -- the chapter ------------------------------------------------------------------------------
@@ -190,8 +224,8 @@ def test_the_chapter_has_the_sections_of_the_book():
     titles = [
         line.lstrip("# ")
         for cell in CELLS
-        if cell.markdown
-        for line in cell.source.splitlines()
+        if cell["cell_type"] == "markdown"
+        for line in cell["source"].splitlines()
         if line.startswith("#")
     ]
     assert titles == [
@@ -221,13 +255,16 @@ def test_the_chapter_imports_no_framework():
 
 
 def test_a_cell_that_prints_where_its_result_is_claims_it():
-    says = [cell for cell in CODE if re.search(r'"on"| on \{', cell.source)]
+    says = [cell for cell in CODE if re.search(r'"on"| on \{', cell["source"])]
     assert len(says) == 4
-    assert all(cell.claims for cell in says)
+    assert all("@" in "".join(cell["metadata"]["tags"]) for cell in says)
 
 
-def test_the_longest_line_of_code_has_room_in_its_column():
-    assert max(len(line) for cell in CODE for line in cell.source.splitlines()) == CODE_WIDTH
+def test_every_tag_of_the_chapter_is_one_that_is_known():
+    tags = [tag for cell in CODE for tag in cell["metadata"]["tags"]]
+    assert len(tags) > 20
+    for tag in tags:
+        assert re.fullmatch(r"gpus=\d|raises-exception|[^@]+@[^@]+", tag)
 
 
 def test_with_two_gpus_every_cell_runs(tour):
@@ -244,26 +281,26 @@ def test_two_virtual_gpus_stand_in_for_those_of_a_machine_without_any(monkeypatc
     monkeypatch.setattr(loading, "count_real_gpus", lambda name: 0)
     monkeypatch.setattr(registry, "is_loaded", lambda name: False)
     monkeypatch.setenv(settings.BACKEND, "reference")
-    assert _stand_ins() == 2
+    assert _choose_virtual_gpus() == 2
 
 
 def test_nothing_stands_in_for_a_real_gpu(monkeypatch):
     monkeypatch.setattr(loading, "count_real_gpus", lambda name: 1)
     monkeypatch.setattr(registry, "is_loaded", lambda name: False)
     monkeypatch.setenv(settings.BACKEND, "reference")
-    assert _stand_ins() is None
+    assert _choose_virtual_gpus() is None
 
 
 def test_a_backend_without_virtual_gpus_is_shown_as_it_is(monkeypatch):
     monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 0)
     monkeypatch.setattr(registry, "is_loaded", lambda name: False)
     monkeypatch.setenv(settings.BACKEND, "reference")
-    assert _stand_ins() is None
+    assert _choose_virtual_gpus() is None
 
 
 def test_without_a_gpu_the_cells_for_two_are_left_out_and_the_rest_runs():
     done = run_command("tour", D2LDEV_VIRTUAL_GPUS="0")
-    left_out = sum(cell.gpus > 0 for cell in CODE)
+    left_out = sum("gpus=2" in cell["metadata"]["tags"] for cell in CODE)
     assert done.returncode == 0
     assert f"{len(CODE) - left_out} cells ran on reference." in done.stdout
     assert f"{left_out} cells left out, for want of GPUs: reference has 0 here" in done.stdout
@@ -279,17 +316,9 @@ def test_the_option_for_virtual_gpus_goes_before_the_variable():
     assert f"{len(CODE)} cells ran on reference." in done.stdout
 
 
-def test_no_line_is_wider_than_a_wide_terminal(tour):
-    assert max(map(len, tour.stdout.splitlines())) <= 100
-
-
-def test_no_line_is_wider_than_a_narrow_terminal():
-    assert max(map(len, run_command("tour", columns=60).stdout.splitlines())) <= 60
-
-
 def test_without_a_framework_a_friendly_line_says_so():
     done = run_command("tour", columns=200, D2LDEV_BACKEND=None)
-    assert done.stdout.startswith("note: none of torch, jax, tensorflow, mxnet is installed")
+    assert "\nnote: none of torch, jax, tensorflow, mxnet is installed" in done.stdout
     assert done.stderr == ""
 
 
