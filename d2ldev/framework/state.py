@@ -26,13 +26,13 @@ class FrameworkState:
         contexts: the framework's own contexts of these blocks.
         strictness: the blocks ``with backend.strict():``.
         matmul_switch: the switch of ``backend.matmul_precision``.
-        kinds: what each type is to the framework: a tensor, an object, a container, or plain.
+        kinds: the kind of each type: a tensor, an object, a container, or plain.
         keepers: what objects of each type may keep tensors in.
         known_devices: devices that exist, by every spelling in which they were asked for.
         known_natives: the framework's own objects for these devices.
     """
 
-    # All are attributes of the instance: ``to`` reads them at each call, and Python reads a
+    # All are attributes of the instance, because ``to`` reads them at each call. Python reads a
     # property at half the speed.
     def __init__(self, framework: Framework) -> None:
         self.scope: Scopes[Device] = Scopes(f"{framework.name}_scope")

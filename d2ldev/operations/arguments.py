@@ -23,7 +23,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple.
 
     Args:
-        shape: an integer, or a sequence of them; text is none.
+        shape: an integer, or a sequence of integers. Text is invalid.
 
     Raises:
         UnsupportedValueError: for anything else, and negative sizes.
@@ -54,17 +54,17 @@ def _shape_refusal(shape: object, problem: str) -> UnsupportedValueError:
 
 
 def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str) -> int:
-    """Return an argument that counts something, as an integer of Python's.
+    """Return an argument that counts something, as a Python integer.
 
     Args:
-        attempted: what it is for: ``'train'``.
+        attempted: the purpose: ``'train'``.
         name: of the argument.
-        value: as it was given; a truth value is not a number.
-        least: the smallest that makes sense.
-        fix: a line that is right.
+        value: the user's value. A truth value is not a number.
+        least: the smallest valid value.
+        fix: a line that works.
 
     Raises:
-        UnsupportedValueError: if it is none, or smaller.
+        UnsupportedValueError: if the value is not an integer, or smaller.
 
     >>> whole_number('train', 'max_epochs', 3, least=0, fix='max_epochs=1')
     3
@@ -103,7 +103,7 @@ def as_path(path: object, method: str) -> str:
     """Return the path of a file, to ``save`` to, or to ``load`` or ``load_into`` from, as text.
 
     Raises:
-        UnsupportedValueError: if it is none.
+        UnsupportedValueError: if the path is invalid.
     """
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
@@ -144,14 +144,14 @@ def is_iterable(data: object) -> bool:
 
 
 def length_of(data: object, unknown: int) -> int:
-    """Return how many batches data has, as far as it says so.
+    """Return the number of batches of data, if the data has a length.
 
     Args:
         data: any iterable.
-        unknown: what is returned where it has no length.
+        unknown: the result for data without a length.
 
     Raises:
-        UnsupportedValueError: if its length is none, such as a negative one.
+        UnsupportedValueError: if the length is invalid, such as a negative one.
 
     >>> length_of([1, 2], 0), length_of(map(abs, []), 0)
     (2, 0)
@@ -163,6 +163,6 @@ def length_of(data: object, unknown: int) -> int:
     except (TypeError, ValueError) as error:
         raise UnsupportedValueError(
             f"go through {describe(data)}",
-            f"its length is none: {text_of(error)}",
+            f"its length is invalid: {text_of(error)}",
             "give its __len__ the number of batches, or leave it out",
         ) from error

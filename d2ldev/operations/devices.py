@@ -58,10 +58,10 @@ def resolve_all(framework: Framework, specs: Sequence[DeviceLike], attempted: st
     Args:
         framework: whose devices they are.
         specs: one or more devices.
-        attempted: what the caller is doing, for messages.
+        attempted: the current operation, for messages.
 
     Raises:
-        InvalidDeviceError: if one is not a device, or stands there twice, or there is none.
+        InvalidDeviceError: if one is invalid, or appears twice, or if there are none.
         DeviceUnavailableError: if this machine does not have one.
     """
     is_list = isinstance(specs, (list, tuple))
@@ -69,23 +69,23 @@ def resolve_all(framework: Framework, specs: Sequence[DeviceLike], attempted: st
     if not found or len(set(found)) < len(found):
         raise InvalidDeviceError(
             f"{attempted} on {describe(specs)}",
-            "it is a list of one or more devices, each of which is there once",
+            "it is a list of one or more different devices",
             "devices=[d2ldev.gpu(0), d2ldev.gpu(1)]",
         )
     return found
 
 
 def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
-    """Return an existing device for any spelling, which is remembered.
+    """Return an existing device for any spelling, and remember it.
 
     Args:
         framework: whose device it is.
         spec: a device in any spelling.
-        attempted: what the caller is doing, for messages.
+        attempted: the current operation, for messages.
 
     Raises:
-        InvalidDeviceError: if it is not a device.
-        DeviceUnavailableError: if this machine does not have it.
+        InvalidDeviceError: if ``spec`` is invalid.
+        DeviceUnavailableError: if this machine does not have the device.
     """
     try:
         return framework.state.known_devices[spec]
@@ -212,10 +212,10 @@ def resolve_or_all(framework: Framework, device: DeviceLike, attempted: str) -> 
 
 # -- the memory that a framework takes at the start -------------------------------------------
 
-# By default JAX takes three quarters of a GPU, and TensorFlow all of it, as soon as they use one,
-# so that no other framework fits beside them. d2ldev asks both to take what they need. It does so
-# only before the framework has initialised its GPU, and not if the user has chosen otherwise, by
-# the framework's own variables or by ``D2LDEV_GPU_MEMORY=framework``.
+# By default JAX takes three quarters of a GPU at its first use, and TensorFlow all of it. No other
+# framework fits beside them. d2ldev asks both to allocate memory on demand. It does so only before
+# the framework has initialised its GPU. The framework's own variables, and
+# ``D2LDEV_GPU_MEMORY=framework``, take precedence.
 
 
 def user_has_chosen(variables: Iterable[str]) -> bool:
@@ -231,11 +231,11 @@ def user_has_chosen(variables: Iterable[str]) -> bool:
 
 
 def warn_too_late(framework: str, before: str) -> None:
-    """Say that a framework already holds its GPU's memory, and how to prevent it.
+    """Warn that a framework already holds its GPU's memory, and say how to prevent it.
 
     Args:
         framework: its name.
-        before: what has to be set before it is used, as ``VARIABLE=value``.
+        before: the setting for the time before its first use, as ``VARIABLE=value``.
     """
     warn(
         f"{framework} had initialised its GPU before d2ldev was first used, and may hold most of "
