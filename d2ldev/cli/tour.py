@@ -13,13 +13,13 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.padding import Padding
-from rich.syntax import Syntax
+from rich.text import Text
 
 from d2ldev import settings
 from d2ldev.active import active_backend
@@ -77,7 +77,7 @@ def read_cells(text: str) -> list[Cell]:
 def _make_cell(source: str, marks: str = "") -> Cell:
     r"""Return a cell.
 
-    >>> _make_cell("# # Title\\n", " [markdown]")
+    >>> _make_cell("# # Title\n", " [markdown]")
     {'cell_type': 'markdown', 'metadata': {}, 'source': '# Title'}
     """
     if marks.strip() == "[markdown]":
@@ -105,17 +105,11 @@ def walk(cells: list[Cell], backend: Backend, console: Console) -> int:
     counts: Counter[str] = Counter()
     has = f"{backend.name} has {backend.num_gpus()} here"
     for cell in cells:
+        console.print()
         if cell["cell_type"] == "markdown":
-            console.print(Padding(Markdown(cell["source"]), (1, 0, 0, 0)))
+            console.print(Markdown(cell["source"]))
             continue
-        code = Syntax(
-            cell["source"],
-            "python",
-            theme="ansi_dark",
-            background_color="default",
-            word_wrap=True,
-        )
-        console.print(Padding(code, (1, 0, 0, 4)))
+        console.print(Text(indent(cell["source"], "    "), style="cyan"))
         gpus = max(int(tag[5:]) for tag in ("gpus=0", *cell["metadata"]["tags"]) if "gpus=" in tag)
         if gpus > backend.num_gpus():
             counts["left out"] += 1
