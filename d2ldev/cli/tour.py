@@ -53,10 +53,7 @@ def run(*, virtual_gpus: int | None, notebook: Path | None = None) -> int:
         if notebook is not None:
             write_notebook(notebook, cells, virtual_gpus)
             return 0
-        status = walk(cells, backend, console)
-    for note in notes:
-        screen.show_note(console, note)
-    return status
+        return walk(cells, backend, console, notes)
 
 
 def _choose_virtual_gpus() -> int | None:
@@ -99,8 +96,8 @@ def write_notebook(folder: Path, cells: list[Cell], virtual_gpus: int | None) ->
     (folder / "tour.ipynb").write_text(f"{document}\n", "utf-8")
 
 
-def walk(cells: list[Cell], backend: Backend, console: Console) -> int:
-    """Show every cell and what it prints, and return the exit status."""
+def walk(cells: list[Cell], backend: Backend, console: Console, notes: list[str]) -> int:
+    """Show every cell and what it prints, then the notes, and return the exit status."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     counts: Counter[str] = Counter()
     has = f"{backend.name} has {backend.num_gpus()} here"
@@ -116,7 +113,10 @@ def walk(cells: list[Cell], backend: Backend, console: Console) -> int:
             console.print(f"needs {gpus} GPUs: {has}", style="yellow")
         else:
             counts["ran" if run_cell(cell, namespace, backend) else "failed"] += 1
-    console.print(f"\n{counts['ran']} cells ran on {backend.name}.", style="green")
+    console.print()
+    for note in notes:
+        screen.show_note(console, note)
+    console.print(f"{counts['ran']} cells ran on {backend.name}.", style="green")
     if counts["left out"]:
         words = f"{counts['left out']} cells left out, for want of GPUs: {has}. Two virtual ones:"
         console.print(f"{words}\nd2ldev tour --virtual-gpus 2", style="yellow")
