@@ -277,7 +277,7 @@ def _in_threads(makers: Sequence[Callable[[], object]], number: int) -> Callable
 
 
 def _prepare_fit(backend: d2ldev.Backend) -> Callable[[int], Callable[[], object]]:
-    """Return what prepares a fit of so many steps, of one model that is compiled already."""
+    """Return a function that prepares a fit of so many steps, for a compiled model."""
     net = backend.mlp([4, 8, 1])
     batch = (backend.ones((8, 4)), backend.ones((8, 1)))
 

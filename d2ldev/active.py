@@ -31,7 +31,7 @@ class ActiveBackend(FollowsSelection, Backend):
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:
-        """Hold nothing, until the first use."""
+        """Create an empty handle; its first use resolves the backend."""
         object.__setattr__(self, "known_framework", None)
 
     def __repr__(self) -> str:

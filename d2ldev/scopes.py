@@ -220,10 +220,10 @@ every_scopes: WeakSet[Scopes[Any]] = WeakSet()
 
 
 class OpenContext:
-    """One context of a framework, which was entered.
+    """An entered context of a framework.
 
     Args:
-        make: makes the context, which may have to be entered again.
+        make: creates the context again, if it has to be entered a second time.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -332,7 +332,7 @@ def _explain(result: dict[str, Any]) -> str:
 
 
 def _in_a_cell(statement: str) -> str:
-    """Return a statement on one line, without what ends a cell."""
+    """Return a statement on one line, with its vertical bars replaced."""
     return "; ".join(statement.split("\n")).replace("|", "/")
 
 

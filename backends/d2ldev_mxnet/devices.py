@@ -137,10 +137,10 @@ def has_cuda() -> bool:
 
 
 def rounds_convolutions() -> bool:
-    """Return whether convolutions on a card are computed in TensorFloat-32.
+    """Return whether a card computes convolutions in TensorFloat-32.
 
-    MXNet multiplies matrices in float32 and leaves convolutions to cuDNN's default, which nothing
-    but this variable of NVIDIA's libraries changes, before they are loaded.
+    MXNet multiplies matrices in float32, and leaves convolutions to cuDNN's default. Only this
+    variable of NVIDIA's libraries changes the default, before they are loaded.
     https://github.com/apache/mxnet/blob/v1.9.x/src/operator/nn/cudnn/cudnn_convolution-inl.h
     """
     return has_cuda() and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"

@@ -51,8 +51,8 @@ class MXNetParallel(Parallel):
             if isinstance(block, mx.gluon.nn.BatchNorm):
                 raise statistics_refusal(
                     wanted,
-                    f"{block.name} has those of each part, and gluon.contrib.nn.SyncBatchNorm of "
-                    "MXNet 1.9.1 takes no arrays of mx.np, with which Gluon computes here",
+                    f"{block.name} uses the statistics of each part. The SyncBatchNorm of MXNet "
+                    "1.9.1 cannot compute with arrays of mx.np",
                     "batch_norm='local'",
                 )
 

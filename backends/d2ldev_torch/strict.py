@@ -322,9 +322,9 @@ def _arrange(modes: list[Any]) -> None:
 
 
 class _Block(AbstractContextManager[None]):
-    """A block for whose length the mode is on the stack of the thread that entered it.
+    """A block that keeps the mode on the stack of the thread that entered it.
 
-    A block that another thread leaves is taken off when the next one begins or ends.
+    If another thread leaves the block, the mode stays until the next block begins or ends.
     """
 
     def __init__(self, blocks: _Blocks) -> None:

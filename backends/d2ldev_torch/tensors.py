@@ -282,7 +282,7 @@ torch.library.register_fake("d2ldev::seeded", _shape_of_seeded, lib=_library)
 
 
 def make_strided(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without its gradient, and dense."""
+    """Return a dense tensor, without its gradient."""
     x = x.detach()
     return x if x.layout is torch.strided else x.to_dense()
 

@@ -51,9 +51,9 @@ class Step:
     """A command whose output is kept.
 
     Args:
-        name: of the step and of the file of its output.
-        command: what is run, after Python's own name.
-        seconds: how long it may take at most, beside the time that the run has left.
+        name: of the step, and of the file with its output.
+        command: the arguments of Python.
+        seconds: the longest time it may take; the remaining time of the run is a limit, too.
         backend: the active one; empty leaves the choice to d2ldev.
     """
 

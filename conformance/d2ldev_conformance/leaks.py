@@ -201,7 +201,7 @@ def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Itera
 
 
 def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
-    """Return every module, class, framework and room whose functions are watched."""
+    """Return every module, class, framework and area whose functions are watched."""
     for name in ("os", "builtins", "numpy"):
         if name in sys.modules:
             yield sys.modules[name]

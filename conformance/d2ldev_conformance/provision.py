@@ -60,10 +60,10 @@ def classifiers(backend: Backend) -> Classifiers:
 
 
 def freezables(backend: Backend) -> Freezables:
-    """Return what a user freezes during a run, by name: a builder of a network, and a function.
+    """Return freezable parts of networks, by name: a network builder, and a function.
 
-    The function is given a network as ``networks`` has them. It freezes one of its parts if it is
-    given True as well, and thaws it if that is False.
+    The function takes a network of ``networks`` and a flag. True freezes a part of the network, and
+    False unfreezes it.
     """
     return _call_provision(backend, "freezables")
 

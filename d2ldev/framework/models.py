@@ -152,10 +152,10 @@ class Models:
         return x.device
 
     def is_refilled(self, x: Tensor) -> bool:
-        """Return whether a tensor keeps its identity, and is given other memory.
+        """Return whether ``place`` keeps the tensor object and gives it other memory.
 
-        Then an optimizer that holds the parameter still holds it. A tensor that is not refilled is
-        replaced by another object.
+        An optimizer that holds such a parameter still holds it after a move. A tensor that is not
+        refilled is replaced by another object.
         """
         return False
 

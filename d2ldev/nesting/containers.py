@@ -219,7 +219,7 @@ def _sequence_part(old: Any, start: int, stop: int) -> Any:
     for _ in range(start):
         del made[0]
     if len(old) != length:
-        raise TypeError("what is taken out of a copy of it is missing in itself")
+        raise TypeError("an item removed from its copy is missing in the container itself")
     return made
 
 

@@ -237,7 +237,7 @@ def _open(nvml: Any) -> Iterator[None]:
 
 @contextmanager
 def _ask(index: int) -> Iterator[tuple[Any, Any]]:
-    """Open NVML for a question about a visible GPU: the module and its handle, None if unknown."""
+    """Open NVML, and yield its module and its handle of a visible GPU; None if unknown."""
     card = _visible_card(index)
     if card is None:
         yield None, None

@@ -172,7 +172,7 @@ def metric_refusal(metric: object, fix: str) -> UnsupportedValueError:
     """Return the error of a metric that keeps a running value; ``fix`` is what is right."""
     return UnsupportedValueError(
         f"compare predictions by {describe(metric)}",
-        "it keeps a running value over all batches, and what is wanted is that of one",
+        "it keeps a running value over all batches, but a metric returns the value of one",
         fix,
     )
 

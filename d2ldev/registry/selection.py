@@ -377,9 +377,9 @@ def _possible_backends(x: Any) -> list[str]:
 
 
 def _packages_of(x: Any) -> set[str]:
-    """Return the packages that an object's class and its bases come from.
+    """Return the packages of an object's class and of its bases.
 
-    A class and a function come from where they are written.
+    For a class or a function, return the package with its source.
     """
     classes = [*type(x).__mro__, *(x.__mro__ if isinstance(x, type) else ())]
     modules = [cls.__module__ for cls in classes]

@@ -13,7 +13,7 @@ _END = object()
 
 
 class _PressedWhileWaiting(KeyboardInterrupt):
-    """Ctrl-C where no step is computed."""
+    """Ctrl-C while no step runs."""
 
 
 class Interruption:

@@ -735,7 +735,7 @@ def _set_flags(model: nnx.Module) -> list[str]:
 
 
 def _put_flags(model: nnx.Module, names: Collection[str]) -> None:
-    """Set these flags and no others; what need not change is left alone, such as None."""
+    """Set these flags and no others, and only where a value changes."""
     for name, module, flag in _flags(model):
         if bool(getattr(module, flag)) != (name in names):
             setattr(module, flag, name in names)

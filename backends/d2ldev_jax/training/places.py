@@ -51,7 +51,7 @@ class OneDevice:
         return jax.device_put(arrays, self._native)
 
     def begun(self, arrays: list[Any]) -> list[Any]:
-        """Return the first process's arrays of the model or the optimizer, as a step takes them."""
+        """Return rank 0's arrays of the model or the optimizer, in the form for a step."""
         return self.of_the_first(self.held(arrays))
 
     def of_the_first(self, arrays: Any) -> Any:
@@ -151,13 +151,13 @@ def spread(split: NamedSharding, x: Tensor) -> NamedSharding:
 
 
 class SeveralProcesses(OneDevice):
-    """A device of each of several processes, which all run the same programs.
+    """One device in each of several processes, which all run the same programs.
 
-    JAX's arrays are then spread over all of these devices, and this process reads its own part.
+    JAX's arrays are spread over all of these devices, and this process reads its own part.
 
     Args:
         group: the processes.
-        native: JAX's device in this one.
+        native: JAX's device in this process.
     """
 
     takes_marks = True

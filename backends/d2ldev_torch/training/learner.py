@@ -201,7 +201,7 @@ class TorchLearner(Learner):
         ):
             raise UnsupportedValueError(
                 f"train the {type(self._model).__name__} with precision='fp16'",
-                "its parameters are float16 already, and what is trained stays in float32",
+                "its parameters are float16, and trained parameters have to be float32",
                 "net.float(), before the optimizer is made",
             )
         if isinstance(optimizer, str):
@@ -240,7 +240,7 @@ class TorchLearner(Learner):
         return placed
 
     def _made_scaler(self) -> torch.amp.GradScaler:
-        """Return what scales the gradients on the device of the model."""
+        """Return the gradient scaler for the device of the model."""
         return torch.amp.GradScaler(self._place_of(()).type)
 
     @property

@@ -206,11 +206,11 @@ class OwnNumbers:
 
 
 def begin_as_the_first(framework: Framework, optimizer: Any) -> None:
-    """Begin with the optimizer of rank 0.
+    """Give an optimizer the state of rank 0's optimizer.
 
     Args:
-        framework: whose room of files takes an optimizer's state and puts it back.
-        optimizer: of this process, which has the same parameters.
+        framework: its area of files reads and restores the state of an optimizer.
+        optimizer: of this process, with the same parameters.
     """
     is_first = distributed.get_rank() == 0
     state = [None]

@@ -52,7 +52,7 @@ class TorchShardLearner(TorchLearner):
         if original(self._model) is not self._model:
             raise UnsupportedValueError(
                 attempted,
-                "it is compiled as a whole, and FSDP splits what is in it",
+                "it is compiled as a whole, and FSDP has to split its modules",
                 "compile its parts: net[0].compile(), or leave out torch.compile",
             )
         if self._scaler is not None:

@@ -19,7 +19,7 @@ def _wide(x: _Tensor) -> _Tensor:
 
 
 def _others(x: _Tensor) -> list[int]:
-    """Return the axes but for that of the channels."""
+    """Return all axes except the axis of the channels."""
     return [i for i in range(x.dim()) if i != 1]
 
 

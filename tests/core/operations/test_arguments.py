@@ -66,7 +66,7 @@ def test_data_may_be_longer_than_python_counts():
 
 
 def test_data_of_a_negative_length_is_refused():
-    with pytest.raises(UnsupportedValueError, match="its length is none"):
+    with pytest.raises(UnsupportedValueError, match="its length is invalid"):
         length_of(OfLength(-1), 0)
 
 

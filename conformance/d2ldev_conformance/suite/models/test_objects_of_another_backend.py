@@ -28,7 +28,7 @@ CALLS = {
 
 @pytest.fixture
 def model_of_another_backend(tmp_path, monkeypatch):
-    """An object of a class of a backend that is installed, and imported, in this test alone."""
+    """Return a model of another backend, which only this test installs and imports."""
     for name in ("other_framework", "other_backend"):
         (tmp_path / f"{name}.py").write_text("requires = ('other_framework',)\n", "utf-8")
     folder = tmp_path / "other-1.0.dist-info"
