@@ -113,7 +113,7 @@ class Device:
                 return Device(_CPU)
             if kind in _ACCELERATORS:
                 return Device(_GPU, index)
-        raise InvalidDeviceError(f"read {quote(text)} as a device", "no device is spelt so", _FIX)
+        raise InvalidDeviceError(f"read {quote(text)} as a device", "not a device name", _FIX)
 
     @property
     def native(self) -> Any:

@@ -95,7 +95,7 @@ def problem_of(value: object, choices: Sequence[str], other: str = "") -> str:
 
 
 def nearest(value: object, choices: Sequence[str]) -> str:
-    """Return the choice that a value is nearly; empty if it is none.
+    """Return the nearest choice for a misspelt value; empty if no choice is near.
 
     >>> nearest('Adam', ('sgd', 'adam'))
     'adam'

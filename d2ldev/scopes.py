@@ -260,7 +260,7 @@ class Contexts(threading.local):
 
         Args:
             entered: what ``enter`` returned.
-            attempted: what the caller is doing, for messages.
+            attempted: the current operation, for messages.
 
         Raises:
             ScopeError: if only another thread can leave it, or if it holds an open context that

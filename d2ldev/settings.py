@@ -144,7 +144,7 @@ def check_matmul_precision(precision: object, attempted: str, fix: str) -> Matmu
 
     Args:
         precision: what a user gave.
-        attempted: what the caller is doing, for messages.
+        attempted: the current operation, for messages.
         fix: the line that is right.
 
     Raises:
@@ -252,7 +252,7 @@ def peer_timeout() -> float:
 
 
 def unknown() -> list[str]:
-    """Return the variables that are set, begin as d2ldev's do, and are none."""
+    """Return unrecognized ``D2LDEV_*`` variables."""
     return [name for name in list_variables() if name not in VARIABLES]
 
 

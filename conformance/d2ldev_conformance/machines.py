@@ -35,7 +35,7 @@ def ip(*arguments: object) -> tuple[int, str]:
 
 @pytest.fixture
 def machines() -> Iterator[list[str]]:
-    """The names of two namespaces, which have ``ADDRESSES``; skips where none can be made."""
+    """Yield the names of two namespaces with ``ADDRESSES``; skip if they cannot be made."""
     names = [f"d2ldev-{os.getpid()}-{i}" for i in (0, 1)]
     cables = [f"d2l{os.getpid()}{end}"[:15] for end in "ab"]
     try:
