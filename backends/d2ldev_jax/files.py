@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.framework import Files, Layer, Tensor
-from d2ldev.framework.files import turned, turned_after_flattening
+from d2ldev.framework.files import turn, turn_after_flattening
 from d2ldev_jax.models import value_of
 from d2ldev_jax.tensors import JaxTensors, numbers_of
 
@@ -58,14 +58,14 @@ class JaxFiles(Files):
             if type(layer) is nnx.Conv:
                 if is_flat or not is_known or layer.mask is not None:
                     return None
-                layers.append(_layer(layer, turned))
+                layers.append(_layer(layer, turn))
                 channels = layer.out_features
             elif type(layer) is nnx.Linear:
-                layout: Any = turned
+                layout: Any = turn
                 if channels and layer.in_features != channels:
                     if not is_flat or not is_known:
                         return None
-                    layout = partial(turned_after_flattening, channels=channels)
+                    layout = partial(turn_after_flattening, channels=channels)
                 layers.append(_layer(layer, layout))
                 channels = 0
             elif isinstance(layer, nnx.Module):

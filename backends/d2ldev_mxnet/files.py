@@ -86,7 +86,7 @@ class MXNetFiles(Files):
         rank = _ranks(optimizer)
         states = optimizer._updaters[0].states
         kept = {
-            name: {"values": _ranked(value, rank), "is_of_numpy": _is_of_numpy(value)}
+            name: {"values": _rank(value, rank), "is_of_numpy": _is_of_numpy(value)}
             for name, value, _, _ in attributes_of(optimizer)
             if any(isinstance(x, mx.nd.NDArray) for x in _arrays(value))
         }
@@ -101,7 +101,7 @@ class MXNetFiles(Files):
         updater = optimizer._updaters[0]
         if state["shapes"] != (mine := _shapes(optimizer)):
             raise ValueError(f"its shapes: {mine}, {state['shapes']} in the state")
-        put_progress = checked_progress(optimizer, state)
+        put_progress = check_progress(optimizer, state)
         index_of = {rank: index for index, rank in _ranks(optimizer).items()}
         states = {
             index_of[name]: _state_like(optimizer, index_of[name], name, saved)
@@ -149,7 +149,7 @@ def form_of(trainer: Any) -> list[Any]:
     ]
 
 
-def checked_progress(trainer: Any, progress: Mapping[str, Any]) -> Callable[[], None]:
+def check_progress(trainer: Any, progress: Mapping[str, Any]) -> Callable[[], None]:
     """Return a function that gives an optimizer what ``progress_of`` returned.
 
     Raises:
@@ -212,7 +212,7 @@ def _attributes_put(
         if label not in attributes:
             raise ValueError(f"its {name}, which is not there yet")
         now = attributes[label]
-        new = _placed(told["values"], context, index_of, is_of_numpy=told["is_of_numpy"])
+        new = _place(told["values"], context, index_of, is_of_numpy=told["is_of_numpy"])
         if isinstance(now, (dict, list)) and isinstance(new, type(now)):
             # Whoever else has it has it then, too.
             puts += [now.clear, partial(now.update if isinstance(now, dict) else now.extend, new)]
@@ -225,20 +225,20 @@ def _attributes_put(
 _BY_RANK = "by rank of the parameter"
 
 
-def _ranked(value: Any, rank: Mapping[int, str]) -> Any:
+def _rank(value: Any, rank: Mapping[int, str]) -> Any:
     """Return a nesting in which parameters have ranks in the place of their indices."""
     if isinstance(value, Mapping):
-        items = {key: _ranked(x, rank) for key, x in value.items()}
+        items = {key: _rank(x, rank) for key, x in value.items()}
         is_by_index = bool(items) and all(type(key) is int and key in rank for key in items)
         return {_BY_RANK: {rank[key]: x for key, x in items.items()}} if is_by_index else items
     if isinstance(value, (list, tuple)):
-        return [_ranked(x, rank) for x in value]
+        return [_rank(x, rank) for x in value]
     return value
 
 
-def _placed(value: Any, context: Any, index_of: Mapping[str, int], *, is_of_numpy: bool) -> Any:
+def _place(value: Any, context: Any, index_of: Mapping[str, int], *, is_of_numpy: bool) -> Any:
     """Return such a nesting with indices, and with its arrays on a context."""
-    again = partial(_placed, context=context, index_of=index_of, is_of_numpy=is_of_numpy)
+    again = partial(_place, context=context, index_of=index_of, is_of_numpy=is_of_numpy)
     if isinstance(value, Mapping):
         if value.keys() == {_BY_RANK}:
             return {index_of[name]: again(x) for name, x in value[_BY_RANK].items()}
@@ -324,12 +324,12 @@ def _state_like(trainer: Any, index: int, name: str, saved: Any) -> Any:
     made = trainer.optimizer.create_state_multi_precision(index, weight)
     try:
         with NumPyShapes():
-            return _filled(made, saved)
+            return _fill(made, saved)
     except (LookupError, ValueError) as error:
         raise ValueError(f"the state of parameter {name} does not fit: {error}") from error
 
 
-def _filled(made: Any, saved: Any) -> Any:
+def _fill(made: Any, saved: Any) -> Any:
     """Return a state that an optimizer has made with the values of another one of that form."""
     if isinstance(made, mx.nd.NDArray):
         if _form(made) != _form(saved):
@@ -337,9 +337,9 @@ def _filled(made: Any, saved: Any) -> Any:
         saved.as_nd_ndarray().copyto(made.as_nd_ndarray())
         return made
     if isinstance(made, dict) and isinstance(saved, dict) and made.keys() == saved.keys():
-        return {key: _filled(x, saved[key]) for key, x in made.items()}
+        return {key: _fill(x, saved[key]) for key, x in made.items()}
     if isinstance(made, (list, tuple)) and isinstance(saved, (list, tuple)):
-        return type(made)(_filled(*pair) for pair in zip(made, saved, strict=True))
+        return type(made)(_fill(*pair) for pair in zip(made, saved, strict=True))
     if made is saved is None or (_kind_of_number(made) and _kind_of_number(saved)):
         return saved
     raise ValueError(f"it is {_form(made)}, and {_form(saved)} in the state")

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Files, Framework, Layer, Tensor
-from d2ldev.framework.files import turned, turned_after_flattening
+from d2ldev.framework.files import turn, turn_after_flattening
 from d2ldev.operations import moving, placing
 from d2ldev_tensorflow.models import inner_optimizers, is_of_keras
 
@@ -62,13 +62,13 @@ class TensorFlowFiles(Files):
                     shape = layer.input.shape
                     channels = shape[-1] if len(shape) > 2 else 0  # or nothing is flattened
             elif type(layer) is of.Dense:
-                layout: Any = turned
+                layout: Any = turn
                 if channels:
-                    layout = partial(turned_after_flattening, channels=channels)
+                    layout = partial(turn_after_flattening, channels=channels)
                 layers.append(_layer(layer, layout))
                 channels = 0
             elif type(layer) in (of.Conv1D, of.Conv2D, of.Conv3D):
-                layers.append(_layer(layer, turned))
+                layers.append(_layer(layer, turn))
                 has_channels = True
             elif layer.weights or not type(layer).__module__.startswith(_WITHOUT_PARAMETERS):
                 return None  # it may put what it is given into another order
@@ -92,7 +92,7 @@ class TensorFlowFiles(Files):
     ) -> tuple[str, ...]:
         if is_of_keras(model, "Layer") and not model.built and self._lacks_some(model, shapes):
             if inputs is not None and _fits(model, inputs, shapes):
-                undo(_unbuilding(model))
+                undo(_restore_unbuilt(model))
                 model.build_from_config(_with_tuples(inputs))
             elif not model.weights:
                 raise ValueError("it is not built: call it on a batch first, as model(x)")
@@ -101,7 +101,7 @@ class TensorFlowFiles(Files):
         optimizer: Any = getattr(model, "optimizer", None)
         there = _of_optimizer(shapes)
         if is_of_keras(optimizer, "Optimizer") and not optimizer.built and there:
-            unbuild = _unbuilding(optimizer)
+            unbuild = _restore_unbuilt(optimizer)
             undo(unbuild)
             optimizer.build(model.trainable_variables)
             named = placing.list_named_tensors(self._framework, optimizer)
@@ -189,7 +189,7 @@ def _is_of_another(model: Any, here: Set[str], there: Set[str]) -> bool:
     return here != there or not getattr(getattr(model, "optimizer", None), "built", False)
 
 
-def _unbuilding(obj: Any) -> Callable[[], None]:
+def _restore_unbuilt(obj: Any) -> Callable[[], None]:
     """Return a function that makes a layer or an optimizer as it is now, before it is built.
 
     Building sets attributes, and adds to the containers in them.
@@ -235,7 +235,7 @@ def _fits(model: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> boo
     It is built for a moment, and no weight gets memory: the inputs may be whatever a file says.
     """
     keras: Any = sys.modules["keras"]
-    unbuild = _unbuilding(model)
+    unbuild = _restore_unbuilt(model)
     found: Counter[tuple[int, ...]] = Counter()
     with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
         warnings.simplefilter("ignore")  # one says that it cannot be built

@@ -144,7 +144,7 @@ class TorchFiles(Files):
         for index, kept in state["state"].items():
             parameter, group = parameters[index]
             states[parameter] = {
-                key: self._moved(x, NATIVE_CPU if is_kept_on_host(key, group) else parameter.device)
+                key: self._move(x, NATIVE_CPU if is_kept_on_host(key, group) else parameter.device)
                 for key, x in kept.items()
             }
         groups = [
@@ -160,7 +160,7 @@ class TorchFiles(Files):
 
         return put
 
-    def _moved(self, x: Any, device: torch.device) -> Any:
+    def _move(self, x: Any, device: torch.device) -> Any:
         """Return what an optimizer keeps, with its tensors on a device."""
         attempted = "load the state of an optimizer"
         return map_tensors(lambda tensor: tensor.to(device), x, self._kinds, attempted)

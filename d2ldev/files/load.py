@@ -23,14 +23,14 @@ from d2ldev.files.format.container import (
     NAMES,
     FileError,
     check_files,
-    quoted,
+    quote_text,
     read_array,
     read_header,
     start_checksum,
     storage_of,
     structure_in,
 )
-from d2ldev.files.format.other_programs import recognised
+from d2ldev.files.format.other_programs import recognise
 from d2ldev.files.structure import (
     Outline,
     Stored,
@@ -126,8 +126,8 @@ class Checkpoint:
         cut = len(entry.shape) - len(suffix) if entry else 0
         if entry is None or not (is_packed or (tag, suffix) == (entry.tag, entry.shape[cut:])):
             raise FileError(
-                f"its description tells of a tensor {quoted(name)} of {quoted(dtype)}, which "
-                + (f"is stored as {entry.tag}" if entry else "is not there")
+                f"its description has a tensor {quote_text(name)} of {quote_text(dtype)}, which is "
+                + (f"stored as {entry.tag}" if entry else "missing")
             )
         return Stored("tensor", name, dtype, numbers, entry.shape[:cut])
 
@@ -173,7 +173,7 @@ class Checkpoint:
         """
         for stored, *_ in wanted:
             is_packed = storage_of(stored.numbers) is None
-            if is_packed or (stored.kind == "tensor" and not self._held_dtype(stored)):
+            if is_packed or (stored.kind == "tensor" and not self._choose_dtype(stored)):
                 raise self._refuse_dtype(stored, f"which {self._framework.name} has not now")
         made = [self._read_tensor(each) for each in wanted]
         other = [each.stored for each in wanted if self._is_narrowed(each.stored)]
@@ -181,13 +181,13 @@ class Checkpoint:
             more = f"; {len(other) - 1} more were read likewise" if len(other) > 1 else ""
             name = self._framework.name
             warn(
-                f"{self.attempted}: the tensor {quoted(other[0].name)} is of "
+                f"{self.attempted}: the tensor {quote_text(other[0].name)} is of "
                 f"{other[0].numbers}, which {name} has not now, and was read as "
-                f"{self._held_dtype(other[0])}, into which all of its values fit{more}"
+                f"{self._choose_dtype(other[0])}, into which all of its values fit{more}"
             )
         return made
 
-    def _held_dtype(self, stored: Stored) -> str:
+    def _choose_dtype(self, stored: Stored) -> str:
         """Return the dtype as which the framework holds the numbers of a tensor; empty for none.
 
         Of the integers, it is one that holds all of their dtype, else the widest.
@@ -206,14 +206,14 @@ class Checkpoint:
         return found[-1] if found else ""
 
     def _is_narrowed(self, stored: Stored) -> bool:
-        return stored.kind == "tensor" and self._held_dtype(stored) != stored.numbers
+        return stored.kind == "tensor" and self._choose_dtype(stored) != stored.numbers
 
     def _refuse_dtype(self, stored: Stored, problem: str) -> CheckpointError:
         tensors = self._framework.tensors
         fix = "load it with a backend that has, or save it as one of "
         return CheckpointError(
             self.attempted,
-            f"its tensor {quoted(stored.name)} is of {stored.dtype}, {problem}",
+            f"its tensor {quote_text(stored.name)} is of {stored.dtype}, {problem}",
             tensors.dtype_fix(stored.numbers) or f"{fix}{', '.join(tensors.dtype_names)}",
         )
 
@@ -225,12 +225,14 @@ class Checkpoint:
             checksum = start_checksum(stored.dtype, entry.shape)
         array = read_array(self._file, entry.begin, stored.shape, stored.numbers, checksum)
         if checksum is not None and checksum.hexdigest() != total:
-            raise FileError(f"its tensor {quoted(stored.name)} is damaged: the checksum differs")
+            raise FileError(
+                f"its tensor {quote_text(stored.name)} is damaged: the checksum differs"
+            )
         return array
 
     def _narrow(self, stored: Stored, array: NDArray[Any]) -> NDArray[Any]:
         """Return integers in a dtype that the framework has, if all of them fit."""
-        held = np.iinfo(self._held_dtype(stored))
+        held = np.iinfo(self._choose_dtype(stored))
         if array.size and not (held.min <= array.min() and array.max() <= held.max):
             name = self._framework.name
             raise self._refuse_dtype(
@@ -282,7 +284,7 @@ def open_checkpoint(framework: Framework, path: str, attempted: str) -> Iterator
 
 def _of_another_program(path: str, attempted: str) -> CheckpointError | None:
     """Return the error of a file or a folder of another program; None if nobody knows it."""
-    if (found := recognised(path)) is None:
+    if (found := recognise(path)) is None:
         return None
     fix = f"{found.line}; then give 'new.safetensors'"
     return CheckpointError(attempted, f"it is {found.what}, and no safetensors file", fix)

@@ -172,7 +172,7 @@ def prepare(
             )
             _check(framework, source, match, is_strict=is_strict)
             pairs = match.pairs.values()
-            tensors = source.read([_wanted(framework, pair) for pair in pairs])
+            tensors = source.read([_plan_load(framework, pair) for pair in pairs])
             news = dict(zip(match.pairs, tensors, strict=True))
             _check_ties(framework, source, match, news)
             puts = [_prepare_state(framework, source, match, *state) for state in match.states]
@@ -200,7 +200,7 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     is_ours = source.writer in (None, framework.name)
     by = "" if is_ours else f", which the {shorten(source.writer)} backend wrote"
     fix = f"{source.look}{by}"
-    if part := _fitting_part(match):
+    if part := _match_part(match):
         fix = f"backend.load_into(..., only={quote(part)}), or {fix}"
     # Such as a module whose parameters are kept apart from it.
     elif match.unexpected and not (match.pairs or match.missing or match.different):
@@ -209,7 +209,7 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     raise CheckpointError(source.attempted, f"{'; '.join(told)}; nothing was changed", fix)
 
 
-def _fitting_part(match: Match) -> str:
+def _match_part(match: Match) -> str:
     """Return the part of the file that would fit; empty if there is none."""
     missing, unexpected = match.missing, match.unexpected
     if not missing or len(missing) > len(unexpected):
@@ -226,7 +226,7 @@ def _some(names: Sequence[str]) -> str:
     return f"{text} and {more} more" if more > 0 else text
 
 
-def _wanted(framework: Framework, pair: Pair) -> Wanted:
+def _plan_load(framework: Framework, pair: Pair) -> Wanted:
     if isinstance(pair.value, np.ndarray):
         return Wanted(pair.stored._replace(kind="array"), CPU)
     stored = pair.stored._replace(kind="tensor")

@@ -35,12 +35,12 @@ class TensorsByName:
         stored: dict[int, Stored] = {}  # a tensor under two names is one, as in a file
         for name, x in tensors.items():
             if id(x) not in stored:
-                stored[id(x)] = self._described(text_of(name), x)
+                stored[id(x)] = self._describe(text_of(name), x)
         items = [stored[id(x)] for x in tensors.values()]
         unlisted = tensors.unlisted if isinstance(tensors, NamedTensors) else frozenset()
         self.outline = Outline("dict", list(tensors), items, optional=unlisted)
 
-    def _described(self, name: str, x: Any) -> Stored:
+    def _describe(self, name: str, x: Any) -> Stored:
         framework = self._framework
         if framework.state.kinds[type(x)] is not TENSOR and not isinstance(x, np.ndarray):
             raise UnsupportedValueError(
@@ -55,9 +55,9 @@ class TensorsByName:
 
     def read(self, wanted: Sequence[Wanted]) -> list[Any]:
         """Return tensors and arrays in new memory, on the devices where they are wanted."""
-        return [self._copied(each) for each in wanted]
+        return [self._copy(each) for each in wanted]
 
-    def _copied(self, wanted: Wanted) -> Any:
+    def _copy(self, wanted: Wanted) -> Any:
         framework, x = self._framework, self._values[wanted.stored.name]
         is_array = isinstance(x, np.ndarray)
         if wanted.stored.kind == "array":

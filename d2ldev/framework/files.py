@@ -52,14 +52,14 @@ def same(role: str, shape: Sequence[int]) -> Layout:
     return Layout(role, sizes, tuple(range(len(sizes))), sizes)
 
 
-def turned(role: str, shape: Sequence[int]) -> Layout:
+def turn(role: str, shape: Sequence[int]) -> Layout:
     """Return the layout of a kernel with ``in`` and ``out`` at its end: ``(*window, in, out)``."""
     sizes = tuple(shape)
     axes = (len(sizes) - 1, len(sizes) - 2, *range(len(sizes) - 2))
     return Layout(role, sizes, axes, tuple(sizes[axis] for axis in axes))
 
 
-def turned_after_flattening(role: str, shape: Sequence[int], channels: int) -> Layout:
+def turn_after_flattening(role: str, shape: Sequence[int], channels: int) -> Layout:
     """Return the layout of a dense kernel ``(in, out)`` after a convolution, channels last."""
     n_in, n_out = shape
     split = (n_in // channels, channels, n_out)

@@ -16,7 +16,7 @@ from d2ldev.nesting.walk import flatten, unwrap_broadcasts
 from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import list_needed_tensors
-from d2ldev_mxnet.files import checked_progress, form_of, progress_of
+from d2ldev_mxnet.files import check_progress, form_of, progress_of
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
 from d2ldev_mxnet.training.learner import MXNetLearner
@@ -221,7 +221,7 @@ class MXNetGroupLearner(MXNetLearner):
         own = None if self._group.rank else progress_of(self._trainer)
         first, *_ = self._group.gather("the beginning of the first step", own, content)
         self._servers.spread(arrays)
-        checked_progress(self._trainer, first)()
+        check_progress(self._trainer, first)()
         with NumPySemantics():
             self._join(parameters)
             self._keys = self._servers.keys([*(x.data() for x in parameters), self._small])

@@ -217,7 +217,7 @@ def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[st
                 part = opened.get_slice(name)
                 tag, shape = part.get_dtype(), tuple(part.get_shape())
                 if tag not in _BITS:
-                    raise FileError(f"its tensor {quoted(name)} has an unknown dtype: {tag}")
+                    raise FileError(f"its tensor {quote_text(name)} has an unknown dtype: {tag}")
                 entries[name] = Entry(tag, shape, position)
                 position += math.prod(shape) * _BITS[tag] // 8
             metadata = opened.metadata() or {}
@@ -253,7 +253,7 @@ def structure_in(
         version, digits, structure = (*structure.split(" ", 2), "", "")[:3]
         if version != str(VERSION):
             raise FileError(
-                f"it is of version {quoted(version)}, and this d2ldev reads 4 and {VERSION}: a "
+                f"it is of version {quote_text(version)}, and this d2ldev reads 4 and {VERSION}: a "
                 "newer one wrote it"
             )
         is_whole = _sum_of(entries, structure) == digits
@@ -320,6 +320,6 @@ def read_array(
         raise FileError(f"NumPy has no array of the shape {shape}: {error}") from error
 
 
-def quoted(name: str) -> str:
+def quote_text(name: str) -> str:
     """Return a name in a file for a message: never long, and of characters that can be printed."""
     return repr(name if len(name) <= 80 else f"{name[:77]}...")

@@ -30,50 +30,51 @@ class Recognised(NamedTuple):
     line: str
 
 
-def _saved(name: str, obj: str) -> str:
+def _format_save(name: str, obj: str) -> str:
     return f"d2ldev.get_backend({name!r}).save({obj}, 'new.safetensors')"
 
 
 _TORCH = Recognised(
     "a file of torch.save",
-    _saved("torch", "torch.load(path, map_location='cpu', weights_only=True)"),
+    _format_save("torch", "torch.load(path, map_location='cpu', weights_only=True)"),
 )
 _TORCHSCRIPT = Recognised(
-    "a TorchScript file", _saved("torch", "torch.jit.load(path, map_location='cpu').state_dict()")
+    "a TorchScript file",
+    _format_save("torch", "torch.jit.load(path, map_location='cpu').state_dict()"),
 )
 _TORCH_FOLDER = Recognised(
     "a folder of torch.distributed.checkpoint",
     "torch.distributed.checkpoint.format_utils.dcp_to_torch_save(path, 'new.pt'); "
-    + _saved("torch", "torch.load('new.pt', weights_only=True)"),
+    + _format_save("torch", "torch.load('new.pt', weights_only=True)"),
 )
 _NPY = Recognised("an array of NumPy", "backend.save(numpy.load(path), 'new.safetensors')")
 _NPZ = Recognised("a .npz file of NumPy", "backend.save(dict(numpy.load(path)), 'new.safetensors')")
 _HDF5 = Recognised(
-    "an HDF5 file, as Keras writes", f"net.load_weights(path); {_saved('tensorflow', 'net')}"
+    "an HDF5 file, as Keras writes", f"net.load_weights(path); {_format_save('tensorflow', 'net')}"
 )
 _KERAS = Recognised(
-    "a model of Keras", f"net = keras.models.load_model(path); {_saved('tensorflow', 'net')}"
+    "a model of Keras", f"net = keras.models.load_model(path); {_format_save('tensorflow', 'net')}"
 )
 _MXNET = Recognised(
-    "a file of parameters of MXNet", f"net.load_parameters(path); {_saved('mxnet', 'net')}"
+    "a file of parameters of MXNet", f"net.load_parameters(path); {_format_save('mxnet', 'net')}"
 )
 _FLAX = Recognised(
     "a file of flax.serialization",
-    _saved("jax", "flax.serialization.msgpack_restore(open(path, 'rb').read())"),
+    _format_save("jax", "flax.serialization.msgpack_restore(open(path, 'rb').read())"),
 )
 _ORBAX = Recognised(
     "a checkpoint of Orbax",
-    _saved("jax", "orbax.checkpoint.StandardCheckpointer().restore(os.path.abspath(path))"),
+    _format_save("jax", "orbax.checkpoint.StandardCheckpointer().restore(os.path.abspath(path))"),
 )
 _TENSORFLOW = Recognised(
     "a checkpoint of TensorFlow",
     "tf.train.Checkpoint(model=net).restore({start}).expect_partial(); "
-    + _saved("tensorflow", "net"),
+    + _format_save("tensorflow", "net"),
 )
 _SAVED_MODEL = Recognised(
     "a SavedModel of TensorFlow",
     "read = tf.train.load_checkpoint(os.path.join(path, 'variables', 'variables')); "
-    + _saved(
+    + _format_save(
         "tensorflow",
         "{name: read.get_tensor(name) for name in read.get_variable_to_shape_map() "
         "if name.endswith('VARIABLE_VALUE')}",
@@ -85,7 +86,7 @@ _PICKLE = Recognised(
 )
 
 
-def recognised(path: str) -> Recognised | None:
+def recognise(path: str) -> Recognised | None:
     """Return whose a file or a folder is that is none of ``load``'s; None if nobody knows."""
     with suppress(OSError):
         if os.path.isdir(path):

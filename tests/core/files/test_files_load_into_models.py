@@ -11,7 +11,7 @@ from saved_files import values
 
 from d2ldev import Backend, CheckpointError
 from d2ldev.framework import Layer
-from d2ldev.framework.files import same, turned
+from d2ldev.framework.files import same, turn
 from d2ldev.operations.placing import Search
 
 
@@ -259,7 +259,7 @@ def turned_file(framework, path):
     """A dense layer of a framework that has its kernel the other way round."""
     kernel = framework.asarray([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     net = Cell(kernel=kernel, extra=framework.ones(2))
-    know_layers(framework, net, turned)
+    know_layers(framework, net, turn)
     framework.save(net, path)
     return path
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError
-from d2ldev.files.format.other_programs import recognised
+from d2ldev.files.format.other_programs import recognise
 
 
 def written(write, *arguments, **named):
@@ -88,13 +88,13 @@ def test_a_folder_is_recognised_by_what_is_in_it(reference, tmp_path, name):
 
 def test_the_newest_step_of_a_manager_is_named(tmp_path):
     folder = make_folder(tmp_path / "managed", FOLDERS["managed"][0])
-    assert repr(str(folder / "10" / "default")) in recognised(str(folder)).line
+    assert repr(str(folder / "10" / "default")) in recognise(str(folder)).line
 
 
 @pytest.mark.parametrize("name", ["ck-1", "ck-1.data-00000-of-00001"])
 def test_a_checkpoint_of_tensorflow_is_known_by_its_index(tmp_path, name):
     make_folder(tmp_path, FOLDERS["tensorflow"][0])
-    assert "TensorFlow" in recognised(str(tmp_path / name)).what
+    assert "TensorFlow" in recognise(str(tmp_path / name)).what
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_a_checkpoint_of_tensorflow_is_known_by_its_index(tmp_path, name):
 )
 def test_a_file_that_nobody_knows_is_recognised_as_nothing(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
-    assert recognised(str(tmp_path / "file")) is None
+    assert recognise(str(tmp_path / "file")) is None
 
 
 def test_an_empty_folder_and_a_missing_file_are_recognised_as_nothing(tmp_path):
-    assert recognised(str(tmp_path)) is None
-    assert recognised(str(tmp_path / "missing")) is None
-    assert recognised("\0") is None
+    assert recognise(str(tmp_path)) is None
+    assert recognise(str(tmp_path / "missing")) is None
+    assert recognise("\0") is None
 
 
 @pytest.mark.parametrize("length", [0x112, 0x280, 0x580])

@@ -10,7 +10,7 @@ from d2ldev_reference.files import ReferenceFiles
 
 from d2ldev import Backend, CheckpointError
 from d2ldev.device import CPU
-from d2ldev.framework.files import turned
+from d2ldev.framework.files import turn
 from mutants import Mutant, ReferenceModels
 from mutants.provision import NetworkLearner
 
@@ -237,7 +237,7 @@ class SaysThatKernelsAreTurned(Mutant, caught_by="io.layouts-are-known"):
     class Files(ReferenceFiles):
         def layers(self, model):
             layers = super().layers(model)
-            return layers and [layer._replace(layout=turned) for layer in layers]
+            return layers and [layer._replace(layout=turn) for layer in layers]
 
 
 class NamesMoreThanIsSaved(Mutant, caught_by="io.named-tensors-are-what-is-saved"):

@@ -21,14 +21,14 @@ SECTION = "6.7.3"
 def make(backend, attention_model):
     """Make the model on the CPU; called with a number of rows, it has computed with so many."""
 
-    def made(rows=0):
+    def make(rows=0):
         backend.seed(0)
         net = attention_models(backend)[attention_model](backend.cpu())
         if rows:
             net(backend.ones((rows, 2)))
         return net
 
-    return made
+    return make
 
 
 def _predict(backend, net, batches):

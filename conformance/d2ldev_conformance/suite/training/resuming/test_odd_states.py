@@ -49,7 +49,7 @@ def _with_each_part_replaced(value, odd):
 def fitted(backend, tmp_path, monkeypatch):
     """Runs a training of one epoch, and returns what it saved at its end."""
 
-    def made(*, resume):
+    def make(*, resume):
         saved = []
 
         def record(framework, state, path):
@@ -63,7 +63,7 @@ def fitted(backend, tmp_path, monkeypatch):
             Trainer(1, backend=backend).fit(backend.mlp([2, 1], seed=0), loader, **options)
         return saved[-1] if saved else None
 
-    return made
+    return make
 
 
 @requirement("fit.refuses-odd-states", section=SECTION)

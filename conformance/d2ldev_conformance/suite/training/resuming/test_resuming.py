@@ -36,13 +36,13 @@ def _train(backend, epochs, num_gpus, seed=0, own_optimizer=None, **options):
 def runs(backend, tmp_path):
     """The unbroken run on one device, and the one that was broken off on another and resumed."""
 
-    def made(num_gpus_before, num_gpus, own_optimizer=None):
+    def make(num_gpus_before, num_gpus, own_optimizer=None):
         options = {"checkpoint": tmp_path / "run.safetensors", "own_optimizer": own_optimizer}
         _train(backend, EPOCHS // 2, num_gpus_before, **options)
         resumed = _train(backend, EPOCHS, num_gpus, 9, resume=True, **options)
         return _train(backend, EPOCHS, num_gpus, own_optimizer=own_optimizer), resumed
 
-    return made
+    return make
 
 
 @requirement("fit.resumes-elsewhere", section=SECTION)
@@ -103,7 +103,7 @@ def runs_of(request, backend, tmp_path):
         options = {"loss": "cross_entropy", "optimizer": "adam", "checkpoint": path, "resume": True}
         return trainer, trainer.fit(build(backend.cpu()), batches, batches, **options)
 
-    def made(build, callback=None):
+    def make(build, callback=None):
         begun, unbroken, broken = paths
         run(build, 0, begun, callback)
         for path in (unbroken, broken):
@@ -111,7 +111,7 @@ def runs_of(request, backend, tmp_path):
         run(build, EPOCHS // 2, broken, callback)
         return [run(build, EPOCHS, path, callback) for path in (unbroken, broken)]
 
-    return made
+    return make
 
 
 @requirement("fit.resumes-random-numbers", section=SECTION)
