@@ -187,7 +187,7 @@ DESCRIPTION = {
     "another dtype": (told(tensors=[["x", "float64", None]]), "stored as F32"),
     "a dtype of objects": (told(tensors=[["x", "object", None]]), "stored as F32"),
     "an attribute for a dtype": (told(tensors=[["x", "float8_finfo", None]]), "stored as F32"),
-    "a tensor that is not there": (told(tensors=[["y", "float32", None]]), "is not there"),
+    "a tensor that is not there": (told(tensors=[["y", "float32", None]]), "which is missing"),
     "a tensor too few": (told(tensors=[], root=1), "other tensors than it has"),
     "a tensor twice": (told(tensors=[["x", "float32", None]] * 2), "other tensors than it has"),
     "a number that is not a tensor's": (told(root={"tensor": 1}), "lacks a tensor"),
