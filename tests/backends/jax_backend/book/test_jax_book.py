@@ -512,7 +512,7 @@ REFUSED = {
     r"training_step returned None.*return \(loss, gradients\)": _returning_nothing,
     r"validation_step: the loss is of shape \(3,\)": _measuring_each_example,
     r"def training_step\(self, params, batch, state\)": _of_another_tab,
-    "no optax.GradientTransformation": _without_an_optimizer,
+    "not an optax.GradientTransformation": _without_an_optimizer,
     r"trainer.fit\(module, data\)": _not_trained,
     "leave accumulate_grad_batches out": _accumulating,
     r"methods=\('training_step', 'validation_step'\)": _without_its_methods,

@@ -293,7 +293,7 @@ def in_a_store(net):
 
 
 REFUSED = {
-    "a function": (lambda: len, None, "no gluon.Block"),
+    "a function": (lambda: len, None, "not a gluon.Block"),
     "not initialised": (uninitialized, None, "net.initialize"),
     "without gradients": (without_gradients, None, "no parameter with a gradient"),
     "a class": (Either, lambda net: mx.optimizer.SGD, "gluon.Trainer"),
