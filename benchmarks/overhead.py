@@ -35,7 +35,7 @@ from rich.table import Table
 from rows import FRAMEWORKS, import_rows
 
 import d2ldev
-from d2ldev.bench.machine import machine
+from d2ldev.bench.machine import describe_machine
 
 _TIMES = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (float("inf"), 1e3, "ms"))
 
@@ -96,7 +96,7 @@ def document(
 
 
 def _machine() -> str:
-    found = machine()
+    found = describe_machine()
     on = f" of {found['processor']}" if found["processor"] else ""
     return ", ".join([found["system"], f"{found['cores']} cores{on}", *found["cards"]])
 

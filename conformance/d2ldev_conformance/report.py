@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import d2ldev
-from d2ldev.bench.machine import cards
+from d2ldev.bench.machine import list_cards
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.requirement import Requirement
 
@@ -78,7 +78,7 @@ class Report:
             "devices": [
                 {"device": device, "platform": name} for device, name in platforms(backend).items()
             ],
-            "cards": cards(),
+            "cards": list_cards(),
             "summary": self.summary(),
             "requirements": self.rows(),
         }

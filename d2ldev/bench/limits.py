@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from d2ldev.bench.machine import cores
+from d2ldev.bench.machine import count_cores
 from d2ldev.bench.results import VIRTUAL, Row, format_number
 from d2ldev.device import Device
 from d2ldev.operations import nvml
@@ -42,7 +42,7 @@ def verify_rate(row: Row, device: Device, nbytes: int) -> Row:
         The row. Figures that are above a limit are left out, and the reason is its note. The limits
         are the GPU's memory and its link to the host; of a virtual GPU, the host's memory.
     """
-    limit = _limit_of(row.platform, device, nbytes)
+    limit = _find_limit(row.platform, device, nbytes)
     if row.figures is None or limit is None:
         return row
     rate = nbytes / max(row.figures.seconds, 1e-12)
@@ -53,11 +53,11 @@ def verify_rate(row: Row, device: Device, nbytes: int) -> Row:
     return replace(row, figures=None, note=note)
 
 
-def _limit_of(platform: str, device: Device, nbytes: int) -> Limit | None:
+def _find_limit(platform: str, device: Device, nbytes: int) -> Limit | None:
     """Return the lowest limit that is known; None if none is."""
     if platform in ("cpu", VIRTUAL):
-        rate = _MARGIN * cores() * _rate_of_the_host(nbytes)
-        return Limit(rate, f"{cores()} cores, measured")
+        rate = _MARGIN * count_cores() * _measure_host_rate(nbytes)
+        return Limit(rate, f"{count_cores()} cores, measured")
     if platform != "cuda":
         return None
     found = nvml.bandwidth_of(device.index)
@@ -72,7 +72,7 @@ def _limit_of(platform: str, device: Device, nbytes: int) -> Limit | None:
     return min(limits, default=None)
 
 
-def _rate_of_the_host(nbytes: int) -> float:
+def _measure_host_rate(nbytes: int) -> float:
     """Return how many bytes a second one thread copies in the host's memory, at its fastest."""
     source, target = np.zeros(nbytes, "uint8"), np.zeros(nbytes, "uint8")
     source[:] = 1  # its memory is there only then

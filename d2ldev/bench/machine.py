@@ -11,20 +11,20 @@ from typing import Any
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return ``system``, ``processor``, ``cores``, ``cards``, ``load`` and ``warning``."""
-    now = load()
+    now = read_load()
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": cores(),
-        "cards": cards(),
+        "processor": find_processor(),
+        "cores": count_cores(),
+        "cards": list_cards(),
         "load": now,
-        "warning": load_warning(now, cores()),
+        "warning": warn_of_load(now, count_cores()),
     }
 
 
-def load() -> float | None:
+def read_load() -> float | None:
     """Return how many processes were ready to compute in the last minute; None if not known."""
     try:
         return round(os.getloadavg()[0], 2)
@@ -32,12 +32,12 @@ def load() -> float | None:
         return None
 
 
-def load_warning(load: float | None, cores: int) -> str:
+def warn_of_load(load: float | None, cores: int) -> str:
     """Return what a loaded machine means for figures; empty if the machine is idle.
 
-    >>> load_warning(3.0, 4)
+    >>> warn_of_load(3.0, 4)
     'Others compute on this machine: its load is 3 for 4 cores. Measure again when it is idle.'
-    >>> load_warning(0.5, 4)
+    >>> warn_of_load(0.5, 4)
     ''
     """
     if load is None or load <= cores / 4:
@@ -48,14 +48,14 @@ def load_warning(load: float | None, cores: int) -> str:
     )
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return on how many cores this process may compute."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def processor() -> str:
+def find_processor() -> str:
     """Return the name of the processor; what Python knows of it where Linux does not tell."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
@@ -65,7 +65,7 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def cards() -> list[str]:
+def list_cards() -> list[str]:
     """Return the machine's NVIDIA GPUs with their driver; empty without ``nvidia-smi``."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:

@@ -33,9 +33,9 @@ from rich.text import Text
 from d2ldev import settings
 from d2ldev.active import active_backend, get_backend
 from d2ldev.bench.exercises import EXERCISES, Exercise
-from d2ldev.bench.machine import machine
+from d2ldev.bench.machine import describe_machine
 from d2ldev.bench.results import VIRTUAL, format_number
-from d2ldev.cli.examination import find_version, versions
+from d2ldev.cli.examination import find_version, list_versions
 from d2ldev.cli.screen import (
     collect_warnings,
     complain,
@@ -116,14 +116,14 @@ def run(request: Request) -> int:
 
 def _measure(request: Request) -> tuple[dict[str, Any], int]:
     """Return the document and the exit status."""
-    on = machine()  # its load is that of others, before anything is measured here
+    on = describe_machine()  # its load is that of others, before anything is measured here
     if len(request.backends) > 1:
         found = [_measure_elsewhere(request, name) for name in request.backends]
     else:
         found = [_measure_here(request)]
     document = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "versions": versions(),
+        "versions": list_versions(),
         "machine": on,
         "backends": [backend for backend, _ in found],
     }
@@ -132,7 +132,7 @@ def _measure(request: Request) -> tuple[dict[str, Any], int]:
 
 def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
     """Return what one backend's part of the document is, and the exit status."""
-    made = _nothing_of("")
+    made = _make_part("")
     with collect_warnings() as notes:
         made["notes"] = notes
         try:
@@ -165,11 +165,11 @@ def _measure_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int
         made: dict[str, Any] = json.loads(done.stdout)["backends"][0]
     except ValueError:
         error = f"measuring {name} ended with status {done.returncode}"
-        made = _nothing_of(name) | {"error": error}
+        made = _make_part(name) | {"error": error}
     return made, done.returncode and 1
 
 
-def _nothing_of(name: str) -> dict[str, Any]:
+def _make_part(name: str) -> dict[str, Any]:
     """Return a backend's part of the document before anything was measured."""
     parts: dict[str, Any] = {"notes": [], "error": None, "results": []}
     return {"name": name, "versions": {}, "threads": None, **parts}
@@ -178,10 +178,10 @@ def _nothing_of(name: str) -> dict[str, Any]:
 def show(console: Console, document: Mapping[str, Any]) -> None:
     """Print a table of each exercise, with all backends; errors go to the standard error."""
     backends = document["backends"]
-    console.print(Text(_describe_machine(document["machine"]), style="dim"))
+    console.print(Text(_format_machine(document["machine"]), style="dim"))
     for backend in backends:
         if backend["error"] is None:
-            console.print(Text(_describe_threads(backend), style="dim"))
+            console.print(Text(_format_threads(backend), style="dim"))
     if warning := document["machine"]["warning"]:
         show_note(console, warning)
     results = [result for backend in backends for result in backend["results"]]
@@ -234,14 +234,14 @@ def _format_time(figures: Mapping[str, float]) -> str:
     return f"{median} {unit} ({low} to {high})"
 
 
-def _describe_machine(found: Mapping[str, Any]) -> str:
+def _format_machine(found: Mapping[str, Any]) -> str:
     """Say which machine was measured on, and how much others computed there."""
     hardware = [f"{found['cores']} cores of {found['processor'] or found['system']}"]
     load = "" if found["load"] is None else f" Its load was {found['load']:g} before."
     return f"Measured on {', '.join([*hardware, *found['cards']])}.{load}"
 
 
-def _describe_threads(backend: Mapping[str, Any]) -> str:
+def _format_threads(backend: Mapping[str, Any]) -> str:
     """Say with how many threads a backend computes on the CPU."""
     number = backend["threads"]
     if number is None:

@@ -38,7 +38,7 @@ from d2ldev.cli.examination import (
     BackendReport,
     Examination,
     examine_machine,
-    versions,
+    list_versions,
 )
 from d2ldev.cli.screen import complain, make_console, only_for_the_result, show_note
 from d2ldev.registry import discovery
@@ -64,13 +64,13 @@ def run(*, as_json: bool, every_backend: bool) -> int:
 def show(console: Console, examination: Examination) -> None:
     """Print an examination for people."""
     console.print(_format_heading(examination))
-    console.print(_facts())
-    console.print(_backends(examination))
+    console.print(_make_facts())
+    console.print(_make_backends_table(examination))
     for report in examination.backends:
         if report.devices is not None:
-            console.print(_devices(report))
+            console.print(_make_devices_table(report))
             _show_errors(console, report)
-    for note in [*examination.notes, *_about_virtual_gpus(examination)]:
+    for note in [*examination.notes, *_describe_virtual_gpus(examination)]:
         show_note(console, note)
 
 
@@ -82,11 +82,11 @@ def _format_heading(examination: Examination) -> Text:
     )
 
 
-def _facts() -> Table:
+def _make_facts() -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, version in versions().items():
+    for name, version in list_versions().items():
         table.add_row(name, Text(version or "-"))
     variables = [f"{name}={value}" for name, value in settings.list_variables().items()]
     table.add_row("environment", Text("\n".join(variables) or "no D2LDEV_* variable is set"))
@@ -101,17 +101,17 @@ def _make_table(title: str, *columns: str) -> Table:
     return table
 
 
-def _backends(examination: Examination) -> Table:
+def _make_backends_table(examination: Examination) -> Table:
     table = _make_table("\nBackends", "backend", "state", "versions, or what is missing")
     for report in examination.backends:
         active = report.name == examination.active
         name = Text(f"{report.name} *" if active else report.name, style="bold" if active else "")
         state = Text(report.status, style=_STATUS_STYLES[report.status])
-        table.add_row(name, state, _details(report))
+        table.add_row(name, state, _describe(report))
     return table
 
 
-def _details(report: BackendReport) -> Text:
+def _describe(report: BackendReport) -> Text:
     if report.status == MISSING:
         text = f"{', '.join(report.missing)} missing"
         if report.name in (*discovery.PREFERENCE, discovery.FALLBACK):
@@ -123,7 +123,7 @@ def _details(report: BackendReport) -> Text:
     return Text(", ".join(found) or "-")
 
 
-def _devices(report: BackendReport) -> Table:
+def _make_devices_table(report: BackendReport) -> Table:
     devices = report.devices or []
     is_asked = any(device["utilisation"] is not None for device in devices)
     columns = ("device", "platform", "memory in use", "probe", *(("busy",) if is_asked else ()))
@@ -133,16 +133,16 @@ def _devices(report: BackendReport) -> Table:
         table.add_row(
             device["device"],
             device["platform"] or "-",
-            _memory(device["memory"]),
+            _format_memory(device["memory"]),
             Text("failed" if failed else "ok", style="red" if failed else "green"),
             *(() if busy is None else (f"{busy} %",)),
         )
     return table
 
 
-def _memory(memory: dict[str, int | None]) -> str:
+def _format_memory(memory: dict[str, int | None]) -> str:
     used, total = memory["used"], memory["total"]
-    return human(used) if total is None else f"{human(used)} of {human(total)}"
+    return format_bytes(used) if total is None else f"{format_bytes(used)} of {format_bytes(total)}"
 
 
 def _show_errors(console: Console, report: BackendReport) -> None:
@@ -153,7 +153,7 @@ def _show_errors(console: Console, report: BackendReport) -> None:
             console.print(Text.assemble((place, "bold red"), device["error"]))
 
 
-def _about_virtual_gpus(examination: Examination) -> list[str]:
+def _describe_virtual_gpus(examination: Examination) -> list[str]:
     return [
         f"{', '.join(names)} of {report.name}: virtual. Memory and device rules are a GPU's, and "
         f"the CPU computes. {_describe_replaced_gpus(report.real_gpus)}"
@@ -169,10 +169,10 @@ def _describe_replaced_gpus(real_gpus: int | None) -> str:
     return f"They replace the {number} of the machine in this process."
 
 
-def human(size: int | None) -> str:
+def format_bytes(size: int | None) -> str:
     """Return a number of bytes for people; ``'-'`` for None.
 
-    >>> human(None), human(512), human(80 * 2**30)
+    >>> format_bytes(None), format_bytes(512), format_bytes(80 * 2**30)
     ('-', '512 B', '80.0 GiB')
     """
     if size is None:

@@ -65,7 +65,7 @@ class Examination:
             "healthy": self.status == 0,
             "active": self.active,
             "reason": self.reason,
-            "versions": versions(),
+            "versions": list_versions(),
             "environment": settings.list_variables(),
             "backends": [vars(report) for report in self.backends],
             "notes": self.notes,
@@ -86,7 +86,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
             error = problem
         available = discovery.available_backends()
         for name in [*available, *sorted(discovery.find_backends().keys() - {*available})]:
-            report = look_up(name)
+            report = find_report(name)
             if active is not None and name == active.name:
                 add_devices(report, active)
             elif error is not None and name == _find_wanted_backend():
@@ -126,7 +126,7 @@ def _is_sick(report: BackendReport) -> bool:
     return any(device["error"] for device in report.devices or [])
 
 
-def look_up(name: str) -> BackendReport:
+def find_report(name: str) -> BackendReport:
     """Return what can be said of a known backend without importing its framework."""
     point = discovery.find_backends()[name]
     found: dict[str, str | None] = {}
@@ -147,7 +147,7 @@ def add_devices(report: BackendReport, backend: Backend) -> None:
     """Add what a loaded backend says of itself, and try each of its devices."""
     try:
         report.versions = {name: find_version(name) for name in backend.distributions}
-        report.devices = [examine(backend, device) for device in backend.devices()]
+        report.devices = [examine_device(backend, device) for device in backend.devices()]
         report.real_gpus = loading.count_real_gpus(backend.name)
     except Exception as error:
         report.error = in_words(error)
@@ -187,7 +187,7 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
     notes += [note for note in document["notes"] if note not in notes]
 
 
-def examine(backend: Backend, device: Device) -> dict[str, Any]:
+def examine_device(backend: Backend, device: Device) -> dict[str, Any]:
     """Ask about a device and compute on it; an error is part of what is found."""
     platform = utilisation = error = None
     memory = UNKNOWN_MEMORY
@@ -195,7 +195,7 @@ def examine(backend: Backend, device: Device) -> dict[str, Any]:
         platform = backend.platform(device)
         # Asked before the probe, which itself keeps the GPU busy.
         utilisation = nvml.utilisation_of(device.index) if platform == "cuda" else None
-        use(backend, device)
+        check_device(backend, device)
         memory = backend.memory(device)
     except Exception as problem:  # whatever a driver or a third party's backend raises
         error = in_words(problem)
@@ -209,7 +209,7 @@ def examine(backend: Backend, device: Device) -> dict[str, Any]:
     }
 
 
-def use(backend: Backend, device: Device) -> None:
+def check_device(backend: Backend, device: Device) -> None:
     """Allocate on a device, compute there, copy to the CPU and back, and check every value.
 
     Raises:
@@ -251,7 +251,7 @@ def find_version(name: str) -> str | None:
         return metadata.version(providers[0]) if providers else None
 
 
-def versions() -> dict[str, str | None]:
+def list_versions() -> dict[str, str | None]:
     """Return the versions of everything that does not belong to one backend."""
     return {
         "d2ldev": __version__,

@@ -40,7 +40,7 @@ def test_the_threads_and_the_load_are_printed_and_a_loaded_machine_is_warned_of(
     monkeypatch, capsys
 ):
     loaded = {**MACHINE, "load": 3.0, "warning": "It is loaded."}
-    monkeypatch.setattr(bench, "machine", lambda: loaded)
+    monkeypatch.setattr(bench, "describe_machine", lambda: loaded)
     assert bench.run(Request(("numpy",), ("reference",), is_small=True)) == 0
     printed = squeezed(capsys.readouterr().out)
     assert "Its load was 3 before." in printed

@@ -9,14 +9,14 @@ from command_line import run_command
 from processes import MINE, make_backend, make_distribution, make_package
 from rich.console import Console
 
-from d2ldev.cli.doctor import human, show
+from d2ldev.cli.doctor import format_bytes, show
 from d2ldev.cli.examination import (
     BackendReport,
     Examination,
     add_devices,
-    examine,
+    check_device,
+    examine_device,
     try_elsewhere,
-    use,
 )
 from d2ldev.cli.screen import collect_warnings
 from d2ldev.operations import nvml
@@ -318,11 +318,11 @@ def test_a_build_for_cuda_without_a_driver_is_a_note_and_a_healthy_cpu(tmp_path)
 def test_a_tensor_that_is_elsewhere_than_it_was_made_is_an_error(reference, monkeypatch):
     monkeypatch.setattr(type(reference), "device_of", lambda self, x: self.cpu())
     with pytest.raises(RuntimeError, match="the tensor of ones is on cpu, not on gpu:0"):
-        use(reference, reference.gpu(0))
+        check_device(reference, reference.gpu(0))
 
 
 def test_a_report_of_a_device_without_an_error_has_none(reference):
-    assert examine(reference, reference.gpu(1))["error"] is None
+    assert examine_device(reference, reference.gpu(1))["error"] is None
 
 
 def test_it_says_how_busy_a_card_of_nvidias_is(reference, monkeypatch):
@@ -377,7 +377,7 @@ def test_nothing_is_said_of_virtual_gpus_where_there_are_none():
     ],
 )
 def test_a_number_of_bytes_is_readable(size, text):
-    assert human(size) == text
+    assert format_bytes(size) == text
 
 
 def test_other_warnings_are_shown_as_ever(recwarn):

@@ -192,7 +192,7 @@ def test_a_copy_that_is_none_is_refused_on_a_virtual_gpu(keeping):
     assert (one.way, one.figures) == ("one copy", None)
     assert one.note.startswith("refused: ")
     assert "GB/s is more than the" in one.note
-    assert one.note.endswith(f"{limits.cores()} cores, measured")
+    assert one.note.endswith(f"{limits.count_cores()} cores, measured")
     pageable = run("pinned", keeping, 16).rows[0]
     assert (pageable.figures, pageable.note[:8]) == (None, "refused:")
 

@@ -11,13 +11,13 @@ def test_the_processor_is_the_one_that_linux_names(tmp_path, monkeypatch):
     path = tmp_path / "cpuinfo"
     path.write_text("processor : 0\nmodel name : A Chip: fast\nprocessor : 1\nmodel name : Other\n")
     monkeypatch.setattr(machine, "_CPUINFO", path)
-    assert machine.processor() == "A Chip: fast"
+    assert machine.find_processor() == "A Chip: fast"
 
 
 def test_without_the_file_the_processor_is_what_python_knows(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(machine.platform, "processor", lambda: "some chip")
-    assert machine.machine()["processor"] == "some chip"
+    assert machine.describe_machine()["processor"] == "some chip"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_the_cards_are_those_that_the_driver_s_program_names(program, found, tmp
         path = tmp_path / "nvidia-smi"
         path.write_text(f"#!/bin/sh\n{program}\n")
         path.chmod(0o755)
-    assert machine.cards() == found
+    assert machine.list_cards() == found
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_the_cards_are_those_that_the_driver_s_program_names(program, found, tmp
     [(None, 2, False), (0.5, 2, False), (0.6, 2, True), (2.0, 16, False), (5.0, 16, True)],
 )
 def test_a_loaded_machine_is_warned_of(load, cores, is_loaded):
-    warning = machine.load_warning(load, cores)
+    warning = machine.warn_of_load(load, cores)
     assert bool(warning) == is_loaded
 
 
 def test_a_system_without_a_load_average_has_none(monkeypatch):
     monkeypatch.delattr(os, "getloadavg")
-    assert machine.load() is None
+    assert machine.read_load() is None
