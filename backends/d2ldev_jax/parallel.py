@@ -133,7 +133,7 @@ class JaxParallel(Parallel):
         # The devices on which a ``Trainer`` trains.
         index = gpu_of_process(len(gpus), group.local_rank)
         for native in [self._devices.cpus()[0], *gpus[index : index + 1]]:
-            SeveralProcesses(group, native).of_the_first([jax.device_put(np.zeros(1), native)])
+            SeveralProcesses(group, native).broadcast_first([jax.device_put(np.zeros(1), native)])
         jax.distributed.shutdown()
 
     def gpu_library(self) -> str:

@@ -55,7 +55,9 @@ class ReferenceParallelLearner(ReferenceLearner):
         first = self._devices[0]
         found = []
         parts = parts_to_train_on(self._framework, model, self.settings, (inputs, y), self._devices)
-        for device, share, part in zip(self._devices, self._shares(y, parts), parts, strict=True):
+        for device, share, part in zip(
+            self._devices, self._compute_shares(y, parts), parts, strict=True
+        ):
             if part.number:
                 there = moving.to(self._framework, model, device)
                 results = super()._differentiate(there, *part.operands)
@@ -68,15 +70,15 @@ class ReferenceParallelLearner(ReferenceLearner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
-    def _shares(self, y: Any, parts: list[Part]) -> list[float]:
+    def _compute_shares(self, y: Any, parts: list[Part]) -> list[float]:
         """Return what share of the loss of a batch each part of it has."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
             return [part.share for part in parts]
-        total = self._sum_of_weights(y, leaves_out) or 1.0  # the loss is 0 where all weights are
-        return [self._sum_of_weights(part.operands[1], leaves_out) / total for part in parts]
+        total = self._sum_weights(y, leaves_out) or 1.0  # the loss is 0 where all weights are
+        return [self._sum_weights(part.operands[1], leaves_out) / total for part in parts]
 
-    def _sum_of_weights(self, y: Any, leaves_out: bool) -> float:
+    def _sum_weights(self, y: Any, leaves_out: bool) -> float:
         """Return the sum of the weights of targets; without those of labels that do not count."""
         y, weights = y if isinstance(y, Weighted) else (y, None)
         if weights is not None and not leaves_out:

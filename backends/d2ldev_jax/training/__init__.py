@@ -55,9 +55,9 @@ class JaxTraining(Training):
 
     def module_class(self, methods: type) -> type:
         check_libraries()
-        from d2ldev_jax.training.book import books_module
+        from d2ldev_jax.training.book import make_module_class
 
-        return books_module(methods)
+        return make_module_class(methods)
 
     def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
         if is_linen(model):
@@ -66,15 +66,15 @@ class JaxTraining(Training):
             begin(self._framework, model, optimizer, next(iter(batches))[:-1])
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        labels = _wide(y)
+        labels = _widen(y)
         is_right = jnp.sum(jnp.argmax(prediction, -1) == labels, dtype=jnp.float32)
         return is_right / jnp.maximum(jnp.sum(labels != NO_LABEL), 1)
 
     def label_range(self, y: Tensor, weights: Any) -> Tensor:
-        return _label_range(_wide(y), weights)
+        return _label_range(_widen(y), weights)
 
 
-def _wide(labels: Tensor) -> Tensor:
+def _widen(labels: Tensor) -> Tensor:
     """Return labels in a dtype that has ``NO_LABEL``."""
     return labels.astype(jnp.int32 if labels.dtype.itemsize < 8 else jnp.int64)
 

@@ -18,7 +18,7 @@ from flax.training.train_state import TrainState
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.operations.steps import check_own_loss
-from d2ldev_jax.training.learner import clipped, named_optimizer, update_named
+from d2ldev_jax.training.learner import clip, make_optimizer, name_failed_update
 
 
 class BooksState(TrainState):
@@ -33,7 +33,7 @@ class BooksState(TrainState):
     dropout_rng: Tensor
 
 
-def books_module(methods: Any) -> type:
+def make_module_class(methods: Any) -> type:
     """Return D2L's ``Module``, a linen module, with what it has otherwise than in other frameworks.
 
     Args:
@@ -145,7 +145,7 @@ class BooksLearner(Learner):
         return self._is_built
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        optimizer = named_optimizer(self.settings)
+        optimizer = make_optimizer(self.settings)
         begin(self._framework, self._module, optimizer, inputs)
         self._is_built = True
 
@@ -153,11 +153,11 @@ class BooksLearner(Learner):
         assert self.settings.methods is not None  # without them no learner is made that trains it
         in_step, _ = self.settings.methods
         self._module.training = True
-        value, gradients = self._returned(in_step, inputs, "(loss, gradients)", tuple)
+        value, gradients = self._call_method(in_step, inputs, "(loss, gradients)", tuple)
         loss, variables = value if isinstance(value, tuple) else (value, {})
         if self.settings.gradient_clip_val:
-            gradients = clipped(gradients, self.settings.gradient_clip_val)
-        with update_named(self._trainer.state.tx):
+            gradients = clip(gradients, self.settings.gradient_clip_val)
+        with name_failed_update(self._trainer.state.tx):
             state = self._trainer.state.apply_gradients(grads=gradients)
         state = state.replace(dropout_rng=jax.random.split(state.dropout_rng)[0])
         if state.batch_stats:
@@ -177,9 +177,9 @@ class BooksLearner(Learner):
         in_step, in_evaluation = self.settings.methods
         self._module.training = False
         if in_evaluation == in_step:
-            value, _ = self._returned(in_step, inputs, "(loss, gradients)", tuple)
+            value, _ = self._call_method(in_step, inputs, "(loss, gradients)", tuple)
         else:
-            value = self._returned(in_evaluation, inputs, "the loss, or nothing", object)
+            value = self._call_method(in_evaluation, inputs, "the loss, or nothing", object)
         loss = value[0] if isinstance(value, tuple) else value
         if loss is not None:
             check_own_loss(loss, self._module, in_evaluation)
@@ -190,7 +190,7 @@ class BooksLearner(Learner):
         state = self._trainer.state
         return state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, *inputs)
 
-    def _returned(self, method: str, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
+    def _call_method(self, method: str, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
         """Return what one of the module's own methods returns for a batch."""
         state = self._trainer.state
         returned = getattr(self._module, method)(state.params, *inputs, state)

@@ -49,7 +49,7 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
-from d2ldev_jax.training.places import OneDevice, ShardedProcesses, spread
+from d2ldev_jax.training.places import OneDevice, ShardedProcesses, find_sharding
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -68,7 +68,7 @@ _PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 _FLAGS = ("deterministic", "use_running_average")
 
 
-def _without_text(method: Callable[..., Any]) -> Callable[..., Any]:
+def _name_text(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a learner's method, which JAX compiles, to name text among its operands."""
 
     @wraps(method)
@@ -130,13 +130,13 @@ class JaxLearner(Learner):
         self._sums: Any = None
         # An operand of the programs, so that another one compiles nothing.
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
-        self.replace({"model": model, "optimizer": _optimizer(model, settings)})
+        self.replace({"model": model, "optimizer": _make_optimizer(model, settings)})
 
     @property
     def parts(self) -> dict[str, Any]:
         parts = {"model": self._model, "optimizer": self._optimizer}
         *_, scaler = self._state
-        return parts if scaler is None else {**parts, "scaler": self._places.local(scaler)}
+        return parts if scaler is None else {**parts, "scaler": self._places.take_local(scaler)}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
@@ -154,15 +154,17 @@ class JaxLearner(Learner):
         self._optimizer = placing.place(self._framework, self._optimizer, device)
         self._places = self._places_from(self._framework.devices.native(device))
         scaler = parts.get("scaler", self._state[-1])
-        self._sums, self._rate, scaler = self._places.whole((self._sums, self._rate, scaler))
-        self._state = [], [], self._places.of_the_first(scaler)
-        self._take(self._places.begun)
+        self._sums, self._rate, scaler = self._places.replicate((self._sums, self._rate, scaler))
+        self._state = [], [], self._places.broadcast_first(scaler)
+        self._take(self._places.place_first_arrays)
 
     def sync(self) -> None:
         if not self._is_synced:
             model_arrays, optimizer_arrays, _ = self._state
-            self._steps.model_split.put(self._model, self._places.home(model_arrays))
-            self._steps.optimizer_split.put(self._optimizer, self._places.home(optimizer_arrays))
+            self._steps.model_split.put(self._model, self._places.bring_home(model_arrays))
+            self._steps.optimizer_split.put(
+                self._optimizer, self._places.bring_home(optimizer_arrays)
+            )
             self._is_synced = True
 
     @property
@@ -177,11 +179,11 @@ class JaxLearner(Learner):
             return input_names(getattr(model, wrapped))
         return input_names(model)
 
-    @_without_text
+    @_name_text
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        inputs, y = self._places.given((inputs, y), self.portion)
+        inputs, y = self._places.shard_batch((inputs, y), self.portion)
         if self.settings.accumulate_grad_batches == 1:
             self._state, loss, prediction = self._program.step(self._state, self._rate, inputs, y)
         else:
@@ -193,7 +195,7 @@ class JaxLearner(Learner):
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
-        return self._places.local(loss), self._places.part(prediction, self.portion)
+        return self._places.take_local(loss), self._places.take_part(prediction, self.portion)
 
     def flush(self) -> None:
         if not self.pending:
@@ -203,26 +205,26 @@ class JaxLearner(Learner):
         self._state = self._program.apply(self._state, self._rate, self._sums, self.pending)
         self._sums, self.pending = None, 0
 
-    @_without_text
+    @_name_text
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        arrays, batch = self._places.alone(self._state[0], (inputs, y), self.portion)
+        arrays, batch = self._places.prepare_alone(self._state[0], (inputs, y), self.portion)
         loss, prediction = self._program.evaluate(arrays, *batch)
-        return self._places.local(loss), self._places.part(prediction, self.portion)
+        return self._places.take_local(loss), self._places.take_part(prediction, self.portion)
 
-    @_without_text
+    @_name_text
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if self._is_synced:
             self._take()
-        arrays, inputs = self._places.alone(self._state[0], inputs, self.portion)
-        return self._places.local(self._program.predict(arrays, inputs))
+        arrays, inputs = self._places.prepare_alone(self._state[0], inputs, self.portion)
+        return self._places.take_local(self._program.predict(arrays, inputs))
 
     def modes(self) -> list[str]:
-        return _set_flags(self._model)
+        return _list_set_flags(self._model)
 
     def check_modes(self, modes: Any) -> Callable[[], None]:
-        names = [name for name, _, _ in _flags(self._model)]
+        names = [name for name, _, _ in _list_flags(self._model)]
         if not isinstance(modes, list) or any(name not in names for name in modes):
             raise state_refusal("model", f"its flags are {names}, and set were {describe(modes)}")
 
@@ -238,11 +240,11 @@ class JaxLearner(Learner):
         Args:
             put: brings them to where a step takes them.
         """
-        put = put or self._places.held
+        put = put or self._places.place_arrays
         model_split, model_arrays = _split(self._model)
         own = self._optimizer.tx
         if self._rate is not None:
-            self._optimizer.tx = _with_any_rate(self.settings.optimizer)
+            self._optimizer.tx = _make_with_any_rate(self.settings.optimizer)
         try:
             optimizer_split, optimizer_arrays = _split(self._optimizer)
         finally:
@@ -252,7 +254,7 @@ class JaxLearner(Learner):
         del in_model, in_optimizer  # or a device that has a part would have it twice
         if not is_here:
             self._state = [], [], scaler
-            self._state = put(_strong(model_arrays)), put(_strong(optimizer_arrays)), scaler
+            self._state = put(_strengthen(model_arrays)), put(_strengthen(optimizer_arrays)), scaler
         steps = _Steps(
             model_split,
             optimizer_split,
@@ -308,8 +310,8 @@ class JaxShardLearner(JaxLearner):
         self.replace(self.parts)
 
 
-def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
-    optimizer = named_optimizer(settings)
+def _make_optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
+    optimizer = make_optimizer(settings)
     if isinstance(optimizer, optax.GradientTransformation):
         optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
     if not isinstance(optimizer, nnx.Optimizer) or isinstance(optimizer, nnx.ModelAndOptimizer):
@@ -321,7 +323,7 @@ def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
     return optimizer
 
 
-def named_optimizer(settings: Settings) -> Any:
+def make_optimizer(settings: Settings) -> Any:
     """Return the optimizer of a training: optax's of that name, or the object given."""
     optimizer = settings.optimizer
     if optimizer is None:
@@ -330,7 +332,7 @@ def named_optimizer(settings: Settings) -> Any:
 
 
 @contextmanager
-def update_named(optimizer: Any) -> Iterator[None]:
+def name_failed_update(optimizer: Any) -> Iterator[None]:
     """Name an optimizer of optax whose update fails, while it is traced.
 
     Such an update wants more than a step has: another gradient, a function, parameters of its own.
@@ -349,7 +351,7 @@ def update_named(optimizer: Any) -> Iterator[None]:
 
 
 @lru_cache
-def _with_any_rate(name: str) -> optax.GradientTransformation:
+def _make_with_any_rate(name: str) -> optax.GradientTransformation:
     """Return an optimizer by its name, the same one each time: it is a part of the programs.
 
     Its update is given the learning rate, by which all of them multiply at last.
@@ -402,7 +404,7 @@ def _are_same(arrays: list[Any], others: list[Any]) -> bool:
     return len(arrays) == len(others) and all(map(is_, arrays, others))
 
 
-def _strong(arrays: list[Any]) -> list[Tensor]:
+def _strengthen(arrays: list[Any]) -> list[Tensor]:
     """Return arrays of the types that a step returns, so that it is traced once."""
     return [
         x
@@ -412,7 +414,7 @@ def _strong(arrays: list[Any]) -> list[Tensor]:
     ]
 
 
-def _arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
+def _list_arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
     """Return the arrays of an object after a step, one for each that it had before.
 
     Args:
@@ -426,7 +428,7 @@ def _arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
         jax.tree.unflatten(split.structure, found)
         for split, found in ((before, old), (after, arrays))
     )
-    if _variables(now) != _variables(earlier):
+    if _find_variables(now) != _find_variables(earlier):
         raise UnsupportedValueError(
             f"train {describe(obj)}",
             f"a step has made or deleted variables: {after.structure}",
@@ -437,7 +439,7 @@ def _arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
     return [found.get(path, x) for path, x in jax.tree_util.tree_flatten_with_path(earlier)[0]]
 
 
-def _variables(state: Any) -> dict[Any, Any]:
+def _find_variables(state: Any) -> dict[Any, Any]:
     """Return the structures of Flax's variables in a state, by their paths."""
     found, _ = jax.tree_util.tree_flatten_with_path(
         state, is_leaf=lambda x: isinstance(x, nnx.Variable)
@@ -490,21 +492,21 @@ class _Program:
 
     def __init__(self) -> None:
         self.users: WeakSet[_Steps] = WeakSet()
-        self.step = _compiled(self.users, "step")
-        self.accumulate = _compiled(self.users, "accumulate")
-        self.apply = _compiled(self.users, "apply")
-        self.evaluate = _compiled(self.users, "evaluate")
-        self.predict = _compiled(self.users, "predict")
+        self.step = _compile(self.users, "step")
+        self.accumulate = _compile(self.users, "accumulate")
+        self.apply = _compile(self.users, "apply")
+        self.evaluate = _compile(self.users, "evaluate")
+        self.predict = _compile(self.users, "predict")
 
 
-def _compiled(users: WeakSet[_Steps], name: str) -> Callable[..., Any]:
-    def traced(*operands: Any) -> Any:
+def _compile(users: WeakSet[_Steps], name: str) -> Callable[..., Any]:
+    def run(*operands: Any) -> Any:
         return getattr(next(iter(users)), name)(*operands)
 
-    traced.__name__ = name
+    run.__name__ = name
     # JAX names the operands in its errors.
-    traced.__signature__ = signature(partial(getattr(_Steps, name), None))  # type: ignore[attr-defined]
-    return jax.jit(traced)
+    run.__signature__ = signature(partial(getattr(_Steps, name), None))  # type: ignore[attr-defined]
+    return jax.jit(run)
 
 
 def _take_apart(part: Any) -> Any:
@@ -543,38 +545,38 @@ class _Steps:
 
     def step(self, state: _State, rate: Tensor | None, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the state after a step, and the loss and the prediction before it."""
-        model, gradients, value, prediction = self._differentiated(state, inputs, y)
-        return self._updated(model, state, rate, gradients, value), value, prediction
+        model, gradients, value, prediction = self._differentiate(state, inputs, y)
+        return self._update(model, state, rate, gradients, value), value, prediction
 
     def accumulate(self, state: _State, sums: Any, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
-        model, gradients, value, prediction = self._differentiated(state, inputs, y)
+        model, gradients, value, prediction = self._differentiate(state, inputs, y)
         new = gradients, value
         sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
-        arrays = _arrays(model, self.model_split, state[0])
-        return self._kept(arrays), self._kept(sums), value, prediction
+        arrays = _list_arrays(model, self.model_split, state[0])
+        return self._spread_again(arrays), self._spread_again(sums), value, prediction
 
     def apply(self, state: _State, rate: Tensor | None, sums: Any, number: Any) -> _State:
         """Return the state after a step with the mean of so many gradients."""
         gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
-        return self._updated(self.model_split.merge(state[0]), state, rate, gradients, value)
+        return self._update(self.model_split.merge(state[0]), state, rate, gradients, value)
 
     def evaluate(
         self, model_arrays: list[Tensor], inputs: tuple[Any, ...], y: Any
     ) -> tuple[Tensor, Any]:
         """Return the loss and the prediction in evaluation mode."""
-        return self._compared(self._in_use(model_arrays), inputs, y, is_step=False)
+        return self._compare(self._prepare_evaluation(model_arrays), inputs, y, is_step=False)
 
     def predict(self, model_arrays: list[Tensor], inputs: tuple[Any, ...]) -> Any:
         """Return the prediction in evaluation mode."""
-        return self._predicted(self._in_use(model_arrays), inputs)
+        return self._compute_prediction(self._prepare_evaluation(model_arrays), inputs)
 
-    def _in_use(self, model_arrays: list[Tensor]) -> Any:
+    def _prepare_evaluation(self, model_arrays: list[Tensor]) -> Any:
         model = self.model_split.merge(model_arrays)
         model.eval()
         return model
 
-    def _predicted(self, model: Any, inputs: tuple[Any, ...]) -> Any:
+    def _compute_prediction(self, model: Any, inputs: tuple[Any, ...]) -> Any:
         """Return the prediction, in float32 if it is computed in fewer bits.
 
         A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says
@@ -589,22 +591,22 @@ class _Steps:
         nnx.update(model, jax.tree.unflatten(structure, wide))
         return _cast(prediction, narrow, jnp.float32)
 
-    def _compared(self, model: Any, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> Any:
+    def _compare(self, model: Any, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> Any:
         """Return the loss and the prediction."""
         if self.settings.methods is not None:
             return own_loss(model, self.settings.methods, *inputs, is_step=is_step), None
-        prediction = self._predicted(model, inputs)
+        prediction = self._compute_prediction(model, inputs)
         value = self.loss(prediction, y)
         check_loss(getattr(value, "shape", None), value, self.settings.loss)
         return value, prediction
 
-    def _differentiated(self, state: _State, inputs: tuple[Any, ...], y: Any) -> Any:
+    def _differentiate(self, state: _State, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the model, the gradients, the loss and the prediction."""
         arrays, _, scaler = state
         model = self.model_split.merge(arrays)
 
         def compare(model: Any) -> Any:
-            value, prediction = self._compared(model, inputs, y, is_step=True)
+            value, prediction = self._compare(model, inputs, y, is_step=True)
             return value if scaler is None else value * scaler.scale, (value, prediction)
 
         _train(model)
@@ -613,26 +615,26 @@ class _Steps:
         (_, (value, prediction)), gradients = gradient(model)
         return model, gradients, value, prediction
 
-    def _updated(
+    def _update(
         self, model: Any, state: _State, rate: Tensor | None, gradients: Any, value: Tensor
     ) -> _State:
         model_arrays, optimizer_arrays, scaler = state
         optimizer = self.optimizer_split.merge(optimizer_arrays)
-        before = _arrays(model, self.model_split, model_arrays), optimizer_arrays
+        before = _list_arrays(model, self.model_split, model_arrays), optimizer_arrays
         if scaler is not None:
             gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
         if self.settings.gradient_clip_val:
-            gradients = clipped(gradients, self.settings.gradient_clip_val)
+            gradients = clip(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         more = {"value": value} if takes_more else {}
-        with update_named(optimizer.tx):
+        with name_failed_update(optimizer.tx):
             optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
         after = (
-            _arrays(model, self.model_split, model_arrays),
-            _arrays(optimizer, self.optimizer_split, optimizer_arrays),
+            _list_arrays(model, self.model_split, model_arrays),
+            _list_arrays(optimizer, self.optimizer_split, optimizer_arrays),
         )
         if scaler is None:
-            return *self._kept(after), None
+            return *self._spread_again(after), None
         is_finite = jnp.all(
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradients)])
         )
@@ -642,17 +644,17 @@ class _Steps:
             after,
             before,
         )
-        return *self._kept(after), scaler.after(is_finite)
+        return *self._spread_again(after), scaler.after(is_finite)
 
-    def _kept(self, arrays: Any) -> Any:
+    def _spread_again(self, arrays: Any) -> Any:
         """Return arrays after a step, spread as they were before it."""
         if (split := self.split) is None:
             return arrays
         spread_again = jax.lax.with_sharding_constraint
-        return jax.tree.map(lambda x: spread_again(x, spread(split, x)), arrays)
+        return jax.tree.map(lambda x: spread_again(x, find_sharding(split, x)), arrays)
 
 
-def clipped(gradients: Any, largest: float) -> Any:
+def clip(gradients: Any, largest: float) -> Any:
     """Return the gradients, shortened as ``torch.nn.utils.clip_grad_norm_`` does it."""
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
     factor = jnp.minimum(1.0, largest / (norm + 1e-6))
@@ -661,13 +663,13 @@ def clipped(gradients: Any, largest: float) -> Any:
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean((prediction - y.astype(prediction.dtype)) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     y = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
     # Too large a label gives NaN, and a negative one counts from the last class.
     counts = (y >= 0) & (y < prediction.shape[-1])
@@ -679,11 +681,11 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean(optax.sigmoid_binary_cross_entropy(prediction, y), weights)
 
 
-def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     """Return both as 0 where the weight is: 0 times an infinite loss would be no number.
 
     The prediction gets a dtype with the digits that the mean over a batch needs.
@@ -723,25 +725,25 @@ def _train(model: nnx.Module) -> None:
     These stay in it, unless all flags are set: a model is trained after ``model.eval()``, which
     sets the same flags as ``eval()`` of each module.
     """
-    frozen = _set_flags(model)
+    frozen = _list_set_flags(model)
     model.train()
-    if len(frozen) < len(list(_flags(model))):
+    if len(frozen) < len(list(_list_flags(model))):
         _put_flags(model, frozen)
 
 
-def _set_flags(model: nnx.Module) -> list[str]:
+def _list_set_flags(model: nnx.Module) -> list[str]:
     """Return the names of the flags that are set."""
-    return [name for name, module, flag in _flags(model) if getattr(module, flag)]
+    return [name for name, module, flag in _list_flags(model) if getattr(module, flag)]
 
 
 def _put_flags(model: nnx.Module, names: Collection[str]) -> None:
     """Set these flags and no others, and only where a value changes."""
-    for name, module, flag in _flags(model):
+    for name, module, flag in _list_flags(model):
         if bool(getattr(module, flag)) != (name in names):
             setattr(module, flag, name in names)
 
 
-def _flags(model: nnx.Module) -> Iterator[tuple[str, Any, str]]:
+def _list_flags(model: nnx.Module) -> Iterator[tuple[str, Any, str]]:
     """Yield each flag of a model: ``'layers/0/norm/use_running_average'``, the module, the name."""
     for path, module in nnx.iter_graph(model):
         if isinstance(module, nnx.Module):

@@ -12,7 +12,7 @@ from d2ldev.operations.placing import place
 from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training.losses import LOSSES, LOSSES_OF_CLASSES
-from d2ldev_mxnet.training.optimizers import made
+from d2ldev_mxnet.training.optimizers import make_optimizer
 
 
 class MXNetLearner(Learner):
@@ -38,7 +38,7 @@ class MXNetLearner(Learner):
         _check_parameters(model, parameters, is_trained=settings.optimizer is not None)
         self._loss = loss_among(settings, LOSSES)
         self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
-        self._trainer = made(framework, settings, parameters)
+        self._trainer = make_optimizer(framework, settings, parameters)
 
     # -- model and optimizer ----------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class MXNetLearner(Learner):
                     for gradient in parameter._grad or ():
                         # Not by ``Parameter.zero_grad``, which takes MXNet's old arrays only.
                         gradient[()] = 0
-            loss, prediction = self._differentiated(inputs, y)
+            loss, prediction = self._differentiate(inputs, y)
             if self.settings.accumulate_grad_batches == 1:
                 self._update()
                 return loss, prediction
@@ -127,11 +127,11 @@ class MXNetLearner(Learner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics(), mx.autograd.pause():
-            return self._losses(inputs, y, is_step=False)
+            return self._compute_losses(inputs, y, is_step=False)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         with NumPySemantics(), mx.autograd.pause():
-            return self._predicted(inputs)
+            return self._compute_prediction(inputs)
 
     def _add(self) -> None:
         """Add the gradients that this batch has made to those of the batches before it."""
@@ -141,10 +141,10 @@ class MXNetLearner(Learner):
                 self._sums[number] = gradient + self._sums.get(number, 0)
                 x._fresh_grad = False
 
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Compute the gradients of a batch; return its loss and its prediction."""
         with mx.autograd.record():
-            loss, prediction = self._losses(inputs, y, is_step=True)
+            loss, prediction = self._compute_losses(inputs, y, is_step=True)
         loss.backward()
         return loss, prediction
 
@@ -154,10 +154,12 @@ class MXNetLearner(Learner):
         # By 1: the loss is a mean already.
         self._trainer.update(1, ignore_stale_grad=True)
 
-    def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
+    def _compute_losses(
+        self, inputs: tuple[Any, ...], y: Any, *, is_step: bool
+    ) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
-        prediction = self._predicted(inputs)
+        prediction = self._compute_prediction(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
         labels = self.labels
         are_all_classes = labels is not None and labels.are_all_among(prediction.shape[-1])
@@ -166,7 +168,7 @@ class MXNetLearner(Learner):
         check_loss(shape, loss, self.settings.loss)
         return loss, prediction
 
-    def _predicted(self, inputs: tuple[Any, ...]) -> Any:
+    def _compute_prediction(self, inputs: tuple[Any, ...]) -> Any:
         return self._model(*[_as_numpy(x) for x in inputs])
 
     def _clip(self, largest: float) -> None:

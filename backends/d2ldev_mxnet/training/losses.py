@@ -16,7 +16,7 @@ from d2ldev_mxnet.framework import mx
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean((prediction - _like(y, prediction)) ** 2, weights)
 
 
@@ -30,7 +30,7 @@ def _cross_entropy(
         are_all_classes: whether the host has seen that all labels are.
     """
     _check_labels(prediction.shape, y.shape, y.dtype)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     if y.dtype not in (np.int32, np.int64):
         # MXNet compares in the dtype of labels, in which 200 may be -56:
         # https://github.com/apache/mxnet/issues/16964
@@ -92,7 +92,7 @@ def _mean_cross_entropy(classes: int | None, _thread: int) -> Any:
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     # By comparison: ``abs`` and ``relu`` have the gradient 0 at 0. And not by MXNet's ``softrelu``,
     # which is log(1 + exp(x)), and so 0 where exp(x) is small.
     is_positive = (prediction >= 0).astype(prediction.dtype)
@@ -106,7 +106,7 @@ def _like(y: Tensor, prediction: Tensor) -> Tensor:
     return y if y.dtype == prediction.dtype else y.astype(prediction.dtype)
 
 
-def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
     if weights is None:
         return prediction, y

@@ -37,7 +37,7 @@ _OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
 }
 
 
-def made(framework: Framework, settings: Settings, parameters: list[Any]) -> Any:
+def make_optimizer(framework: Framework, settings: Settings, parameters: list[Any]) -> Any:
     """Return the ``gluon.Trainer`` of a training; None for a model that is only evaluated.
 
     Args:

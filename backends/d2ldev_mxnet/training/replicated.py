@@ -60,7 +60,7 @@ class MXNetParallelLearner(MXNetLearner):
         self._spread()
         return super().step(inputs, y)
 
-    def _joined(self, predictions: list[Any]) -> Any:
+    def _join_predictions(self, predictions: list[Any]) -> Any:
         """Return the prediction for a batch, of those for its parts."""
         first, kinds = self._contexts[0], self._framework.state.kinds
         flats = [flatten(each, kinds, "join predictions") for each in predictions]
@@ -71,32 +71,32 @@ class MXNetParallelLearner(MXNetLearner):
         ]
         return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))
 
-    def _shares(self, y: Any, parts: list[Part]) -> list[Any]:
+    def _compute_shares(self, y: Any, parts: list[Part]) -> list[Any]:
         """Return what share of the loss of a batch each part of it has."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
             return [part.share for part in parts]
-        total = _sum_of_weights(y, leaves_out)
+        total = _sum_weights(y, leaves_out)
         total = total + (total == 0)  # the loss is 0 then
-        sums = [_sum_of_weights(part.operands[1], leaves_out) for part in parts]
+        sums = [_sum_weights(part.operands[1], leaves_out) for part in parts]
         return [each / total.as_in_ctx(each.ctx) for each in sums]
 
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         parts = parts_to_train_on(
             self._framework, self._model, self.settings, (inputs, y), self._devices
         )
-        shares = self._shares(y, parts)
+        shares = self._compute_shares(y, parts)
         losses, predictions = [], []
         with mx.autograd.record():
             for part, share in zip(parts, shares, strict=True):
                 if part.number:
-                    loss, prediction = self._losses(*part.operands, is_step=True)
+                    loss, prediction = self._compute_losses(*part.operands, is_step=True)
                     losses.append(loss * share)
                     predictions.append(prediction)
         mx.autograd.backward(losses)
         self._add_up()
         loss = sum(each.as_in_ctx(self._contexts[0]) for each in losses)
-        return loss, self._joined(predictions)
+        return loss, self._join_predictions(predictions)
 
     def _add_up(self) -> None:
         """Give the first device the sums of the gradients on all devices."""
@@ -159,7 +159,7 @@ class MXNetParallelLearner(MXNetLearner):
         self._store = None
 
 
-def _sum_of_weights(y: Any, leaves_out: bool) -> Any:
+def _sum_weights(y: Any, leaves_out: bool) -> Any:
     """Return the sum of the weights of targets; without those of labels that do not count."""
     y, weights = y if isinstance(y, Weighted) else (y, None)
     if weights is not None and not leaves_out:
@@ -258,10 +258,10 @@ class MXNetGroupLearner(MXNetLearner):
             mx.autograd.mark_variables(parameter.list_data(), [view], parameter.grad_req)
             start = stop
 
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
         with mx.autograd.record():
-            loss, prediction = self._losses(inputs, y, is_step=True)
+            loss, prediction = self._compute_losses(inputs, y, is_step=True)
         # Of this process's share of the loss, without an operation for the product.
         share = (self.portion.share, loss.dtype)
         if self._share != share:

@@ -73,7 +73,7 @@ def metrics_of(model: Any) -> list[Callable[[Any, Any], Any]]:
     for output, (name, metrics) in enumerate(_by_outputs(model, given)):
         for metric in tf.nest.flatten(metrics):
             if metric is not None and _is_mean(metric):
-                measured.append(_measuring(metric, output, name))
+                measured.append(_make_measure(metric, output, name))
             elif metric is not None:
                 others.append(_name_of(metric))
     if others:
@@ -119,7 +119,7 @@ def _name_of(metric: Any) -> str:
     return getattr(metric, "name", "") or getattr(metric, "__name__", type(metric).__name__)
 
 
-def _measuring(metric: Any, index: int, output: str | None) -> Callable[[Any, Any], Any]:
+def _make_measure(metric: Any, index: int, output: str | None) -> Callable[[Any, Any], Any]:
     """Return the mean of a metric over the examples of a batch, for one output."""
     import keras
     from keras.src.trainers.compile_utils import get_metric

@@ -61,12 +61,12 @@ class ShardedDataset:
         It is traced without ``autograph``: what depends on the values of tensors is ``tf.cond``.
         """
 
-        def mapped(own: Any, *others: Any) -> Any:
+        def map_own(own: Any, *others: Any) -> Any:
             new = function(*own)
             return new if type(new) is tuple else (new,), *others
 
         other = copy.copy(self)
-        other._dataset = self._dataset.map(_AS_IT_IS(mapped), tf.data.AUTOTUNE)
+        other._dataset = self._dataset.map(_AS_IT_IS(map_own), tf.data.AUTOTUNE)
         other._is_tuple = len(other._dataset.element_spec[0]) > 1
         return other
 

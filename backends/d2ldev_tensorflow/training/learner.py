@@ -23,9 +23,9 @@ from d2ldev.operations.programs import Programs
 from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
 from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras
 from d2ldev_tensorflow.training import compiled
-from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, wide
-from d2ldev_tensorflow.training.optimizers import made, scales
-from d2ldev_tensorflow.training.precision import computing_in, policy_of
+from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, widen
+from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
+from d2ldev_tensorflow.training.precision import compute_in, find_policy
 
 
 class TensorFlowLearner(Learner):
@@ -54,12 +54,12 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._framework = framework
-        self._policy = policy_of(model, settings)
+        self._policy = find_policy(model, settings)
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, LOSSES)
         self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
         self._users: WeakSet[TensorFlowLearner] = WeakSet()
-        optimizer = made(settings)
+        optimizer = make_optimizer(settings)
         self._named = optimizer if isinstance(settings.optimizer, str) else None
         self.replace({"model": model, "optimizer": optimizer})
 
@@ -115,8 +115,8 @@ class TensorFlowLearner(Learner):
         Args:
             device: of the inputs, where a model without variables computes.
         """
-        self._flagged = self._with_flags()
-        flags = _flags_of(self._flagged)
+        self._flagged = self._list_flagged()
+        flags = _list_flags(self._flagged)
         is_trained = self._optimizer is not None
         self._variables = list(self._model.trainable_variables)
         if is_trained and not self._variables:
@@ -134,8 +134,8 @@ class TensorFlowLearner(Learner):
         if is_trained:
             self._build(self._optimizer)
         self._users.discard(self)
-        program = _programs_of(self._model).get(
-            self._dependencies(), self._new_program, self._take_program
+        program = _find_programs(self._model).get(
+            self._list_dependencies(), self._make_program, self._take_program
         )
         self._users = program.users
         self._users.add(self)
@@ -145,16 +145,16 @@ class TensorFlowLearner(Learner):
         self._apply, self._forward = program.apply, program.forward
         runs_eagerly = getattr(self._model, "run_eagerly", False)
         if runs_eagerly:
-            self._forward = self._alone
+            self._forward = self._compute_alone
         if runs_eagerly or self.settings.methods is not None:
             # The model's own methods may draw and print what they compute, as in D2L.
-            self._steps, self._accumulations = (self._train,) * 2, (self._added,) * 2
+            self._steps, self._accumulations = (self._train,) * 2, (self._accumulate,) * 2
             self._evaluations = (self._measure,) * 2
         self._sums = placing.place(self._framework, self._sums, self._device)
         self._flags = flags
         self._is_ready = True
 
-    def _dependencies(self) -> Any:
+    def _list_dependencies(self) -> Any:
         """Return all that a traced function depends on, but for the places of variables."""
         model, settings, optimizer = self._model, self.settings, self._optimizer
         if self._is_layer:
@@ -172,19 +172,19 @@ class TensorFlowLearner(Learner):
     def _is_named(self) -> bool:
         return self._optimizer is not None and self._optimizer is self._named
 
-    def _new_program(self) -> _Program:
-        program = _Program(self._captured())
+    def _make_program(self) -> _Program:
+        program = _Program(self._list_captured())
         if self._is_named():
             program.lend(self._optimizer)
         return program
 
     def _take_program(self, program: _Program) -> bool:
         """Return whether a kept program computes here, and lend it to the optimizer."""
-        if [*map(id, program.tensors)] != [*map(id, self._captured())]:
+        if [*map(id, program.tensors)] != [*map(id, self._list_captured())]:
             return False  # the model has been moved
         return not self._is_named() or program.lend(self._optimizer)
 
-    def _captured(self) -> list[Any]:
+    def _list_captured(self) -> list[Any]:
         """Return the tensors of which a traced function knows where they are."""
         objects = [self._model.variables]
         if not self._is_named() and self._optimizer is not None:
@@ -197,7 +197,7 @@ class TensorFlowLearner(Learner):
         takes_all = hasattr(optimizer, "_inner_optimizers")
         if not optimizer.built:
             with devices.on(self._framework, self._device):
-                optimizer.build(self._variables if takes_all else self._may_be_trained())
+                optimizer.build(self._variables if takes_all else self._list_trainable())
         known = optimizer._trainable_variables_indices.keys()
         wanted = {optimizer._var_key(x) for x in self._variables}
         if not wanted <= known or (takes_all and wanted != known):
@@ -212,7 +212,7 @@ class TensorFlowLearner(Learner):
         placed = optimizer.variables if self._is_named() else optimizer
         placing.place(self._framework, placed, self._device)
 
-    def _may_be_trained(self) -> list[Any]:
+    def _list_trainable(self) -> list[Any]:
         """Return the variables that are trainable, or would be without freezing."""
         if not self._is_layer:
             return self._variables
@@ -223,16 +223,16 @@ class TensorFlowLearner(Learner):
 
     # -- modes ------------------------------------------------------------------------------------
 
-    def _with_flags(self) -> list[Any]:
+    def _list_flagged(self) -> list[Any]:
         """Return what has a ``trainable`` flag: a Keras model's layers, and their variables."""
         # Of a ``tf.Module`` the variables are trainable or not for ever.
         return [*self._model._flatten_layers(), *self._model.variables] if self._is_layer else []
 
     def modes(self) -> Any:
-        return _flags_of(self._with_flags())
+        return _list_flags(self._list_flagged())
 
     def check_modes(self, modes: Any) -> Callable[[], None]:
-        flagged = self._with_flags()
+        flagged = self._list_flagged()
         is_list = isinstance(modes, list) and all(type(flag) is bool for flag in modes)
         if not is_list or len(modes) != len(flagged):
             raise state_refusal(
@@ -267,7 +267,7 @@ class TensorFlowLearner(Learner):
         if not self._is_ready:
             self.build(inputs)
         # This check takes a microsecond, for a model of ten layers.
-        if not self.pending and _flags_of(self._flagged) != self._flags:
+        if not self.pending and _list_flags(self._flagged) != self._flags:
             self._get_ready(self._device)
         if self.settings.accumulate_grad_batches > 1:
             accumulate = self._accumulations[self._are_classes()]
@@ -304,25 +304,25 @@ class TensorFlowLearner(Learner):
             self.build(inputs)
         return self._forward(*inputs)
 
-    def _alone(self, *inputs: Any) -> Any:
+    def _compute_alone(self, *inputs: Any) -> Any:
         compiled.check_own_methods(self._model, "predict_step")
         with tf.device(self._framework.devices.native(self._device)):
-            return self._predicted(inputs, training=False)
+            return self._compute_prediction(inputs, training=False)
 
-    def _there(self) -> AbstractContextManager[Any]:
+    def _enter_device(self) -> AbstractContextManager[Any]:
         """Return the scope in which a step computes."""
         return tf.device(self._framework.devices.native(self._device))
 
     def _train(self, *batch: Any) -> tuple[Tensor, Any]:
-        with self._there():
-            loss, prediction, gradients = self._differentiated(batch)
+        with self._enter_device():
+            loss, prediction, gradients = self._differentiate(batch)
             self._update(gradients)
             return loss, prediction
 
-    def _added(self, sums: list[Any] | None, *batch: Any) -> tuple[Tensor, Any, list[Any]]:
+    def _accumulate(self, sums: list[Any] | None, *batch: Any) -> tuple[Tensor, Any, list[Any]]:
         """Return the sums of the gradients too; None for a variable that no batch has used."""
-        with self._there():
-            loss, prediction, gradients = self._differentiated(batch)
+        with self._enter_device():
+            loss, prediction, gradients = self._differentiate(batch)
             # Those of an embedding have rows of their own in each batch.
             new = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
             if sums is not None:
@@ -330,20 +330,20 @@ class TensorFlowLearner(Learner):
                 new = [a if b is None else b if a is None else a + b for a, b in pairs]
             return loss, prediction, new
 
-    def _applied(self, sums: list[Any], number: Tensor) -> None:
-        with self._there():
+    def _apply_sums(self, sums: list[Any], number: Tensor) -> None:
+        with self._enter_device():
             self._update([None if x is None else x / tf.cast(number, x.dtype) for x in sums])
 
-    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+    def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, y = batch
-        return self._gradients(inputs, y)
+        return self._compute_gradients(inputs, y)
 
-    def _gradients(
+    def _compute_gradients(
         self, inputs: Sequence[Any], y: Any, share: Tensor | None = None
     ) -> tuple[Tensor, Any, list[Any]]:
         """Return the loss, the prediction, and the gradients of the loss or of a share of it."""
         with tf.GradientTape() as tape:
-            loss, prediction = self._losses(inputs, y, training=True)
+            loss, prediction = self._compute_losses(inputs, y, training=True)
             part = loss if share is None else loss * tf.cast(share, loss.dtype)
             # The factor is 1, except in an optimizer that works around the range of float16.
             scaled = self._optimizer.scale_loss(part)
@@ -351,11 +351,11 @@ class TensorFlowLearner(Learner):
 
     def _update(self, gradients: list[Any]) -> None:
         if self.settings.gradient_clip_val:
-            gradients = self._clipped(gradients)
+            gradients = self._clip(gradients)
         # In a replica, also the only one, Keras sums gradients by a function with a gradient of its
         # own. TensorFlow keeps that for ever, and with it the whole traced step:
         # https://github.com/tensorflow/tensorflow/issues/97697
-        if tf.distribute.has_strategy() or scales(self._optimizer):
+        if tf.distribute.has_strategy() or is_scaling(self._optimizer):
             self._optimizer.apply(gradients, self._variables)
         else:
             context = tf.distribute.get_replica_context()
@@ -364,23 +364,25 @@ class TensorFlowLearner(Learner):
     def _measure(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            return self._losses(inputs, y, training=False)
+            return self._compute_losses(inputs, y, training=False)
 
-    def _losses(self, inputs: Sequence[Any], y: Any, *, training: bool) -> tuple[Tensor, Any]:
+    def _compute_losses(
+        self, inputs: Sequence[Any], y: Any, *, training: bool
+    ) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             return own_loss(self._model, self.settings.methods, *inputs, is_step=training), None
         compiled.check_own_methods(self._model, "test_step", "compute_loss")
-        prediction = self._predicted(inputs, training=training)
-        return self._whole_loss(prediction, y), prediction
+        prediction = self._compute_prediction(inputs, training=training)
+        return self._compute_loss(prediction, y), prediction
 
-    def _predicted(self, inputs: Sequence[Any], *, training: bool) -> Any:
+    def _compute_prediction(self, inputs: Sequence[Any], *, training: bool) -> Any:
         """Return the prediction; in float32 if it is computed in fewer bits."""
         if self._policy is None:
             return self._call(inputs, training=training)
-        with computing_in(self._policy, self._model, self.settings):
+        with compute_in(self._policy, self._model, self.settings):
             prediction = self._call(inputs, training=training)
         return tf.nest.map_structure(
-            lambda x: wide(x) if x.dtype in (tf.bfloat16, tf.float16) else x, prediction
+            lambda x: widen(x) if x.dtype in (tf.bfloat16, tf.float16) else x, prediction
         )
 
     def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
@@ -396,7 +398,7 @@ class TensorFlowLearner(Learner):
             )
         return self._model(list(inputs), **mode)
 
-    def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
+    def _compute_loss(self, prediction: Any, y: Any) -> Tensor:
         """Return the loss with what layers add, such as regularization, as Keras' ``fit`` does."""
         loss_of = self._loss
         if type(y) is _Classes:
@@ -408,7 +410,7 @@ class TensorFlowLearner(Learner):
         added = self._model.losses if self._is_layer else []
         return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
 
-    def _clipped(self, gradients: list[Any]) -> list[Any]:
+    def _clip(self, gradients: list[Any]) -> list[Any]:
         """Return the gradients, shortened as ``torch.nn.utils.clip_grad_norm_`` does it."""
         # That of an embedding has a row for each use: its norm is not that of their sums.
         dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
@@ -418,7 +420,7 @@ class TensorFlowLearner(Learner):
         return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
 
 
-def _flags_of(flagged: list[Any]) -> list[bool]:
+def _list_flags(flagged: list[Any]) -> list[bool]:
     return [each.trainable for each in flagged]
 
 
@@ -460,11 +462,11 @@ class _Program:
         self.users: WeakSet[TensorFlowLearner] = WeakSet()
         self.classes = sys.maxsize
         self.greatest = 0
-        self.steps = _traced_twice(self.users, TensorFlowLearner._train)
-        self.accumulations = _traced_twice(self.users, TensorFlowLearner._added)
-        self.evaluations = _traced_twice(self.users, TensorFlowLearner._measure)
-        self.apply = _traced(self.users, TensorFlowLearner._applied)
-        self.forward = _traced(self.users, TensorFlowLearner._alone)
+        self.steps = _trace_twice(self.users, TensorFlowLearner._train)
+        self.accumulations = _trace_twice(self.users, TensorFlowLearner._accumulate)
+        self.evaluations = _trace_twice(self.users, TensorFlowLearner._measure)
+        self.apply = _trace(self.users, TensorFlowLearner._apply_sums)
+        self.forward = _trace(self.users, TensorFlowLearner._compute_alone)
 
     def lend(self, optimizer: Any) -> bool:
         """Give an optimizer the variables of the last one, with its own values.
@@ -500,13 +502,13 @@ class _Program:
         return True
 
 
-def _programs_of(model: Any) -> Programs[_Program]:
+def _find_programs(model: Any) -> Programs[_Program]:
     """Return the programs that a model keeps."""
     # Past ``__setattr__``, which would track them.
     return vars(model).setdefault(OF_PROGRAMS, Programs(4, ("_called", "_variable_read")))
 
 
-def _traced(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
+def _trace(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
     def call(*operands: Any) -> Any:
         return method(next(iter(users)), *operands)
 
@@ -516,11 +518,11 @@ def _traced(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> An
     return tf.function(partial(call), autograph=False)
 
 
-def _traced_twice(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
+def _trace_twice(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
     """Return what is traced for any labels, and for labels that are all classes."""
 
-    def of_classes(learner: TensorFlowLearner, *operands: Any) -> Any:
+    def call_with_classes(learner: TensorFlowLearner, *operands: Any) -> Any:
         *others, y = operands
         return method(learner, *others, _Classes(y))
 
-    return _traced(users, method), _traced(users, of_classes)
+    return _trace(users, method), _trace(users, call_with_classes)

@@ -11,13 +11,13 @@ from d2ldev.operations.steps import check_labels, check_shapes, check_weights
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    prediction, y = _of_one_shape(prediction, y, weights)
+    prediction, y = _match_shapes(prediction, y, weights)
     return _mean((prediction - y) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
-    logits, y = _counted(wide(prediction), tf.cast(y, tf.int64), weights)
+    logits, y = _mask_uncounted(widen(prediction), tf.cast(y, tf.int64), weights)
     # A label that is not a class is an error on the CPU, and NaN on a GPU.
     counts = (y >= 0) & (y < tf.shape(logits, tf.int64)[-1])
     y = tf.where(counts, y, 0)
@@ -37,25 +37,25 @@ def _cross_entropy_of_classes(prediction: Tensor, y: Tensor, weights: Any = None
         return _cross_entropy(prediction, y, weights)
     check_labels(prediction.shape, y.shape, y.dtype.name)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.cast(y, tf.int64), logits=wide(prediction)
+        labels=tf.cast(y, tf.int64), logits=widen(prediction)
     )
     # TensorFlow's optimizer would multiply by the reciprocal of a constant that ``/`` divides by.
     return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    logits, y = _of_one_shape(prediction, y, weights)
+    logits, y = _match_shapes(prediction, y, weights)
     return _mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits), weights)
 
 
-def _of_one_shape(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+def _match_shapes(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     if not prediction.shape.is_compatible_with(y.shape):
         check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(wide(prediction), y, weights)
+    prediction, y = _mask_uncounted(widen(prediction), y, weights)
     return prediction, tf.cast(y, prediction.dtype)
 
 
-def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
     if weights is None:
         return prediction, y
@@ -83,6 +83,6 @@ LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
 LOSSES_OF_CLASSES = {**LOSSES, "cross_entropy": _cross_entropy_of_classes}
 
 
-def wide(prediction: Tensor) -> Tensor:
+def widen(prediction: Tensor) -> Tensor:
     """Return float32 of float16 and bfloat16: a mean over a batch needs more digits."""
     return tf.cast(prediction, tf.float32) if prediction.dtype.size < 4 else prediction

@@ -25,7 +25,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def made(settings: Settings) -> Any:
+def make_optimizer(settings: Settings) -> Any:
     """Return the optimizer of a training; None for a model that is only evaluated."""
     import keras
 
@@ -41,12 +41,12 @@ def made(settings: Settings) -> Any:
             "it is not a keras.optimizers.Optimizer",
             "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
         )
-    if settings.precision == "fp16" and not scales(optimizer):
+    if settings.precision == "fp16" and not is_scaling(optimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 
 
-def scales(optimizer: Any) -> bool:
+def is_scaling(optimizer: Any) -> bool:
     """Return whether an optimizer scales the loss, which Keras lets it do in a replica only."""
     import keras
 

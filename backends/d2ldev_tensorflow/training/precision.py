@@ -14,7 +14,7 @@ from d2ldev_tensorflow.models import is_of_keras
 _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
-def policy_of(model: Any, settings: Settings) -> str | None:
+def find_policy(model: Any, settings: Settings) -> str | None:
     """Return the name of the policy for a precision; None without one.
 
     Raises:
@@ -34,7 +34,7 @@ def policy_of(model: Any, settings: Settings) -> str | None:
 
 
 @contextmanager
-def computing_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
+def compute_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
     """Give the layers of a model a policy for a block, as their functions are traced.
 
     Those with a dtype of their own keep it.
@@ -42,7 +42,7 @@ def computing_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
     Raises:
         UnsupportedValueError: if all that have weights have one.
     """
-    layers = _without_own_dtype(model)
+    layers = _list_without_own_dtype(model)
     variables = [[*x._trainable_variables, *x._non_trainable_variables] for x in layers]
     if model.weights and not any(variables):
         raise UnsupportedValueError(
@@ -61,7 +61,7 @@ def computing_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
             layer.dtype_policy = own
 
 
-def _without_own_dtype(model: Any) -> list[Any]:
+def _list_without_own_dtype(model: Any) -> list[Any]:
     """Return the layers that were not made with a dtype, as ``Dense(10, dtype='float32')`` is.
 
     The parts of a layer, such as an attention's, have its policy. A layer that is made from a
@@ -70,23 +70,23 @@ def _without_own_dtype(model: Any) -> list[Any]:
     """
     layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
     for layer in layers:
-        arguments = _arguments_of(layer)
+        arguments = _find_arguments(layer)
         if arguments is not None and arguments.get("dtype") is None:
             policies.add(id(layer.dtype_policy))
-    rebuilt = _policies_of_rebuilt(model)
+    rebuilt = _list_rebuilt_policies(model)
     names = [policy.name for policy in rebuilt]
     usual = max(names, key=names.count, default=None)
     policies.update(id(policy) for policy in rebuilt if policy.name == usual)
     return [layer for layer in layers if id(layer.dtype_policy) in policies]
 
 
-def _policies_of_rebuilt(model: Any) -> list[Any]:
+def _list_rebuilt_policies(model: Any) -> list[Any]:
     """Return the policies of the layers that were made from a configuration."""
     from keras.layers import InputLayer
 
     found = []
     for layer in model._flatten_layers():
-        arguments = _arguments_of(layer) or {}
+        arguments = _find_arguments(layer) or {}
         named = signature(type(layer).__init__).parameters
         is_rebuilt = "trainable" in arguments and "trainable" not in named
         is_input = isinstance(layer, InputLayer)  # whose dtype says what data is
@@ -95,14 +95,14 @@ def _policies_of_rebuilt(model: Any) -> list[Any]:
     return found
 
 
-def _arguments_of(layer: Any) -> Any:
+def _find_arguments(layer: Any) -> Any:
     """Return the arguments that a layer was made with; None if they are not all plain."""
     return getattr(getattr(layer, "_auto_config", None), "config", None)  # private
 
 
 def _warn_of_configuration(model: Any, settings: Settings, policy: str) -> None:
     """Warn that a precision may be one of layers for which the user named another one."""
-    if len({each.name for each in _policies_of_rebuilt(model)}) == 1:
+    if len({each.name for each in _list_rebuilt_policies(model)}) == 1:
         warn(
             f"precision={settings.precision!r} is for all layers of {describe(model)} that were "
             "made from a configuration, which does not say which of them were given a dtype, such "

@@ -28,7 +28,7 @@ from d2ldev_tensorflow.models import (
 )
 from d2ldev_tensorflow.strict import allow_mixing
 from d2ldev_tensorflow.training.learner import TensorFlowLearner
-from d2ldev_tensorflow.training.optimizers import made
+from d2ldev_tensorflow.training.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -80,7 +80,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self._single: list[tuple[Any, Any]] = []
         self._mirrored: dict[int, Any] = {}
         # An optimizer of its own, and none that learners share.
-        super().__init__(framework, model, settings._replace(optimizer=made(settings)))
+        super().__init__(framework, model, settings._replace(optimizer=make_optimizer(settings)))
         self.settings = settings
 
     def sync(self) -> None:
@@ -111,12 +111,12 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         super()._get_ready(device)
         for optimizer in all_optimizers(self._optimizer):  # it has its variables only now
             _check_optimizer(optimizer, len(self._devices))
-        self._steps = (self._together(self._train, takes_parts=True),) * 2
-        self._accumulations = (self._together(self._added, takes_parts=True),) * 2
-        self._apply = self._together(self._applied, takes_parts=False)
+        self._steps = (self._run_together(self._train, takes_parts=True),) * 2
+        self._accumulations = (self._run_together(self._accumulate, takes_parts=True),) * 2
+        self._apply = self._run_together(self._apply_sums, takes_parts=False)
         self._mirrored = {}
 
-    def _together(self, method: Callable[..., Any], *, takes_parts: bool) -> Callable[..., Any]:
+    def _run_together(self, method: Callable[..., Any], *, takes_parts: bool) -> Callable[..., Any]:
         """Return a method that runs on all devices at once, each with operands of its own.
 
         Args:
@@ -131,14 +131,14 @@ class TensorFlowParallelLearner(TensorFlowLearner):
                 return self._strategy.run(method, operands)
             *others, parts = operands
 
-            def of_part(*others: Any) -> Any:
+            def run_part(*others: Any) -> Any:
                 context = tf.distribute.get_replica_context()
                 inputs, target = parts[int(tf.get_static_value(context.replica_id_in_sync_group))]
                 return method(*others, *inputs, target)
 
-            return self._strategy.run(of_part, tuple(others))
+            return self._strategy.run(run_part, tuple(others))
 
-        traced = tf.function(partial(run), autograph=False)  # a partial, as in ``_traced``
+        traced = tf.function(partial(run), autograph=False)  # a partial, as in ``_trace``
 
         def call(*operands: Any) -> Any:
             self._spread()
@@ -155,39 +155,39 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )
         number = sum(part.number for part in parts)
-        pairs = zip(parts, self._shares(y, parts), strict=True)
+        pairs = zip(parts, self._compute_shares(y, parts), strict=True)
         own = [(part.operands[0], (part.operands[1], share)) for part, share in pairs]
         with allow_mixing():
             loss, prediction = super().step((), own)
         with allow_mixing(), tf.device(self._framework.devices.native(self._device)):
             loss = tf.add_n(self._strategy.experimental_local_results(loss))
-            whole = tf.nest.map_structure(lambda x: self._joined(x, number), prediction)
+            whole = tf.nest.map_structure(lambda x: self._join_prediction(x, number), prediction)
             return loss, whole
 
-    def _joined(self, prediction: Any, number: int) -> Any:
+    def _join_prediction(self, prediction: Any, number: int) -> Any:
         if prediction is None:
             return None
         parts = self._strategy.experimental_local_results(prediction)
         return tf.concat(parts, 0)[:number] if parts[0].shape.rank else parts[0]
 
-    def _shares(self, y: Any, parts: list[Part]) -> list[Tensor]:
+    def _compute_shares(self, y: Any, parts: list[Part]) -> list[Tensor]:
         """Return what share of the loss of a batch each part of it has; 0 if it is empty."""
         each = [tf.constant(part.share, tf.float64) for part in parts]
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
             return each
-        sums = [_sum_of_weights(part.operands[1], leaves_out) * (part.number > 0) for part in parts]
+        sums = [_sum_weights(part.operands[1], leaves_out) * (part.number > 0) for part in parts]
         total = tf.add_n(sums)
         # Where all weights are 0, the loss is what layers add to it.
         pairs = zip(sums, each, strict=True)
         return [tf.where(total == 0, share, tf.math.divide_no_nan(x, total)) for x, share in pairs]
 
-    def _there(self) -> AbstractContextManager[Any]:
+    def _enter_device(self) -> AbstractContextManager[Any]:
         return nullcontext()  # each device has a scope of its own
 
-    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+    def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, (y, share) = batch
-        loss, prediction, gradients = self._gradients(inputs, y, share)
+        loss, prediction, gradients = self._compute_gradients(inputs, y, share)
         return loss * tf.cast(share, loss.dtype), prediction, gradients
 
     def _update(self, gradients: list[Any]) -> None:
@@ -196,7 +196,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         whole = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, used))
         gradients = [None if each is None else next(whole) for each in gradients]
         if self.settings.gradient_clip_val:
-            gradients = self._clipped(gradients)
+            gradients = self._clip(gradients)
         self._optimizer.apply(gradients, self._variables)
 
     # -- one variable and several -----------------------------------------------------------------
@@ -206,7 +206,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         if self._single:
             return
         with tf.init_scope(), self._strategy.scope():
-            for variable in _all_variables(self._model, self._optimizer):
+            for variable in _list_variables(self._model, self._optimizer):
                 single = variable._value
                 if single is None:
                     continue
@@ -248,7 +248,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             }
 
 
-def _sum_of_weights(y: Any, leaves_out: bool) -> Tensor:
+def _sum_weights(y: Any, leaves_out: bool) -> Tensor:
     """Return the sum of the weights of targets; without those of labels that do not count."""
     y, weights = y if isinstance(y, Weighted) else (y, None)
     if weights is not None and not leaves_out:
@@ -291,42 +291,44 @@ class TensorFlowGroupLearner(TensorFlowLearner):
             kept = [x for layer in layers for x in layer._non_trainable_variables]
             self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
         self._kept = [x for x in map(_variable, kept) if x.dtype.is_floating]
-        variables = _all_variables(self._model, self._optimizer)
+        variables = _list_variables(self._model, self._optimizer)
         self._begin_as_first([*map(_variable, variables)])
 
     def _begin_as_first(self, variables: list[Any]) -> None:
         """Give variables the values that they have in the process of rank 0."""
         variables = [x for x in variables if x.dtype not in OF_THE_HOST]
-        values = [tf.cast(x, _sent_as(x.dtype)) for x in variables]
-        for variable, value in zip(variables, self._added_up(self._of_first(values)), strict=True):
+        values = [tf.cast(x, _find_sent_dtype(x.dtype)) for x in variables]
+        for variable, value in zip(
+            variables, self._add_up(self._select_first(values)), strict=True
+        ):
             variable.assign(tf.cast(value, variable.dtype))
 
-    def _dependencies(self) -> Any:
-        return type(self), super()._dependencies()
+    def _list_dependencies(self) -> Any:
+        return type(self), super()._list_dependencies()
 
-    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+    def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         if self._is_synchronized:  # such a layer asks the strategy that it is called in
-            return self._strategy.run(self._of_part, (batch,))
-        return self._of_part(batch)
+            return self._strategy.run(self._differentiate_part, (batch,))
+        return self._differentiate_part(batch)
 
-    def _of_part(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+    def _differentiate_part(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, (y, share) = batch
-        with self._there():
-            return self._gradients(inputs, y, share)
+        with self._enter_device():
+            return self._compute_gradients(inputs, y, share)
 
     def _update(self, gradients: list[Any]) -> None:
         used = [each for each in gradients if each is not None]
-        sums = self._added_up([*used, *self._of_first(self._kept)])
+        sums = self._add_up([*used, *self._select_first(self._kept)])
         whole = iter(sums)
         super()._update([None if each is None else next(whole) for each in gradients])
         for variable, value in zip(self._kept, whole, strict=True):
             variable.assign(value)
 
-    def _of_first(self, values: list[Any]) -> list[Any]:
+    def _select_first(self, values: list[Any]) -> list[Any]:
         """Return values whose sums over the processes are those of rank 0."""
         return [x if self._is_first else tf.zeros_like(x) for x in values]
 
-    def _added_up(self, values: list[Any]) -> list[Any]:
+    def _add_up(self, values: list[Any]) -> list[Any]:
         """Return the sums over the processes of tensors, on the device of the model."""
         extended = self._strategy.extended
         found: dict[int, Any] = {}
@@ -334,12 +336,12 @@ class TensorFlowGroupLearner(TensorFlowLearner):
             with self._strategy.scope(), tf.device(extended.worker_devices[0]):
                 for dtype in dict.fromkeys(x.dtype for x in values):  # what is sent at once has one
                     numbers = [i for i, x in enumerate(values) if x.dtype == dtype]
-                    sent = [_copied(values[i]) for i in numbers]
+                    sent = [_copy(values[i]) for i in numbers]
                     sums = extended.batch_reduce_to("SUM", [(x, x) for x in sent])
                     found.update(zip(numbers, sums, strict=True))
-            with self._there():
+            with self._enter_device():
                 results = self._strategy.experimental_local_results
-                return [_copied(results(found[i])[0]) for i in range(len(values))]
+                return [_copy(results(found[i])[0]) for i in range(len(values))]
 
 
 def _variable(x: Any) -> Any:
@@ -347,19 +349,19 @@ def _variable(x: Any) -> Any:
     return x if isinstance(x, tf.Variable) else x.value
 
 
-def _sent_as(dtype: Any) -> Any:
+def _find_sent_dtype(dtype: Any) -> Any:
     """Return a dtype that has the same numbers, and that TensorFlow adds up over processes."""
     if dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
         return dtype
     return tf.float64 if dtype.is_floating else tf.int64
 
 
-def _copied(x: Any) -> Any:
+def _copy(x: Any) -> Any:
     """Return a tensor, or an ``IndexedSlices``, on the device of the scope."""
     return tf.nest.map_structure(tf.identity, x, expand_composites=True)
 
 
-def _all_variables(model: Any, optimizer: Any) -> list[Any]:
+def _list_variables(model: Any, optimizer: Any) -> list[Any]:
     """Return the variables of a model and of its optimizers, each once."""
     found = [*model.variables]
     for each in all_optimizers(optimizer):

@@ -15,7 +15,7 @@ from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tenso
 from d2ldev.framework.training import NO_LABEL, state_refusal
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.training.learner import TorchLearner
-from d2ldev_torch.training.loaders import sharded_loader
+from d2ldev_torch.training.loaders import shard_loader
 
 
 class TorchTraining(Training):
@@ -82,7 +82,7 @@ class TorchTraining(Training):
         return put
 
     def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
-        return sharded_loader(loader, rank, size)
+        return shard_loader(loader, rank, size)
 
     def loader_state(self, loader: Any) -> list[bytes]:
         # As bytes, which the file of a run takes whatever framework is trained.

@@ -47,7 +47,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     losses = torch.nn.functional.mse_loss(
         prediction, y.to(prediction.dtype), reduction=_reduction(weights)
     )
@@ -67,7 +67,7 @@ def _cross_entropy(
     """
     shape = y.shape
     _check_labels(prediction.shape, shape, y.dtype)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     y = y.long()  # torch wants labels of 64 bits; other frameworks make them with 32
     if not are_all_classes:
         counts = y == y.clamp(0, prediction.shape[-1] - 1)
@@ -93,14 +93,14 @@ def _check_labels(prediction: torch.Size, y: torch.Size, dtype: torch.dtype) -> 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(prediction, y, weights)
+    prediction, y = _mask_uncounted(prediction, y, weights)
     losses = torch.nn.functional.binary_cross_entropy_with_logits(
         prediction, y.to(prediction.dtype), reduction=_reduction(weights)
     )
     return _mean(losses, weights)
 
 
-def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
     if weights is None:
         return prediction, y
@@ -145,7 +145,7 @@ def needs_closure(cls: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def list_trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
@@ -184,17 +184,17 @@ class TorchLearner(Learner):
         self._model = model
         self._narrow = _PRECISIONS.get(settings.precision)
         is_scaled = is_trained and self._narrow is torch.float16
-        self._scaler = self._made_scaler() if is_scaled else None
+        self._scaler = self._make_scaler() if is_scaled else None
         self._was_training = model.training
         self._frozen = self._in_evaluation() if model.training else []
         self._optimizer: torch.optim.Optimizer | None = None
         if is_trained and not (isinstance(settings.optimizer, str) and self._is_lazy()):
-            self._optimizer = self._made_optimizer()
+            self._optimizer = self._make_optimizer()
 
     def _is_lazy(self) -> bool:
         return any(torch.nn.parameter.is_lazy(p) for p in self._model.parameters())
 
-    def _made_optimizer(self) -> torch.optim.Optimizer:
+    def _make_optimizer(self) -> torch.optim.Optimizer:
         optimizer, parameters = self.settings.optimizer, list(self._model.parameters())
         if self._scaler is not None and any(
             p.requires_grad and p.dtype is torch.float16 for p in parameters
@@ -229,7 +229,7 @@ class TorchLearner(Learner):
                     f"leave out {setting}, or optimizer='sgd'",
                 )
         known = {id(parameter) for parameter in parameters}
-        if not any(id(p) in known for p in trained(optimizer)):
+        if not any(id(p) in known for p in list_trained(optimizer)):
             raise UnsupportedValueError(
                 f"train with the optimizer {name}",
                 f"none of its parameters is one of the {type(self._model).__name__}'s",
@@ -239,7 +239,7 @@ class TorchLearner(Learner):
         placed: torch.optim.Optimizer = place(self._framework, optimizer, device)
         return placed
 
-    def _made_scaler(self) -> torch.amp.GradScaler:
+    def _make_scaler(self) -> torch.amp.GradScaler:
         """Return the gradient scaler for the device of the model."""
         return torch.amp.GradScaler(self._place_of(()).type)
 
@@ -251,7 +251,7 @@ class TorchLearner(Learner):
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
         if self._scaler is not None:
-            self._scaler = self._made_scaler()
+            self._scaler = self._make_scaler()
             self._scaler.load_state_dict(parts["scaler"])
 
     def sync(self) -> None:
@@ -273,22 +273,22 @@ class TorchLearner(Learner):
         optimizer: Any = self._optimizer
         cls: type = type(optimizer)
         if needs_closure(cls):
-            return self._searched(optimizer, inputs, y)
+            return self._search(optimizer, inputs, y)
         if not self.pending:
             optimizer.zero_grad()
-        found = self._differentiated(inputs, y)
+        found = self._differentiate(inputs, y)
         self.pending += 1
         if self.pending == self.settings.accumulate_grad_batches:
             self.flush()
         return found
 
-    def _searched(self, optimizer: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _search(self, optimizer: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Take a step of an optimizer that computes the loss several times; return the first."""
         results: list[tuple[Tensor, Any]] = []
 
         def compute_anew() -> Tensor:
             optimizer.zero_grad()
-            results.append(self._differentiated(inputs, y))
+            results.append(self._differentiate(inputs, y))
             loss = self._of_the_whole_batch(results[-1][0])
             self._clip(optimizer)
             del results[1:]
@@ -302,7 +302,7 @@ class TorchLearner(Learner):
             return
         optimizer: Any = self._optimizer
         if self.pending > 1:
-            for parameter in trained(optimizer):
+            for parameter in list_trained(optimizer):
                 if parameter.grad is not None:
                     parameter.grad /= self.pending
         if self._scaler is None:
@@ -318,23 +318,23 @@ class TorchLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._evaluate()
         with torch.no_grad():
-            return self._losses(inputs, y, is_step=False)
+            return self._compute_losses(inputs, y, is_step=False)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self._evaluate()
         with torch.no_grad():
-            return self._predicted(inputs)
+            return self._compute_prediction(inputs)
 
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Add the gradients on a batch to those that are there; return its loss and prediction."""
-        loss, prediction = self._losses_of_step(inputs, y)
+        loss, prediction = self._compute_losses_of_step(inputs, y)
         self._backward(loss)
         # Without the graph for the backward pass.
-        return loss.detach(), self._mapped(torch.Tensor.detach, prediction)
+        return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
 
-    def _losses_of_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _compute_losses_of_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         try:
-            return self._losses(inputs, y, is_step=True)
+            return self._compute_losses(inputs, y, is_step=True)
         except ValueError as error:
             if isinstance(error, D2LDevError) or not self._lacks_variance(inputs):
                 raise
@@ -357,13 +357,15 @@ class TorchLearner(Learner):
         """Return the loss of a batch, as an optimizer that looks at it has to see it."""
         return loss
 
-    def _predicted(self, inputs: tuple[Any, ...]) -> Any:
+    def _compute_prediction(self, inputs: tuple[Any, ...]) -> Any:
         return self._model(*inputs) if self._narrow is None else self._narrowly(inputs)
 
-    def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
+    def _compute_losses(
+        self, inputs: tuple[Any, ...], y: Any, *, is_step: bool
+    ) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
-        prediction = self._predicted(inputs)
+        prediction = self._compute_prediction(inputs)
         labels = self.labels
         are_all_classes = labels is not None and labels.are_all_among(prediction.shape[-1])
         loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)
@@ -376,7 +378,9 @@ class TorchLearner(Learner):
         """Return the prediction as it is computed in fewer bits, in float32."""
         with torch.autocast(self._place_of(inputs).type, self._narrow):
             prediction = self._model(*inputs)
-        return self._mapped(lambda x: x.float() if x.dtype is self._narrow else x, prediction)
+        return self._map_prediction(
+            lambda x: x.float() if x.dtype is self._narrow else x, prediction
+        )
 
     def _place_of(self, inputs: tuple[Any, ...]) -> torch.device:
         """Return torch's device of the model; that of the first input if it has no parameter."""
@@ -394,9 +398,9 @@ class TorchLearner(Learner):
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
             # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
-            torch.nn.utils.clip_grad_norm_(trained(optimizer), self.settings.gradient_clip_val)
+            torch.nn.utils.clip_grad_norm_(list_trained(optimizer), self.settings.gradient_clip_val)
 
-    def _mapped(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
+    def _map_prediction(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
         """Return a nesting with what a function makes of each tensor in it."""
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
@@ -438,7 +442,7 @@ class TorchLearner(Learner):
         # In evaluation mode, in which no running mean is changed.
         self.predict(inputs)
         if self._optimizer is None and self.settings.optimizer is not None:
-            self._optimizer = self._made_optimizer()
+            self._optimizer = self._make_optimizer()
 
     def modes(self) -> dict[str, list[str]]:
         parameters = _plainly(self._model.named_parameters())

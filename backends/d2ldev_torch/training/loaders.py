@@ -10,7 +10,7 @@ from d2ldev.framework.training import shard_refusal
 from d2ldev.operations.parallel import PartSampler, shard_copy
 
 
-def sharded_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[Any]:
+def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[Any]:
     """Return a loader of which one process reads its examples only.
 
     Args:

@@ -24,14 +24,14 @@ def reduce(obj: Any) -> Any:
             return NotImplemented
         cls: Any = parametrize.type_before_parametrizations(obj)
         names = tuple(obj.parametrizations)  # type: ignore[arg-type]
-        return _made, (cls, names), cls.__getstate__(obj)
+        return _make, (cls, names), cls.__getstate__(obj)
     is_hook = isinstance(obj, FunctionType) and obj.__qualname__ == _HOOK
     if is_hook and obj.__module__ == parametrizations.__name__:
         return _hook, (inspect.getclosurevars(obj).nonlocals["name"],)
     return NotImplemented
 
 
-def _made(cls: Any, names: tuple[str, ...]) -> torch.nn.Module:
+def _make(cls: Any, names: tuple[str, ...]) -> torch.nn.Module:
     """Return a module whose tensors of these names are computed, before it has its state."""
     module: torch.nn.Module = cls.__new__(cls)
     parametrize._inject_new_class(module)

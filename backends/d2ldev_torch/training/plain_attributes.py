@@ -29,7 +29,7 @@ class PlainAttributes:
         self._model = model
         self._shared: dict[int, Any] = {}
         self._tensors: dict[int, torch.Tensor] = {}
-        own = {id(x): x for x in _known(model)}
+        own = {id(x): x for x in _list_known(model)}
         values = [(each, *found) for each in model.modules() for found in _plain(each)]
         for _, name, value in values:
             # Both have the model, and no forward computes with them.
@@ -58,7 +58,7 @@ class PlainAttributes:
         if not (memo.met or tensors):
             self._shared[id(value)] = value
 
-    def copied(self, device: torch.device) -> torch.nn.Module:
+    def copy_to(self, device: torch.device) -> torch.nn.Module:
         """Return the copy of the model; its plain tensors are on a device already."""
         placed = {key: x.to(device, copy=True) for key, x in self._tensors.items()}
         self._copy = deepcopy(self._model, {**self._shared, **placed})
@@ -70,19 +70,19 @@ class PlainAttributes:
 
     def bring_back(self) -> None:
         """Give the user's model what the copy's ``forward`` has bound anew, or a copy of it."""
-        known = zip(_known(self._copy), _known(self._model), strict=True)
+        known = zip(_list_known(self._copy), _list_known(self._model), strict=True)
         memo = {id(x): whole for x, whole in known}
         modules = zip(self._copy.modules(), self._model.modules(), self._before, strict=True)
         for part, whole, before in modules:
             now = dict(_plain(part))
             for name, value in now.items():
                 if name not in before or value is not before[name]:
-                    setattr(whole, name, self._returned(value, memo))
+                    setattr(whole, name, self._bring_back(value, memo))
             for name in before.keys() - now.keys():
                 delattr(whole, name)
 
     @staticmethod
-    def _returned(value: Any, memo: dict[int, Any]) -> Any:
+    def _bring_back(value: Any, memo: dict[int, Any]) -> Any:
         """Return a value of the copy as the user's model has it."""
         if isinstance(value, torch.Tensor):
             return value.detach().cpu()
@@ -113,7 +113,7 @@ class _Memo(dict[int, Any]):
         return {id(x): x for x in kept if isinstance(x, torch.Tensor)}
 
 
-def _known(model: torch.nn.Module) -> Iterator[Any]:
+def _list_known(model: torch.nn.Module) -> Iterator[Any]:
     """Yield what torch knows of in a model, in the same order for a copy of it."""
     yield from model.modules()
     yield from model.parameters()

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from d2ldev.framework import Framework, Settings, Tensor
 from d2ldev.nesting.walk import map_tensors
-from d2ldev_torch.training.learner import TorchLearner, trained
+from d2ldev_torch.training.learner import TorchLearner, list_trained
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -47,7 +47,7 @@ class TorchGroupLearner(TorchLearner):
         if self._shared is None or self._shared.is_outdated():
             assert self._optimizer is not None
             # An optimizer of the user's may train more than the model, such as a loss.
-            part = _Part(self._model, trained(self._optimizer), self._computed)
+            part = _Part(self._model, list_trained(self._optimizer), self._compute)
             # In float16 gradients are multiplied after they were reduced: on the way they are as
             # large as in one process.
             self._shared = _Shared(part, 1 if self._scaler is None else self._size)
@@ -61,7 +61,7 @@ class TorchGroupLearner(TorchLearner):
             self._shared.reduce()
         super().flush()
 
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         shared, portion = self._shared, self.portion
         assert shared is not None
         assert portion is not None
@@ -83,10 +83,10 @@ class TorchGroupLearner(TorchLearner):
         distributed.all_reduce(total)
         return total.cpu()
 
-    def _computed(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        with self._numbers.drawn(self._place_of(inputs)):
-            loss, prediction = self._losses_of_step(inputs, y)
-        return loss, self._mapped(torch.Tensor.detach, prediction)
+    def _compute(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with self._numbers.draw_own(self._place_of(inputs)):
+            loss, prediction = self._compute_losses_of_step(inputs, y)
+        return loss, self._map_prediction(torch.Tensor.detach, prediction)
 
 
 class _Shared:
@@ -185,7 +185,7 @@ class OwnNumbers:
         self._are_drawn = False
 
     @contextmanager
-    def drawn(self, place: torch.device) -> Iterator[None]:
+    def draw_own(self, place: torch.device) -> Iterator[None]:
         """Let a block draw this process's own numbers from the generator of a device."""
         module: Any = torch.random
         on: tuple[torch.device, ...] = ()

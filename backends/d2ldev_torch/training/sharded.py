@@ -17,7 +17,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Tensor
 from d2ldev_torch.models import original
 from d2ldev_torch.optimizers import is_simple
-from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
+from d2ldev_torch.training.learner import TorchLearner, list_trained, needs_closure
 from d2ldev_torch.training.plain_attributes import PlainAttributes
 from d2ldev_torch.training.replicated import OwnNumbers, begin_as_the_first, broadcast_buffers
 
@@ -69,10 +69,10 @@ class TorchShardLearner(TorchLearner):
                     "torch.nn.Parameter(torch.ones(1)), of shape (1,)",
                 )
 
-    def _made_optimizer(self) -> torch.optim.Optimizer:
-        optimizer = super()._made_optimizer()
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super()._make_optimizer()
         known = {id(x) for x in self._model.parameters()}
-        is_alone = all(id(x) in known for x in trained(optimizer))
+        is_alone = all(id(x) in known for x in list_trained(optimizer))
         cls: Any = type(optimizer)
         is_of_parts = not needs_closure(cls) and cls not in _OF_WHOLE_PARAMETERS
         problem = "" if is_of_parts else "it looks at whole parameters"
@@ -114,7 +114,7 @@ class TorchShardLearner(TorchLearner):
         super().sync()
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        super().build(self._mapped(torch.Tensor.cpu, inputs))
+        super().build(self._map_prediction(torch.Tensor.cpu, inputs))
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with self._spread(inputs):
@@ -132,13 +132,13 @@ class TorchShardLearner(TorchLearner):
         with self._spread(inputs):
             return super().predict(inputs)
 
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
-        with self._numbers.drawn(self._place_of(inputs)):
-            loss, prediction = self._losses_of_step(inputs, y)
+        with self._numbers.draw_own(self._place_of(inputs)):
+            loss, prediction = self._compute_losses_of_step(inputs, y)
         # FSDP takes the mean of the processes' gradients, and the sum is wanted.
         self._backward(loss * (self.portion.share * self._size))
-        return loss.detach(), self._mapped(torch.Tensor.detach, prediction)
+        return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
 
     @contextmanager
     def _spread(self, inputs: tuple[Any, ...]) -> Iterator[None]:
@@ -192,7 +192,7 @@ class _Split:
     ) -> None:
         self.whole, self._optimizer = whole, optimizer
         self._plain = PlainAttributes(whole)
-        self.model = self._plain.copied(device)
+        self.model = self._plain.copy_to(device)
         for unit in _units(self.model):
             fully_shard(unit, mesh=mesh, reshard_after_forward=True)
         for name in methods:

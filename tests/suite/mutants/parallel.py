@@ -139,7 +139,7 @@ class CopiesModelsToTheFirst(Mutant, caught_by="replicate.copies-models"):
 
 class TakesTheMeanOfMeans(Mutant, caught_by="several.learn-what-one-learns"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _shares(self, y, parts):
+        def _compute_shares(self, y, parts):
             return [0.5 for _ in parts]
 
 
@@ -165,15 +165,15 @@ class StepsWithEachBatch(Mutant, caught_by="several.accumulate"):
 
 class ComputesWithEmptyParts(Mutant, caught_by="several.take-small-batches"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _shares(self, y, parts):
+        def _compute_shares(self, y, parts):
             parts[:] = [part._replace(number=part.number or 1) for part in parts]
-            return super()._shares(y, parts)
+            return super()._compute_shares(y, parts)
 
 
 class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-batch"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _shares(self, y, parts):
-            return super()._shares(getattr(y, "y", y), parts)
+        def _compute_shares(self, y, parts):
+            return super()._compute_shares(getattr(y, "y", y), parts)
 
 
 class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-example"):
@@ -207,7 +207,7 @@ class LosesWhatWasLearned(Mutant, caught_by="several.hand-back-past-what-a-call-
 
 class SharesLabelsForNone(Mutant, caught_by="several.leave-out-labels"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _shares(self, y, parts):
+        def _compute_shares(self, y, parts):
             return [part.share for part in parts]
 
 

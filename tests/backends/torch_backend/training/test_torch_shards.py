@@ -129,7 +129,7 @@ def test_what_forward_bound_anew_comes_back_as_the_model_s_own():
     net = Plain()
     net.handle, net.kept = threading.Lock(), []
     attributes = PlainAttributes(net)
-    copy = attributes.copied(torch.device("cpu"))
+    copy = attributes.copy_to(torch.device("cpu"))
     attributes.begin()
     copy.kept.append(1)
     copy.calls, copy.chosen, copy.output = 3, [copy.b], torch.ones(2)
