@@ -51,7 +51,11 @@ def run(*, virtual_gpus: int | None, notebook: Path | None = None) -> int:
             screen.complain(screen.message_of(error))
             return screen.exit_status(error)
         if notebook is not None:
-            write_notebook(notebook, cells, virtual_gpus)
+            try:
+                write_notebook(notebook, cells, virtual_gpus)
+            except OSError as error:
+                screen.complain(f"cannot write a notebook into {notebook}: {error.strerror}")
+                return 1
             return 0
         return walk(cells, backend, console, notes)
 

@@ -211,10 +211,8 @@ def test_a_notebook_has_what_nbformat_4_asks_for(tmp_path):
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     done = run_command("tour", "--notebook", str(tmp_path / "file" / "new"))
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: cannot write the output: Not a directory\n",
-    )
+    said = f"error: cannot write a notebook into {tmp_path}/file/new: Not a directory\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 # -- the chapter ------------------------------------------------------------------------------
