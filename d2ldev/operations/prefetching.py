@@ -5,12 +5,10 @@ No thread is needed for it: a framework that works asynchronously has only to be
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from d2ldev.device import CPU, Device
@@ -19,6 +17,8 @@ from d2ldev.framework import Copier, DeviceLike, Framework
 from d2ldev.nesting.walk import flatten, plain_tensors
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number
+
+_END = object()
 
 
 def prefetch(
@@ -34,27 +34,125 @@ def prefetch(
         )
     fix = "backend.prefetch(batches, device, depth=2)"
     depth = whole_number("prefetch", "depth", depth, least=0, fix=fix)
-    moved = _moved(framework, batches, target, depth)
-    return moved if framework.tensors.in_flight is None else _bounded(framework, moved)
+    moved = device_batches(framework, batches, target, depth)
+    return moved if framework.tensors.in_flight is None else _limit_queue(framework, moved)
 
 
-def _moved(
-    framework: Framework, batches: Iterable[Any], target: Device, depth: int
+def device_batches(
+    framework: Framework,
+    data: Iterable[Any],
+    device: Device | None,
+    depth: int,
+    *,
+    prepare: Callable[[Any], Any] | None = None,
+    count_to_draw: Callable[[], int] | None = None,
 ) -> Generator[Any, None, None]:
-    if depth:
-        ahead = framework.training.prefetch(batches, target, depth)
-        if ahead is not None:
+    """Draw batches, and start to move each one ``depth`` batches before it is asked for.
+
+    Args:
+        framework: whose tensors the batches become.
+        data: the batches. A generator is closed with this one.
+        device: where they go; None leaves them where they are, and needs a depth of 0.
+        depth: how many batches are ahead of the one in use.
+        prepare: what happens to a batch on the host before it moves; None changes nothing.
+        count_to_draw: returns how many batches may be drawn from now on, at least 1; None is any
+            number.
+
+    Yields:
+        The batches. An exception of the data, of ``prepare`` or of a copy is raised in the place of
+        its batch, after the batches before it.
+    """
+    start, finish = _choose_copies(framework, device, depth)
+    if depth and device is not None and prepare is None and count_to_draw is None:
+        ahead_of_framework = framework.training.prefetch(data, device, depth)
+        if ahead_of_framework is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
-            return moved_in_turn(ahead, partial(moving.to, framework, target=target))
-        batches = draw_outside(framework, batches)
-        copier = None if target is CPU else framework.training.copier(target)
-        if copier is not None:
-            return _beside(framework, batches, target, depth, copier)
-        return moved_ahead(batches, depth, _start(framework, target))
-    return moved_in_turn(draw_outside(framework, batches), _start(framework, target))
+            data, depth = ahead_of_framework, 0
+            start, finish = partial(moving.to, framework, target=device), None
+    source = _call_outside(framework, iter, data)
+    ahead: deque[Any] = deque()
+    failure: Exception | None = None
+    is_over = False
+    try:
+        while True:
+            most = depth if count_to_draw is None else min(depth, count_to_draw() - 1)
+            while len(ahead) <= most and not is_over:
+                try:
+                    batch = _call_outside(framework, next, source, _END)
+                    is_over = batch is _END
+                    if not is_over:
+                        ahead.append(start(batch if prepare is None else prepare(batch)))
+                except Exception as error:
+                    failure, is_over = error, True
+                # A batch in use is kept nowhere: neither the host's copy nor the moved one.
+                batch = None
+            if not ahead:
+                break
+            yield ahead.popleft() if finish is None else finish(ahead.popleft())
+        if failure is not None:
+            raise failure
+    finally:
+        # The traceback of an error has this frame, which would keep batches.
+        ahead.clear()
+        failure = None
+        if isinstance(source, Generator):
+            source.close()
 
 
-def _bounded(
+def _choose_copies(
+    framework: Framework, device: Device | None, depth: int
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any] | None]:
+    """Return a function that starts to move a batch, and one that makes the batch of its result.
+
+    None in the place of the second one leaves the result as it is.
+    """
+    if device is None:
+        return _keep, None
+    copier = framework.training.copier(device) if depth and device is not CPU else None
+    if copier is not None:
+        return partial(_start_beside, framework, device, copier), _call
+    # By way of tensors of the host, because copies between tensors are asynchronous, and made
+    # together. On the CPU and on virtual GPUs this would only be one more copy.
+    if framework.devices.platform(device) in ("cpu", "virtual"):
+        return partial(moving.to, framework, target=device), None
+    return partial(_start, framework, device), None
+
+
+def _keep(batch: Any) -> Any:
+    return batch
+
+
+def _start(framework: Framework, device: Device, batch: Any) -> Any:
+    """Make tensors of a batch on the host, and start to move them."""
+    batch = moving.on_the_host(framework, batch, is_moved_later=True)
+    return moving.to(framework, batch, device)
+
+
+def _start_beside(
+    framework: Framework, device: Device, copier: Copier, batch: Any
+) -> Callable[[], Any]:
+    """Start to move a large batch beside the device, and leave a small one for its turn."""
+    kinds = framework.state.kinds
+    plain = xs = plain_tensors(batch, kinds)
+    if xs is None:
+        batch = moving.on_the_host(framework, batch, is_moved_later=True)
+        xs = list(flatten(batch, kinds, "prefetch batches").tensors.values())
+    if not copier.is_large(xs):
+        return partial(moving.move, framework, batch, device, copier.copy_in_turn, plain)
+    moved = moving.move(framework, batch, device, copier.copy_all, plain)
+    return partial(_finish_beside, copier, moved, copier.mark_start())
+
+
+def _finish_beside(copier: Copier, batch: Any, mark: Any) -> Any:
+    copier.finish(mark)
+    return batch
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+def _limit_queue(
     framework: Framework, batches: Generator[Any, None, None]
 ) -> Generator[Any, None, None]:
     """Yield batches; now and then, wait until what reads an earlier one is done."""
@@ -71,42 +169,6 @@ def _bounded(
             yield batch
 
 
-def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:
-    # By way of tensors of the host, because copies between tensors are asynchronous, and made
-    # together. On the CPU and on virtual GPUs this would only be one more copy.
-    is_real = framework.devices.platform(device) not in ("cpu", "virtual")
-
-    def start(batch: Any) -> Any:
-        if is_real:
-            batch = moving.on_the_host(framework, batch, is_moved_later=True)
-        return moving.to(framework, batch, device)
-
-    return start
-
-
-def _beside(
-    framework: Framework, batches: Iterable[Any], device: Device, depth: int, copier: Copier
-) -> Generator[Any, None, None]:
-    """Move large batches ahead, beside the device, and each other one when it is asked for."""
-    kinds = framework.state.kinds
-
-    def start(batch: Any) -> Callable[[], Any]:
-        plain = xs = plain_tensors(batch, kinds)
-        if xs is None:
-            batch = moving.on_the_host(framework, batch, is_moved_later=True)
-            xs = list(flatten(batch, kinds, "prefetch batches").tensors.values())
-        if not copier.is_large(xs):
-            return partial(moving.move, framework, batch, device, copier.copy_in_turn, plain)
-        moved = moving.move(framework, batch, device, copier.copy_all, plain)
-        return partial(finish, moved, copier.mark_start())
-
-    def finish(batch: Any, mark: Any) -> Any:
-        copier.finish(mark)
-        return batch
-
-    return moved_ahead(batches, depth, start, lambda started: started())
-
-
 def draw_outside(framework: Framework, batches: Iterable[Any]) -> Generator[Any, None, None]:
     """Draw batches outside of a block ``backend.on(gpu)``: what makes them is on the host.
 
@@ -120,10 +182,10 @@ def draw_outside(framework: Framework, batches: Iterable[Any]) -> Generator[Any,
     Yields:
         The batches.
     """
-    source = _outside(framework, iter, batches)
+    source = _call_outside(framework, iter, batches)
     try:
         while True:
-            found = [_outside(framework, next, source, _END)]
+            found = [_call_outside(framework, next, source, _END)]
             if found[0] is _END:
                 return
             yield found.pop()
@@ -132,91 +194,8 @@ def draw_outside(framework: Framework, batches: Iterable[Any]) -> Generator[Any,
             source.close()
 
 
-_END = object()
-
-
-def _outside(framework: Framework, call: Callable[..., Any], *arguments: Any) -> Any:
+def _call_outside(framework: Framework, call: Callable[..., Any], *arguments: Any) -> Any:
     if framework.state.scope.value.get() in (None, CPU):
         return call(*arguments)
     with devices.on(framework, CPU):
         return call(*arguments)
-
-
-def moved_in_turn(batches: Iterable[Any], move: Callable[[Any], Any]) -> Generator[Any, None, None]:
-    """Move each batch when it is asked for.
-
-    Args:
-        batches: in their order. If they are a generator, it is closed with this one.
-        move: moves a batch.
-
-    Yields:
-        The batches.
-    """
-    with closed_after(batches) as source:
-        for batch in source:
-            # Nothing is kept while it is in use: neither the host's copy nor this one.
-            moved = [move(batch)]
-            del batch
-            yield moved.pop()
-
-
-def moved_ahead(
-    batches: Iterable[Any],
-    depth: int,
-    start: Callable[[Any], Any],
-    finish: Callable[[Any], Any] = lambda started: started,
-) -> Generator[Any, None, None]:
-    """Start moving each batch ``depth`` batches before it is asked for.
-
-    Args:
-        batches: in their order. If they are a generator, it is closed with this one.
-        depth: how many are ahead of the one in use, at least 1.
-        start: begins to move a batch, without waiting for it.
-        finish: makes what ``start`` returned into the batch, when it is asked for.
-
-    Yields:
-        The batches. An exception of ``batches`` or ``start`` is raised in the place of the batch
-        that it belongs to, after those before it.
-    """
-    ahead: deque[Callable[[], Any]] = deque()
-    with closed_after(batches) as source:
-        begun = _begun(source, start, finish)
-        try:
-            ahead.extend(islice(begun, min(depth, sys.maxsize - 1) + 1))
-            while ahead:
-                yield ahead.popleft()()
-                ahead.extend(islice(begun, 1))
-        finally:
-            ahead.clear()  # the traceback of an error has this frame, which would keep batches
-
-
-def _begun(
-    source: Iterator[Any], start: Callable[[Any], Any], finish: Callable[[Any], Any]
-) -> Iterator[Callable[[], Any]]:
-    """Begin to move each batch, and yield functions that return it; the last one may raise."""
-    try:
-        for batch in source:
-            # Nothing is kept here: neither the host's copy nor the moved one.
-            moved = [start(batch)]
-            del batch
-            yield partial(finish, moved.pop())
-    except Exception as error:
-        yield partial(_raise, error)
-
-
-def _raise(error: Exception) -> None:
-    try:
-        raise error
-    finally:
-        del error  # its traceback has this frame, which would keep it
-
-
-@contextmanager
-def closed_after(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Go through batches; if they are a generator, close it at the end of the block."""
-    source = iter(batches)
-    try:
-        yield source
-    finally:
-        if isinstance(source, Generator):
-            source.close()

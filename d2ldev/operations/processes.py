@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -92,7 +92,7 @@ class _Place(NamedTuple):
 
 
 class Portions:
-    """The parts of batches that this process has, as they are taken from their iterable.
+    """The portions of batches that this process has, in the order of the data.
 
     Args:
         framework: whose tensors are in the batches.
@@ -105,38 +105,36 @@ class Portions:
         self._waiting: deque[_Taken] = deque()
         self._shapes = ""
 
-    def of(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield this process's part of each batch, on the host.
+    def select(self, batch: Any) -> Any:
+        """Return this process's part of a batch, on the host.
 
         Raises:
-            UnsupportedValueError: if a batch has no examples, or cannot be split.
+            UnsupportedValueError: if the batch has no examples, or cannot be split.
         """
         attempted = f"split a batch over {self._group.size} processes"
-        for batch in batches:
-            if isinstance(batch, Sharded):
-                number, length = batch.number, batch.length
-                portion = Portion(number, length, number / length)
-                self._check_number(portion)
-                if "split sequences over processes" in self._framework.cannot:
-                    self._check_sharded(batch)
-                self._waiting.append(
-                    _Taken(portion, None, f"{length} examples", batch.content, is_sharded=True)
-                )
-                yield batch.operands
-                continue
-            whole = Whole(self._framework, batch, attempted)
-            if not whole.length:
-                raise empty_batch_refusal()
-            if whole.has_sequences:
-                self._require_sequences(attempted)
-            operands, number = whole.part(
-                self._group.rank, self._group.size, is_filled=True, model=self._model
+        if isinstance(batch, Sharded):
+            number, length = batch.number, batch.length
+            portion = Portion(number, length, number / length)
+            self._check_number(portion)
+            if "split sequences over processes" in self._framework.cannot:
+                self._check_sharded(batch)
+            self._waiting.append(
+                _Taken(portion, None, f"{length} examples", batch.content, is_sharded=True)
             )
-            weighted = _share_of_weights(self._framework, batch, operands if number else None)
-            shapes, targets = f"shapes {whole.shapes}", f"targets {self._checksum(whole.last)}"
-            portion = Portion(number, whole.length, number / whole.length)
-            self._waiting.append(_Taken(portion, weighted, shapes, targets))
-            yield operands
+            return batch.operands
+        whole = Whole(self._framework, batch, attempted)
+        if not whole.length:
+            raise empty_batch_refusal()
+        if whole.has_sequences:
+            self._require_sequences(attempted)
+        operands, number = whole.part(
+            self._group.rank, self._group.size, is_filled=True, model=self._model
+        )
+        weighted = _share_of_weights(self._framework, batch, operands if number else None)
+        shapes, targets = f"shapes {whole.shapes}", f"targets {self._checksum(whole.last)}"
+        portion = Portion(number, whole.length, number / whole.length)
+        self._waiting.append(_Taken(portion, weighted, shapes, targets))
+        return operands
 
     def next(self, label: str, y: Any, labels: Labels | None) -> Portion:
         """Return what of its batch the next part is, and compare the batch with the others'.
@@ -162,7 +160,7 @@ class Portions:
             raise UnsupportedValueError(
                 "train on a sharded batch with sample_weight",
                 "no process knows the weights of the whole batch",
-                "trainer.fit(net, data) without trainer.shard",
+                "trainer.fit(net, data) without trainer.shard_data",
             )
         if not isinstance(y, Weighted):
             weighted = None
@@ -171,7 +169,7 @@ class Portions:
                 raise UnsupportedValueError(
                     f"train on a sharded batch with the label {NO_LABEL}, which is left out",
                     "no process knows how many labels of the whole batch count",
-                    "trainer.fit(net, data) without trainer.shard",
+                    "trainer.fit(net, data) without trainer.shard_data",
                 )
             share = self.share_of_labels(portion, labels, is_weighted=weighted is not None)
             return portion._replace(share=share)
@@ -200,8 +198,8 @@ class Portions:
             raise UnsupportedValueError(
                 f"train on {number} of the {length} examples of a batch",
                 "batch normalizations of a process's part need 2 examples in each part",
-                "drop_last=True in the loader; or trainer.fit(net, data) without trainer.shard, "
-                "where fewer processes share such a batch",
+                "drop_last=True in the loader; or trainer.fit(net, data) without "
+                "trainer.shard_data, where fewer processes share such a batch",
             )
 
     def _require_sequences(self, attempted: str) -> None:

@@ -176,7 +176,7 @@ def history_refusal(attempted: str, names: Collection[str], fix: str) -> Unsuppo
     return UnsupportedValueError(attempted, f"the history has {found}", fix)
 
 
-def checked_callbacks(given: Any) -> list[Any]:
+def check_callbacks(given: Any) -> list[Any]:
     """Return the callbacks as a list.
 
     Args:
@@ -298,7 +298,7 @@ def notify(listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
             )
 
 
-def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
+def list_listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
     """Return what is called for a hook, in order; a function is called for ``on_epoch_end``."""
     found = []
     for each in callbacks:
@@ -307,7 +307,7 @@ def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
     return [listener for listener in found if listener is not None]
 
 
-def checked_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[], None]:
+def check_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[], None]:
     """Return a function that gives callbacks their states: all of them, or none.
 
     Args:

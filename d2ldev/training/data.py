@@ -433,7 +433,7 @@ def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
     """
     parts = [("sample_weight", y.weights)] if isinstance(y, Weighted) else []
     if isinstance(loss, str):
-        parts.append(("y", unweighted(y)))
+        parts.append(("y", drop_weights(y)))
     for name, part in parts:
         if kinds[type(part)] is not TENSOR and not hasattr(part, "shape"):
             raise UnsupportedValueError(
@@ -443,7 +443,7 @@ def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
             )
 
 
-def unweighted(y: Any) -> Any:
+def drop_weights(y: Any) -> Any:
     """Return a target without the weights of its examples."""
     return y.y if isinstance(y, Weighted) else y
 

@@ -1,109 +1,222 @@
-"""What happens to a batch when it enters a loop, while its data is still on the host."""
+"""How a batch enters a loop: what happens to it on the host, on its way, and on the device."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.framework import Learner, Sharded
 from d2ldev.framework.training import Labels
+from d2ldev.nesting.kinds import TENSOR
+from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.floats import Cast, dtype_of_model
 from d2ldev.operations.labels import has_labels, look_at
-from d2ldev.operations.prefetching import closed_after
-from d2ldev.training.data import inputs_and_target
-from d2ldev.training.hooks import Hooks
-from d2ldev.training.interruption import spared
+from d2ldev.operations.prefetching import device_batches, draw_outside
+from d2ldev.operations.steps import takes_target
+from d2ldev.training.data import (
+    check_target,
+    count_of,
+    drop_weights,
+    empty_data_refusal,
+    inputs_alone,
+    inputs_and_target,
+    with_few_places,
+)
+from d2ldev.training.hooks import TrainerState, is_overridden, prepare_batch
+from d2ldev.training.interruption import shield
+from d2ldev.training.team import Counts, SingleProcess, Team
+
+# How many batches are on their way to a GPU while one is computed with.
+_DEPTH = 2
+
+
+class Operands(NamedTuple):
+    """What a learner computes with, of a batch.
+
+    Args:
+        inputs: of the model.
+        y: the target.
+        counts: what the batch counts.
+    """
+
+    inputs: tuple[Any, ...]
+    y: Any
+    counts: Counts
 
 
 class Entry:
-    """The batches of an epoch as the data has them, before they are copied to a device.
+    """The way of the batches of an epoch into the steps of a learner.
 
     Args:
         trainer: whose batches they are.
-        learner: which computes with them.
-        splits: whether each batch is split on the host: labels on a device are brought over then.
-        is_first: whether this process says what is cast.
+        learner: computes with them.
+        team: the processes that compute with portions of each batch.
     """
 
-    def __init__(
-        self, trainer: Hooks, learner: Learner, *, splits: bool = False, is_first: bool = True
-    ) -> None:
+    def __init__(self, trainer: TrainerState, learner: Learner, team: Team | None = None) -> None:
         self._trainer, self._learner = trainer, learner
-        self._splits, self._is_first = splits, is_first
+        self._team = SingleProcess() if team is None else team
+        self._backend = trainer.backend
         self._framework = trainer.backend.framework
+        self._kinds = self._framework.state.kinds
         self._has_labels = has_labels(learner.settings)
+        # A batch that the user prepares may have other labels than the one that was drawn.
+        self._is_prepared = is_overridden(trainer, "prepare_batch")
+        settings = learner.settings
+        self._has_target = takes_target(settings.loss)
+        self._is_plain = self._has_target and settings.methods is None and not self._is_prepared
         self._seen: deque[Labels | None] = deque()
         self._cast: Cast | None = None
         self._dtype: str | None = None
-        self._is_said = self._is_pipeline = False
+        self._has_warned = self._is_pipeline = self._is_built = False
+        # Whether all floats of the batches were seen on the host, and stay as they are.
+        self._is_complete = True
 
-    def of(self, data: Iterable[Any]) -> Iterable[Any]:
-        """Return the data of an epoch, each batch of which is prepared when it is drawn."""
+    def draw(
+        self,
+        data: Iterable[Any],
+        *,
+        is_trained: bool = False,
+        count_to_draw: Callable[[], int] | None = None,
+    ) -> Generator[Any, None, None]:
+        """Return the batches of an epoch on the device, each of which ``take`` takes.
+
+        Args:
+            data: the batches of the epoch.
+            is_trained: whether the model is trained on them.
+            count_to_draw: see ``device_batches``.
+        """
         self._seen.clear()
         if self._cast is None:  # a model gets its dtype with its first batch, at the latest
             self._dtype = dtype_of_model(self._framework, self._learner.model)
             if self._dtype is not None:
                 self._cast = Cast(self._framework, self._dtype)
+        self._team.begin_data(is_trained=is_trained)
         is_pipeline = isinstance(data, self._framework.training.pipeline_types)
-        self._is_pipeline = is_pipeline and not self._splits
-        return data if self._is_pipeline else self._looked_at(data)
+        self._is_pipeline = is_pipeline and not self._team.splits
+        self._is_complete = self._cast is None or not (self._is_pipeline or self._cast.has_met_data)
+        trainer, is_prepared = self._trainer, self._is_prepared
+        return device_batches(
+            self._framework,
+            shield(data),
+            None if is_prepared else trainer.device,
+            _DEPTH if trainer.gpus and not is_prepared else 0,
+            prepare=None if self._is_pipeline else self._look,
+            count_to_draw=count_to_draw,
+        )
 
-    def arrived(self, batch: Any) -> Any:
-        """Return a batch that is on the device, and was changed since ``of`` has seen it."""
-        cast = self._cast
-        return batch if cast is None or cast.keeps(batch) else self._with_floats(batch, cast)
+    def take(self, number: int, batch: Any) -> Operands:
+        """Return the operands of a batch, and tell the learner what the host has seen of it.
 
-    @property
-    def is_complete(self) -> bool:
-        """Return whether ``of`` has seen all floats of the batches, as ``to`` leaves them.
-
-        It has not where the framework's own pipeline draws them, or makes tensors of other data.
+        Args:
+            number: the position of the batch in the epoch, from 0.
+            batch: drawn by ``draw``.
         """
-        return self._cast is None or not (self._is_pipeline or self._cast.has_met_data)
+        kinds = self._kinds
+        if (
+            self._is_plain
+            and self._is_complete
+            and type(batch) is tuple
+            and len(batch) == 2
+            and kinds[type(batch[0])] is TENSOR
+            and kinds[type(batch[1])] is TENSOR
+        ):  # the common batch
+            inputs, y = batch[:1], batch[1]
+            examples = count_of(self._backend, y)
+        else:
+            inputs, y, examples = self._take_apart(self.arrive(batch))
+        labels = self._seen.popleft() if self._seen else None
+        counts = self._team.count(self._learner, number, y, examples, labels)
+        self._learner.labels = None if self._is_prepared else labels
+        return Operands(inputs, y, counts)
 
-    def _looked_at(self, data: Iterable[Any]) -> Iterator[Any]:
-        cast, has_labels = self._cast, self._has_labels
-        with closed_after(spared(data)) as source:
-            for batch in source:
-                if cast is not None and not cast.keeps(batch):
-                    batch = self._with_floats(batch, cast)
-                if has_labels:
-                    self._seen.append(self._labels(batch))
-                # Nothing is kept while the batch is in use.
-                drawn = [batch]
-                del batch
-                yield drawn.pop()
+    def arrive(self, batch: Any) -> Any:
+        """Return a drawn batch on the device, with the floats of the model."""
+        if self._is_prepared:
+            batch = prepare_batch(self._trainer, batch)
+        batch = with_few_places(batch, self._kinds)
+        cast = self._cast
+        if cast is None or (self._is_complete and not self._is_prepared) or cast.keeps(batch):
+            return batch
+        return self._convert_floats(batch, cast)
 
-    def _with_floats(self, batch: Any, cast: Cast) -> Any:
+    def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
+        """Return the inputs of the first batch, on the device."""
+        learner = self._learner
+        for first in draw_outside(self._framework, data):
+            (batch,) = self.draw([first])
+            batch = unwrap_broadcasts(self.arrive(batch), self._kinds)
+            if learner.settings.methods is None and not takes_target(learner.settings.loss):
+                return inputs_alone(batch, learner.input_names, learner.takes_mapping)
+            return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
+        raise empty_data_refusal()
+
+    def _look(self, batch: Any) -> Any:
+        """Cast the floats of a batch on the host, look at its labels, and select a portion."""
+        cast = self._cast
+        if cast is not None and not cast.keeps(batch):
+            batch = self._convert_floats(batch, cast)
+            self._is_complete = not cast.has_met_data
+        if self._has_labels:
+            self._seen.append(self._labels(batch))
+        return self._team.select(batch)
+
+    def _convert_floats(self, batch: Any, cast: Cast) -> Any:
         if isinstance(batch, Sharded):
             operands = cast(batch.operands)
             if operands is not batch.operands:
                 batch = Sharded(operands, batch.number, batch.length, batch.content)
         else:
             batch = cast(batch)
-        if cast.others and not self._is_said:
-            self._is_said = True
-            if self._is_first:
+        if cast.others and not self._has_warned:
+            self._has_warned = True
+            if self._team.is_first:
                 warn(
                     f"data of {' and '.join(cast.others)} is cast to {self._dtype}, as the model "
                     f"is; to cast it once: X.astype({self._dtype!r}) before the batches are made"
                 )
         return batch
 
-    def next(self) -> Labels | None:
-        """Return what the host has seen of the labels of the next batch, if anything."""
-        return self._seen.popleft() if self._seen else None
-
     def _labels(self, batch: Any) -> Labels | None:
+        """Return what the host sees of the labels of a batch."""
         if isinstance(batch, Sharded):
             batch = batch.operands
+        waits = self._team.splits
         if type(batch) is tuple and len(batch) == 2:  # the common batch
-            return look_at(self._framework, batch[1], is_drawn=True, waits=self._splits)
+            return look_at(self._framework, batch[1], is_drawn=True, waits=waits)
         learner = self._learner
         try:
             _, y = inputs_and_target(batch, learner.input_names, learner.takes_mapping)
         except UnsupportedValueError:  # raised again where the batch is computed with
             return None
-        return look_at(self._framework, y, is_drawn=True, waits=self._splits)
+        return look_at(self._framework, y, is_drawn=True, waits=waits)
+
+    @cached_property
+    def _names(self) -> tuple[Sequence[str], bool]:
+        """What the model calls its inputs, and whether it takes a mapping of them."""
+        return self._learner.input_names, self._learner.takes_mapping
+
+    def _take_apart(self, batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+        """Return the inputs of a batch, its target, and the number of its examples."""
+        learner, backend, names = self._learner, self._backend, self._names
+        if learner.settings.methods is not None:
+            if not self._is_built and not learner.is_built:
+                learner.build(unwrap_broadcasts(inputs_and_target(batch, *names)[0], self._kinds))
+            self._is_built = True
+            return (self._unwrap(batch),), None, count_of(backend, batch)
+        if not self._has_target:
+            inputs = inputs_alone(batch, *names)
+            return self._unwrap(inputs), None, count_of(backend, inputs)
+        inputs, y = inputs_and_target(batch, *names)
+        check_target(y, learner.settings.loss, self._kinds)
+        fields = {"inputs": dict(enumerate(inputs)), "y": y}
+        number = count_of(backend, drop_weights(y), fields)
+        return *self._unwrap((inputs, y)), number
+
+    def _unwrap(self, operands: Any) -> Any:
+        """Return operands as the learner takes them."""
+        is_taken = self._learner.takes_marks
+        return operands if is_taken else unwrap_broadcasts(operands, self._kinds)

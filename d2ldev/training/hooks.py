@@ -5,7 +5,7 @@ Source: D2L, sections 3.2.4 and 6.7.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from d2ldev.active import backend as handle
@@ -13,15 +13,12 @@ from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Learner
-from d2ldev.operations.prefetching import draw_outside, moved_in_turn
-from d2ldev.training.callbacks import listeners
-from d2ldev.training.data import with_few_places
-from d2ldev.training.interruption import spared
+from d2ldev.training.callbacks import list_listeners
 from d2ldev.typing import DeviceLike, History
 
 
-class Hooks:
-    """What ``Trainer`` calls on the way of a model and its batches, and what the hooks find on it.
+class TrainerState:
+    """What the hooks find on a ``Trainer``, and the hooks themselves.
 
     It has no ``__init__``, which the book's would not call.
     """
@@ -107,7 +104,7 @@ class Hooks:
         An exception in it ends the run; the checkpoint is then that of the epoch before.
         """
 
-    def _prepared_model(self, model: Any) -> Any:
+    def _find_prepared_model(self, model: Any) -> Any:
         """Return what ``prepare_model`` returned, or has set ``self.model`` to, as the book's."""
         self._model = None
         prepared = self.prepare_model(model)
@@ -121,38 +118,34 @@ class Hooks:
             )
         return prepared
 
-    def _prepared_batch(self, batch: Any) -> Any:
-        prepared = self.prepare_batch(batch)
-        if prepared is None:
-            raise UnsupportedValueError(
-                f"train on a batch, {describe(batch)}",
-                f"{type(self).__name__}.prepare_batch returned None",
-                "return the batch from it: return self.backend.to(batch, self.device)",
-            )
-        return prepared
-
-    def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
-        """Return batches on the device: those of a GPU ahead, unless the user prepares them."""
-        source, kinds = spared(data), self.backend.framework.state.kinds
-        if self.gpus and not self._overrides("prepare_batch"):
-            ahead = self.backend.prefetch(source, self.device)
-            return moved_in_turn(ahead, lambda batch: with_few_places(batch, kinds))
-        return moved_in_turn(
-            draw_outside(self.backend.framework, source),
-            lambda batch: with_few_places(self._prepared_batch(batch), kinds),
-        )
-
-    def _overrides(self, hook: str) -> bool:
-        """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""
-        return getattr(getattr(self, hook), "__func__", None) is not _HOOKS[hook]
-
-    def _listeners(self, callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
-        own = [getattr(self, hook)] if self._overrides(hook) else []
-        return [*own, *listeners(callbacks, hook)]
-
 
 # As they are before any user patches the class, as the book's ``add_to_class`` does.
 _HOOKS = {
-    name: getattr(Hooks, name)
+    name: getattr(TrainerState, name)
     for name in ("prepare_data", "prepare_model", "prepare_batch", "on_step_end", "on_epoch_end")
 }
+
+
+def prepare_batch(trainer: TrainerState, batch: Any) -> Any:
+    """Return what ``prepare_batch`` returned."""
+    prepared = trainer.prepare_batch(batch)
+    if prepared is None:
+        raise UnsupportedValueError(
+            f"train on a batch, {describe(batch)}",
+            f"{type(trainer).__name__}.prepare_batch returned None",
+            "return the batch from it: return self.backend.to(batch, self.device)",
+        )
+    return prepared
+
+
+def is_overridden(trainer: TrainerState, hook: str) -> bool:
+    """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""
+    return getattr(getattr(trainer, hook), "__func__", None) is not _HOOKS[hook]
+
+
+def find_listeners(
+    trainer: TrainerState, callbacks: Sequence[Any], hook: str
+) -> list[Callable[..., Any]]:
+    """Return what is called for a hook, in order: the trainer's own first."""
+    own = [getattr(trainer, hook)] if is_overridden(trainer, hook) else []
+    return [*own, *list_listeners(callbacks, hook)]

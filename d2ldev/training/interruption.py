@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-_END = object()
+END = object()
+"""In the place of a batch, after the last one."""
 
 
 class _PressedWhileWaiting(KeyboardInterrupt):
@@ -36,26 +37,23 @@ class Interruption:
         if self._is_waiting:
             raise _PressedWhileWaiting
 
-    def until_pressed(self, batches: Iterator[Any]) -> Generator[Any, None, None]:
-        """Yield batches until they are over, or it is pressed."""
-        while True:
-            try:
-                self._is_waiting = True
-                # Looked at only now: what is pressed from here on raises.
-                batch = _END if self.is_pressed else next(batches, _END)
-                self._is_waiting = False
-            except (Exception, _PressedWhileWaiting):
-                self._is_waiting = False
-                if not self.is_pressed:
-                    raise
-                return  # an error of data whose processes have ended, too
-            if batch is _END or self.is_pressed:
-                return
-            yield batch
+    def draw(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch; ``END`` if there is none, or it is pressed."""
+        try:
+            self._is_waiting = True
+            # Looked at only now: what is pressed from here on raises.
+            batch = END if self.is_pressed else next(batches, END)
+            self._is_waiting = False
+        except (Exception, _PressedWhileWaiting):
+            self._is_waiting = False
+            if not self.is_pressed:
+                raise
+            return END  # an error of data whose processes have ended, too
+        return END if self.is_pressed else batch
 
 
 @contextmanager
-def interruptible(is_wanted: bool = True) -> Iterator[Interruption]:
+def catch_interruption(is_wanted: bool = True) -> Iterator[Interruption]:
     """Note the first Ctrl-C in a block instead of raising; the second one raises.
 
     Only where Ctrl-C would raise, and not in another thread or under a handler of the user's; nor
@@ -79,30 +77,30 @@ def interruptible(is_wanted: bool = True) -> Iterator[Interruption]:
         signal.signal(signal.SIGINT, default)
 
 
-def spared(data: Iterable[Any]) -> Iterable[Any]:
+def shield(data: Iterable[Any]) -> Iterable[Any]:
     """Return data, whose processes are spared Ctrl-C where a loader starts some.
 
     One that ends while it starts would be an error in the middle of a step: torch looks after its
     processes in a signal handler, torch/utils/data/_utils/signal_handling.py.
     """
     if getattr(data, "num_workers", 0):
-        return _Spared(data)
+        return _Shielded(data)
     return data
 
 
 @dataclass(frozen=True)
-class _Spared:
+class _Shielded:
     """A loader with processes, which are started when it is gone through."""
 
     data: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        with sparing():
+        with shield_processes():
             return iter(self.data)
 
 
 @contextmanager
-def sparing() -> Iterator[None]:
+def shield_processes() -> Iterator[None]:
     """Spare the processes that are started in a block Ctrl-C, where the system can."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

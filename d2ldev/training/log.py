@@ -152,19 +152,19 @@ class DeviceLog:
             except Exception:  # each kind of tensor says in its own way what it lacks
                 kept = None
             if kept is None:
-                device = self._checked(name, x, device)
+                device = self._check_tensor(name, x, device)
                 kept = self._tensors.detach(x)
             entries += name, weight, kept
         self._pending += entries  # one operation of a list: no other thread comes between
         if self._limit is not None and entries:
             with self._lock:
-                self._bound(self._limit, len(entries) // 3)
+                self._limit_queue(self._limit, len(entries) // 3)
         if len(self._pending) >= 3 * self._max_pending:
             with self._lock:
                 self._bring_over()
         return device
 
-    def _bound(self, limit: int, size: int) -> None:
+    def _limit_queue(self, limit: int, size: int) -> None:
         """Wait at each ``limit``-th step, which has ``size`` scalars, for the one that long ago."""
         late = len(self._pending) // 3 - limit * size
         if late > 0 and not late % (limit * size):
@@ -271,7 +271,7 @@ class DeviceLog:
         numbers = iter(found)
         return [x if type(x) is float else next(numbers) for x in values]
 
-    def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
+    def _check_tensor(self, name: str, x: Tensor, device: Device | None) -> Device:
         """Return the device of a tensor that can be logged."""
         attempted = f"log {name}"
         try:
@@ -299,7 +299,7 @@ class DeviceLog:
         return there
 
 
-class LogOfLoop(DeviceLog):
+class BatchedDeviceLog(DeviceLog):
     """The means of a loop over batches, which one thread adds to, in blocks of calls.
 
     A step leaves little of Python in the processor's caches, so that one call of ``add`` after it

@@ -14,7 +14,7 @@ from d2ldev.operations.steps import comparison, mean_of, metric_refusal
 from d2ldev.options import METRICS, Metric, problem_of
 
 
-def named_metrics(
+def find_metrics(
     backend: Backend, metrics: Sequence[Metric]
 ) -> Mapping[str, Callable[[Any, Any], Any]]:
     """Return each metric's function, by the name that it has in the history.

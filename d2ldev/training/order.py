@@ -68,7 +68,7 @@ class Order:
         """Return that without the host's random numbers."""
         return {"kind": self._kind, "state": self._state()}
 
-    def checked(self, saved: Any) -> Callable[[], None]:
+    def check(self, saved: Any) -> Callable[[], None]:
         """Return a function that brings the data back to a state that ``state`` returned.
 
         Nothing has changed before it is called.
@@ -78,7 +78,7 @@ class Order:
         """
         if not isinstance(saved, dict) or saved.keys() != {"kind", "state", "random"}:
             raise _refusal(f"{describe(saved)} says nothing of it")
-        set_order = self.checked_own(saved)
+        set_order = self.check_own(saved)
         set_random_state = check_random_state(saved["random"])
 
         def go_on() -> None:
@@ -87,7 +87,7 @@ class Order:
 
         return go_on
 
-    def checked_own(self, saved: dict[str, Any]) -> Callable[[], None]:
+    def check_own(self, saved: dict[str, Any]) -> Callable[[], None]:
         """Return a function that does so with what ``own_state`` returned.
 
         Raises:

@@ -23,7 +23,7 @@ _PAUSE = 0.5
 
 
 @contextmanager
-def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
+def show_progress(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
     """Show the progress of a run during a block, which gets None where that is not wanted.
 
     Args:

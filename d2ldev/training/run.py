@@ -34,10 +34,10 @@ from d2ldev.files.structure import Outline
 from d2ldev.framework import Learner
 from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.options import KEEPS, Keep, nearest, problem_of
-from d2ldev.training.callbacks import checked_states
+from d2ldev.training.callbacks import check_states
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, check_random_states, random_states
-from d2ldev.training.team import Alone
+from d2ldev.training.team import SingleProcess, Team
 
 _FORMAT = "d2ldev training state 7"
 
@@ -56,7 +56,7 @@ class Saving(NamedTuple):
     checkpoint_every: int | None = None
     keep: Keep = "last"
 
-    def checked(self) -> Saving:
+    def check(self) -> Saving:
         """Return it with Python's own number.
 
         Raises:
@@ -116,7 +116,7 @@ class Run:
         names: Collection[str],
         callbacks: Sequence[Any],
         saving: Saving,
-        team: Alone,
+        team: Team,
     ) -> None:
         self.epoch = self.step = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
@@ -125,7 +125,7 @@ class Run:
         self._data = data
         self._callbacks = [each for each in callbacks if hasattr(each, "state_dict")]
         self._saving = saving
-        self._team = team
+        self._team: Team = team
         path = saving.checkpoint
         self._path = None if path is None else Path(as_path(path, "save"))
         # How the random numbers and the data were at the beginning of the epoch.
@@ -178,12 +178,16 @@ class Run:
         """Whether the run goes on within an epoch."""
         return self._within is not None
 
-    def until_saved(self) -> int | None:
-        """Return how many steps there are until ``save_within`` saves; None if it never does."""
+    def count_to_draw(self) -> Callable[[], int] | None:
+        """Return a function that counts the steps until ``save_within`` saves.
+
+        No more batches are drawn ahead: a run that goes on from there draws them again, from other
+        random numbers. None if it never saves within an epoch.
+        """
         every = self._saving.checkpoint_every
         if every is None:
             return None
-        return 1 if self._is_due else every - self.step % every
+        return lambda: 1 if self._is_due else every - self.step % every
 
     def go_on_within(self, batches: Iterator[Any], log: DeviceLog) -> int:
         """Go on within an epoch: draw the batches that are done again, and leave them out.
@@ -243,7 +247,7 @@ class Run:
         Args:
             path, device: see ``hand_over``.
         """
-        self._team = Alone()
+        self._team = SingleProcess()
         self.hand_over(path, device)
 
     def _write(self, path: Path, within: dict[str, Any] | None) -> None:
@@ -322,14 +326,14 @@ class Run:
             put = self._parts_put(checkpoint, children["parts"], first_inputs)
         learner, training = self._learner, self._framework.training
         order = Order(self._data)
-        put_data_back = order.checked(order.state())
-        with _refusing(checkpoint, "the run refuses its state"):
+        put_data_back = order.check(order.state())
+        with _refuse_errors(checkpoint, "the run refuses its state"):
             set_modes = learner.check_modes(run["modes"])
             set_random_state = training.check_random_state(run["random"], device)
-            within = self._checked_within(checkpoint, run["within"], device)
-            put_callbacks = checked_states(self._callbacks, run["callbacks"])
-            go_on = order.checked(run["data"])
-        with _refusing(checkpoint, "the data refuses its state"):
+            within = self._check_within(checkpoint, run["within"], device)
+            put_callbacks = check_states(self._callbacks, run["callbacks"])
+            go_on = order.check(run["data"])
+        with _refuse_errors(checkpoint, "the data refuses its state"):
             go_on()
         try:
             put_callbacks()
@@ -344,7 +348,7 @@ class Run:
         self._begun = {"random": run["random"], "data": run["data"]}
         self._within = within
 
-    def _checked_within(self, checkpoint: Checkpoint, saved: Any, device: Device) -> _Within | None:
+    def _check_within(self, checkpoint: Checkpoint, saved: Any, device: Device) -> _Within | None:
         if saved is None:
             return None
         if length_of(self._data, saved["batches"]) < saved["batches"]:
@@ -390,7 +394,7 @@ class Run:
             return _put_nothing
         if not learner.is_built:
             # To make batches draws random numbers, and begins an epoch.
-            put_data_back = Order(self._data).checked(Order(self._data).state())
+            put_data_back = Order(self._data).check(Order(self._data).state())
             try:
                 learner.build(first_inputs())
             finally:
@@ -459,7 +463,7 @@ def _file_refusal(checkpoint: Checkpoint) -> CheckpointError:
 
 
 @contextmanager
-def _refusing(checkpoint: Checkpoint, problem: str) -> Iterator[None]:
+def _refuse_errors(checkpoint: Checkpoint, problem: str) -> Iterator[None]:
     """Raise whatever a state of the file makes its reader raise as a ``CheckpointError``."""
     try:
         yield

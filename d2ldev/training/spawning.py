@@ -29,7 +29,7 @@ from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, text_of
 from d2ldev.framework.parallel import first_failure
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
-from d2ldev.training.interruption import Interruption, sparing
+from d2ldev.training.interruption import Interruption, shield_processes
 from d2ldev.training.order import check_random_states, random_states
 
 # Seconds that the other processes have to end by themselves after one has failed.
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
 
 
 @contextmanager
-def trained_in_processes(
+def train_in_processes(
     trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any], interruption: Interruption
 ) -> Iterator[Outcome]:
     """Train in a process for each of a trainer's GPUs; give the state of the run to a block.
@@ -95,14 +95,14 @@ def trained_in_processes(
                 _Pickler(trainer.backend, file).dump(work)
         except Exception as error:  # pickle raises many kinds
             name = _unsendable(trainer, operands, settings)
-            raise _sending_refusal(number, f"{text_of(error)}, at {name}") from error
+            raise _refuse_sending(number, f"{text_of(error)}, at {name}") from error
         from d2ldev.processes.join import free_port  # few programs train in several processes
 
         context: Any = multiprocessing.get_context(START_METHOD)
         processes: list[Any] = []
         receivers = []
         try:
-            with _environment(trainer.backend), _importable_main(), sparing():
+            with _environment(trainer.backend), _importable_main(), shield_processes():
                 port = free_port()
                 for i in range(number):
                     # As torchrun would set them.
@@ -251,7 +251,7 @@ def _watch(
                 del ranks[receiver]  # type: ignore[arg-type]
                 processes[rank].join()
                 if status := processes[rank].exitcode:
-                    ended = _peer_lost if rank in begun else _beginning_refusal
+                    ended = _peer_lost if rank in begun else _refuse_beginning
                     failures.append(ended(rank, status, len(processes)))
         if failures:
             deadline = min(deadline, time.monotonic() + PATIENCE)
@@ -259,8 +259,8 @@ def _watch(
     return min(failures, key=lambda error: isinstance(error, PeerLostError), default=None)
 
 
-def _beginning_refusal(rank: int, status: int, number: int) -> UnsupportedValueError:
-    return _sending_refusal(
+def _refuse_beginning(rank: int, status: int, number: int) -> UnsupportedValueError:
+    return _refuse_sending(
         number,
         f"the process of rank {rank} ended with status {status} before it began, as where the "
         "part of the program that trains is not guarded by if __name__ == '__main__'",
@@ -276,7 +276,7 @@ def _peer_lost(rank: int, status: int, number: int) -> PeerLostError:
     )
 
 
-def _sending_refusal(number: int, problem: str) -> UnsupportedValueError:
+def _refuse_sending(number: int, problem: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"train on {gpus_in_words(number)}, each in a process that fit starts",
         problem,
@@ -298,7 +298,7 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
     os.environ.update(variables)
     rank, number = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     try:
-        trainer, operands, arguments, states = _received(folder, number)
+        trainer, operands, arguments, states = _receive(folder, number)
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
         check_random_states(trainer.backend.framework, states, trainer.device)()
@@ -318,11 +318,11 @@ def _stop_when_told(receiver: Connection, trainer: Any) -> None:
         trainer.should_stop = True
 
 
-def _received(folder: str, number: int) -> Any:
+def _receive(folder: str, number: int) -> Any:
     try:
         return pickle.loads(Path(folder, "work").read_bytes())  # noqa: S301  # of the parent
     except Exception as error:  # such as a class that only a notebook has
-        raise _sending_refusal(number, text_of(error)) from error
+        raise _refuse_sending(number, text_of(error)) from error
 
 
 def _end_with_parent(folder: str) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, text_of
@@ -16,7 +16,6 @@ from d2ldev.framework.training import Labels
 from d2ldev.operations.placing import list_needed_tensors
 from d2ldev.operations.processes import Portions
 from d2ldev.training.callbacks import notify
-from d2ldev.training.interruption import spared
 from d2ldev.training.log import DeviceLog, means_of
 from d2ldev.training.order import Order, check_random_states, random_states
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
 
-class Counted(NamedTuple):
+class Counts(NamedTuple):
     """What a batch counts.
 
     Args:
@@ -40,45 +39,46 @@ class Counted(NamedTuple):
     in_accuracy: float
 
 
-class Alone:
-    """A process that trains a model by itself."""
+class Team(Protocol):
+    """The processes that train a model together, as one of them sees them.
 
-    is_first = True
-    """Whether it writes files, and shows the progress."""
-    has_failed = False
-    """Whether an error in a hook, in any process, ends the run."""
-    splits = False
-    """Whether it computes with a part of each batch, which is split on the host."""
+    Attributes:
+        is_first: whether this process writes files, and shows the progress.
+        has_failed: whether an error in a hook, in any process, ends the run.
+        splits: whether this process computes with a portion of each batch, split on the host.
+    """
 
-    def working(self) -> AbstractContextManager[Any]:
+    is_first: bool
+    has_failed: bool
+    splits: bool
+
+    def work(self) -> AbstractContextManager[Any]:
         """Return the block of a run."""
-        return nullcontext()
 
-    def parts(self, data: Iterable[Any], *, is_trained: bool = True) -> Iterable[Any]:
-        """Return what of each batch this process has, to train or to evaluate on."""
-        return data
+    def begin_data(self, *, is_trained: bool) -> None:
+        """Begin to go through data, to train or to evaluate on."""
 
-    def counted(
+    def select(self, batch: Any) -> Any:
+        """Return this process's portion of a batch, on the host."""
+
+    def count(
         self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
-    ) -> Counted:
+    ) -> Counts:
         """Return what the next batch counts, and set the learner's portion of it.
 
         Args:
-            learner: which computes with the batch.
-            number: of the batch in the epoch, from 0.
+            learner: computes with the batch.
+            number: the position of the batch in the epoch, from 0.
             y: its target.
             examples: how many it has.
-            labels: what the host has seen of those of the whole batch.
+            labels: what the host has seen of the labels of the whole batch.
         """
-        return Counted(examples, examples, examples, examples)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         """Return the means over the examples of an epoch."""
-        return log.means()
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         """Return the state of a log, with the sums over all processes."""
-        return log.state_dict()
 
     def meet(self, model: Any) -> None:
         """Come together before the learner of a model is made."""
@@ -91,22 +91,18 @@ class Alone:
 
     def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
         """Call the listeners of a hook."""
-        notify(listeners, *operands)
 
     def stops(self, is_wanted: bool) -> bool:
-        """Return whether the run ends before the next batch; called before each one."""
-        return is_wanted
+        """Return whether the run ends before the next batch; a group calls it before each one."""
 
     def stops_after_epoch(self, is_wanted: bool) -> bool:
         """Return whether the run ends with this epoch; called after each one."""
-        return is_wanted
 
     def end_batches(self) -> None:
-        """Note that there is no batch any more in an epoch, before its last step."""
+        """Note the end of the batches of an epoch, before its last step."""
 
     def of_the_first(self, label: str, value: Any) -> Any:
         """Return the value of the first process."""
-        return value
 
     def end(self) -> None:
         """End a run in which no error has ended the loop."""
@@ -115,7 +111,65 @@ class Alone:
         """Raise the error of a hook that has ended the run, when the model is handed back."""
 
 
-class Together(Alone):
+class SingleProcess:
+    """A process that trains a model by itself."""
+
+    is_first = True
+    has_failed = False
+    splits = False
+
+    def work(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def begin_data(self, *, is_trained: bool) -> None:
+        pass
+
+    def select(self, batch: Any) -> Any:
+        return batch
+
+    def count(
+        self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
+    ) -> Counts:
+        return Counts(examples, examples, examples, examples)
+
+    def means(self, log: DeviceLog) -> dict[str, float]:
+        return log.means()
+
+    def log_state(self, log: DeviceLog) -> dict[str, Any]:
+        return log.state_dict()
+
+    def meet(self, model: Any) -> None:
+        pass
+
+    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any) -> None:
+        pass
+
+    def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
+        pass
+
+    def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
+        notify(listeners, *operands)
+
+    def stops(self, is_wanted: bool) -> bool:
+        return is_wanted
+
+    def stops_after_epoch(self, is_wanted: bool) -> bool:
+        return is_wanted
+
+    def end_batches(self) -> None:
+        pass
+
+    def of_the_first(self, label: str, value: Any) -> Any:
+        return value
+
+    def end(self) -> None:
+        pass
+
+    def raise_failure(self) -> None:
+        pass
+
+
+class ProcessGroup:
     """A process that trains a model together with the others of its group.
 
     Args:
@@ -123,6 +177,7 @@ class Together(Alone):
         group: the processes.
     """
 
+    has_failed = False
     splits = True
 
     def __init__(self, framework: Framework, group: Group) -> None:
@@ -136,24 +191,26 @@ class Together(Alone):
         self._failure: BaseException | None = None
         self._problems: list[str | None] = []
 
-    def working(self) -> AbstractContextManager[Any]:
+    def work(self) -> AbstractContextManager[Any]:
         return self._group.work()
 
-    def parts(self, data: Iterable[Any], *, is_trained: bool = True) -> Iterator[Any]:
+    def begin_data(self, *, is_trained: bool) -> None:
         self._place = self._epoch if is_trained else f"the evaluation after {self._epoch}"
         self._portions = Portions(self._framework, self._group, self._model if is_trained else None)
-        return self._portions.of(spared(data))
 
-    def counted(
+    def select(self, batch: Any) -> Any:
+        return self._portions.select(batch)
+
+    def count(
         self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
-    ) -> Counted:
+    ) -> Counts:
         portion = self._portions.next(f"batch {number} of {self._place}", y, labels)
         learner.portion = portion
         length, in_accuracy = portion.length, float(portion.number)
         if labels is not None and labels.counts is not None:
             share = self._portions.share_of_labels(portion, labels, is_weighted=False)
             in_accuracy = length * share
-        return Counted(length, portion.share * length, portion.number, in_accuracy)
+        return Counts(length, portion.share * length, portion.number, in_accuracy)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         return means_of(self._totals(log, f"the end of {self._place}"))
@@ -213,7 +270,7 @@ class Together(Alone):
             for order, state in zip(orders, states["orders"], strict=True):
                 if order.is_common and state is not None:
                     with suppress(CheckpointError):
-                        order.checked_own(state)()
+                        order.check_own(state)()
 
     def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
         """Call the listeners; keep an error until all processes end together.

@@ -17,7 +17,7 @@ from contextlib import (
 )
 from itertools import chain
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -50,23 +50,24 @@ from d2ldev.settings import Peers
 from d2ldev.settings import peers as launched
 from d2ldev.training.callbacks import (
     HOOKS,
+    check_callbacks,
     check_hooks,
     check_monitors,
     check_operands,
     check_schedules,
-    checked_callbacks,
     notify,
 )
+from d2ldev.training.context import RunContext
 from d2ldev.training.data import (
     ArrayLoader,
     check_data,
     inputs_to_predict,
 )
 from d2ldev.training.entry import Entry
-from d2ldev.training.hooks import Hooks
-from d2ldev.training.interruption import interruptible
+from d2ldev.training.hooks import TrainerState, find_listeners, is_overridden, prepare_batch
+from d2ldev.training.interruption import catch_interruption
 from d2ldev.training.loops import Loop
-from d2ldev.training.metrics import check_names, named_metrics
+from d2ldev.training.metrics import check_names, find_metrics
 from d2ldev.training.module import (
     arguments_of,
     is_data_module,
@@ -74,17 +75,33 @@ from d2ldev.training.module import (
     own_settings,
     uncover_loss,
 )
-from d2ldev.training.progress import Progress, shown
+from d2ldev.training.progress import show_progress
 from d2ldev.training.run import Run, Saving
-from d2ldev.training.spawning import Outcome, result, trained_in_processes
-from d2ldev.training.team import Alone, Together
+from d2ldev.training.spawning import Outcome, result, train_in_processes
+from d2ldev.training.team import ProcessGroup, SingleProcess, Team
 from d2ldev.typing import History
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
 
-class Trainer(Hooks):
+class _FitSettings(NamedTuple):
+    """The arguments of ``fit`` beside the model and the data; see there."""
+
+    loss: Loss | None
+    optimizer: Optimizer | None
+    lr: float | None
+    metrics: Sequence[Metric]
+    saving: Saving
+    resume: bool
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them for a call of ``fit``."""
+        arguments = self._asdict()
+        return {**arguments.pop("saving")._asdict(), **arguments}
+
+
+class Trainer(TrainerState):
     """Train models of any framework on one device, on several GPUs, or in several processes.
 
     Several GPUs train one model together: the data yields the global batch, each GPU computes a
@@ -185,7 +202,7 @@ class Trainer(Hooks):
         self.matmul_precision = matmul_precision
         self.shard, self.batch_norm = shard, batch_norm
         self.backend.framework.check_settings(Settings(**self._settings_of_steps()))
-        self._checked_matmul_precision()
+        self._check_matmul_precision()
         self.callbacks = callbacks
         self.enable_progress_bar = flag("train", "enable_progress_bar", enable_progress_bar)
         is_auto = isinstance(num_gpus, str) and num_gpus == "auto"
@@ -328,173 +345,177 @@ class Trainer(Hooks):
         if result() is None:  # else the process that has started this one may have set it again
             self.should_stop = False
         self.history = {}
+        callbacks = self._check_callbacks()
+        resume = flag("train", "resume", resume)
+        find_metrics(self.backend, metrics)
+        saving = Saving(checkpoint, checkpoint_every, keep).check()
+        settings = _FitSettings(loss, optimizer, lr, metrics, saving, resume)
+        if hasattr(self, "fit_epoch"):
+            with self._set_matmul_precision():
+                return self._fit_by_the_book(model, train_data, val_data, callbacks, settings)
+        with self._open_run(model, train_data, val_data, callbacks, settings) as context:
+            for self.epoch in context.epochs():
+                found = context.train_epoch()
+                if not found:  # the run ends within the epoch
+                    break
+                found |= context.validate()
+                if context.is_interrupted:
+                    break
+                context.end_epoch(found)
+        return self.history
+
+    def _check_callbacks(self) -> list[Any]:
+        """Return the callbacks, which can be called; those with an attribute for it get this."""
         check_hooks(self, f"train with the {type(self).__name__}")
-        callbacks = checked_callbacks(self.callbacks)
+        callbacks = check_callbacks(self.callbacks)
         for hook in HOOKS:
-            for listener in self._listeners(callbacks, hook):
+            for listener in find_listeners(self, callbacks, hook):
                 check_operands(listener, hook)
         for each in callbacks:
             if isinstance(getattr(each, "trainer", ""), Trainer | None):
                 each.trainer = self
-        resume = flag("train", "resume", resume)
-        functions = named_metrics(self.backend, metrics)
-        saving = Saving(checkpoint, checkpoint_every, keep).checked()
-        if hasattr(self, "fit_epoch"):
-            given = {
-                "loss=": loss is not None,
-                "optimizer=": optimizer is not None,
-                "lr=": lr is not None,
-                "metrics=": bool(metrics),
-                "checkpoint=": checkpoint is not None,
-                "resume=": resume,
-            }
-            with self._multiplying():
-                return self._fit_by_the_book(model, train_data, val_data, callbacks, given)
+        return callbacks
+
+    @contextmanager
+    def _open_run(
+        self,
+        model: Any,
+        train_data: Any,
+        val_data: Any,
+        callbacks: Sequence[Any],
+        settings: _FitSettings,
+    ) -> Iterator[RunContext]:
+        """Prepare a run for the block that goes through its epochs; hand the model back after it.
+
+        Args:
+            model, train_data, val_data: see ``fit``.
+            callbacks: those of the trainer.
+            settings: the other arguments of ``fit``.
+        """
         if hasattr(self, "clip_gradients"):
             raise _refusal(
                 "a clip_gradients of your own",
                 "d2ldev's loop",
                 "leave it out: Trainer(max_epochs, gradient_clip_val=1) clips by itself",
             )
-        # From here on Ctrl-C is noted: an exception could fall into a callback of the framework's,
-        # such as JAX's after each garbage collection, where Python discards it.
-        group = self.backend.framework.group()
-        team = Alone() if group is None else Together(self.backend.framework, group)
-        needs_processes = self.backend.framework.parallel.process_per_device
+        framework = self.backend.framework
+        group = framework.group()
+        team = SingleProcess() if group is None else ProcessGroup(framework, group)
+        needs_processes = framework.parallel.process_per_device
         has_processes = group is None and len(self.gpus) > 1 and needs_processes
         if has_processes or group is not None:
             check_files("train in several processes")  # they send each other what files hold
+        outcome: Outcome | None = None
+        # From here on Ctrl-C is noted: an exception could fall into a callback of the framework's,
+        # such as JAX's after each garbage collection, where Python discards it.
         with ExitStack() as stack:
-            stack.enter_context(self._multiplying())
-            interruption = stack.enter_context(interruptible(group is None))
-            outcome: Outcome | None = None
+            stack.enter_context(self._set_matmul_precision())
+            interruption = stack.enter_context(catch_interruption(group is None))
             if has_processes:
                 # What is sent to other processes is on the host.
-                model, optimizer = self.backend.place((model, optimizer), CPU)
-                arguments = {
-                    "loss": loss,
-                    "optimizer": optimizer,
-                    "lr": lr,
-                    "metrics": metrics,
-                    "resume": resume,
-                    **saving._asdict(),
-                }
+                model, optimizer = self.backend.place((model, settings.optimizer), CPU)
+                settings = settings._replace(optimizer=optimizer)
+                data = (model, train_data, val_data)
                 outcome = stack.enter_context(
-                    trained_in_processes(
-                        self, (model, train_data, val_data), arguments, interruption
-                    )
+                    train_in_processes(self, data, settings.arguments(), interruption)
                 )
-                saving, resume = Saving(outcome.state), True
-            stack.enter_context(team.working())
-            train_data, val_data = self._data(train_data, val_data)
-            model = self._model_to_train(model, group)
-            team.meet(model)
-            # The optimizer is built after the model is placed: in a framework that moves by making
-            # new tensors, one that is built before would hold the old tensors.
-            settings = {**self._own_settings(model, loss, optimizer, metrics), "lr": lr}
+                settings = settings._replace(saving=Saving(outcome.state), resume=True)
+            stack.enter_context(team.work())
+            train_data, val_data = self._find_data(train_data, val_data)
             gpus = self.gpus if outcome is None else self.gpus[:1]
-            learner = self.backend.learner(
-                model,
-                **settings,
-                **self._settings_of_steps(),
-                devices=gpus or None,
-                group=group,
-            )
+            learner = self._make_learner(model, settings, gpus, group, team)
             check_schedules(callbacks, learner.settings.optimizer)
-            self._learner = learner
-            functions = functions or self._own_metrics(learner)
-            names = ["loss", *functions]
-            if val_data is not None:
-                names += [f"val_{name}" for name in names]
-            check_names(names)
-            check_monitors(callbacks, names)
-            run = Run(self.backend, learner, train_data, names, callbacks, saving, team)
-            team.begin(learner, names, self.max_epochs, saving)
-            loop = Loop(
-                self,
-                self._prepared,
-                learner,
-                functions,
-                on_step_end=self._listeners(callbacks, "on_step_end"),
-                interruption=interruption,
-                team=team,
-                is_as_drawn=not self._overrides("prepare_batch"),
-            )
-            on_epoch_end = self._listeners(callbacks, "on_epoch_end")
-            self.history = run.history
-            try:
-                if resume:
-                    run.resume(
-                        self.device,
-                        lambda: loop.first_inputs(train_data),
-                        is_handed_over=outcome is not None,
-                    )
-                    self.history = run.history
-                elif not interruption.is_pressed:  # the user may want the file that is there
-                    run.save(self.device)
-                with shown(
-                    self.enable_progress_bar and team.is_first, self.max_epochs, run.epoch
-                ) as progress:
-                    if outcome is None:
-                        self._run_epochs(loop, run, train_data, val_data, progress, on_epoch_end)
-                team.end()
-                if (path := result()) is not None:
-                    run.hand_over(path, self.device)
-            except BaseException:
-                # The user's own object has what was learned, also where an error ends the run.
-                learner.leave()
-                if (path := result()) is not None:
-                    with suppress(Exception):  # it would hide the error that ends the run
-                        run.hand_over_rest(path, self.device)
-                raise
+            functions = find_metrics(self.backend, settings.metrics) or self._own_metrics(learner)
+            loop = Loop(self, learner, functions, callbacks, interruption, team)
+            run = self._make_run(loop, settings.saving, train_data, val_data)
+            epochs = self.max_epochs if outcome is None else 0
+            context = RunContext(loop, run, train_data, val_data, epochs)
+            with self._hand_over(context):
+                self._begin_or_resume(context, settings.resume, is_handed_over=outcome is not None)
+                is_shown = self.enable_progress_bar and team.is_first
+                with show_progress(is_shown, self.max_epochs, run.epoch) as context.progress:
+                    yield context
             learner.sync()
             self.model = learner.model  # a learner is the only one that uses its optimizer
         team.raise_failure()
         if outcome is not None and outcome.error is not None:
             raise outcome.error
-        return run.history
+
+    def _make_learner(
+        self,
+        model: Any,
+        settings: _FitSettings,
+        gpus: Sequence[Any],
+        group: Group | None,
+        team: Team,
+    ) -> Learner:
+        """Place the model, and return its learner."""
+        model = self._model_to_train(model, group)
+        team.meet(model)
+        # The optimizer is built after the model is placed: in a framework that moves by making
+        # new tensors, one that is built before would hold the old tensors.
+        own = self._own_settings(model, settings.loss, settings.optimizer, settings.metrics)
+        self._learner = self.backend.learner(
+            model,
+            **own,
+            lr=settings.lr,
+            **self._settings_of_steps(),
+            devices=gpus or None,
+            group=group,
+        )
+        return self._learner
+
+    def _make_run(self, loop: Loop, saving: Saving, train_data: Any, val_data: Any) -> Run:
+        """Return the run of a loop, after its processes have compared their settings."""
+        names = ["loss", *loop.metrics]
+        if val_data is not None:
+            names += [f"val_{name}" for name in names]
+        check_names(names)
+        check_monitors(loop.callbacks, names)
+        learner, team = loop.learner, loop.team
+        run = Run(self.backend, learner, train_data, names, loop.callbacks, saving, team)
+        team.begin(learner, names, self.max_epochs, saving)
+        self.history = run.history
+        return run
+
+    def _begin_or_resume(self, context: RunContext, resume: bool, *, is_handed_over: bool) -> None:
+        """Save the state before the first epoch, or go on from the state that is there."""
+        run = context.run
+        if resume:
+            run.resume(
+                self.device,
+                lambda: context.loop.entry.first_inputs(context.train_data),
+                is_handed_over=is_handed_over,
+            )
+            self.history = run.history
+        elif not context.is_interrupted:  # the user may want the file that is there
+            run.save(self.device)
+
+    @contextmanager
+    def _hand_over(self, context: RunContext) -> Iterator[None]:
+        """Give what a block learns to the process that has started this one, if one has.
+
+        The user's own object has it, too, also where an error ends the block.
+        """
+        loop, path = context.loop, result()
+        try:
+            yield
+            loop.team.end()
+            if path is not None:
+                context.run.hand_over(path, self.device)
+        except BaseException:
+            loop.learner.leave()
+            if path is not None:
+                with suppress(Exception):  # it would hide the error that ends the run
+                    context.run.hand_over_rest(path, self.device)
+            raise
 
     def _model_to_train(self, model: Any, group: Group | None) -> Any:
         """Return the model where it is trained, or on the CPU if each device gets a part of it."""
         is_sharded = self.shard is not None and (group is not None or len(self.gpus) > 1)
-        if is_sharded and not self._overrides("prepare_model"):
+        if is_sharded and not is_overridden(self, "prepare_model"):
             return self.backend.place(model, CPU)
-        return self._prepared_model(model)
-
-    def _run_epochs(
-        self,
-        loop: Loop,
-        run: Run,
-        train_data: Iterable[Any],
-        val_data: Iterable[Any] | None,
-        progress: Progress | None,
-        listeners: Sequence[Any],
-    ) -> None:
-        """Train for the epochs that a run has left, or until it is to end."""
-        for epoch in range(run.epoch, self.max_epochs):
-            if loop.interruption.is_pressed:
-                return
-            self.epoch = epoch
-            found = loop.train(train_data, run, progress)
-            if not found:
-                return
-            if val_data is not None:
-                after = loop.evaluate(val_data)
-                found |= {f"val_{name}": value for name, value in after.items()}
-            if loop.interruption.is_pressed:
-                return
-            run.record(found)
-            if progress is not None:
-                progress.end_epoch(run.epoch, found)
-            if listeners:
-                loop.learner.sync()  # the user's model is as it is after the last step
-            loop.team.notify(listeners, epoch, run.history)
-            is_last = loop.team.stops_after_epoch(self.should_stop)
-            if not loop.team.has_failed:
-                run.save(self.device)
-            if is_last:
-                self.should_stop = True
-                return
+        return self._find_prepared_model(model)
 
     def _fit_by_the_book(
         self,
@@ -502,29 +523,34 @@ class Trainer(Hooks):
         train_data: Any,
         val_data: Any,
         callbacks: Sequence[Any],
-        given: Mapping[str, bool],
+        settings: _FitSettings,
     ) -> History:
         """Run the user's own epochs, as ``Trainer.fit`` of D2L's section 3.2.4 does.
 
         Args:
             model, train_data, val_data: see ``fit``.
             callbacks: those of the trainer.
-            given: whether the other arguments of ``fit`` are given, which are refused.
+            settings: the other arguments of ``fit``, which are refused.
         """
         usual = Settings()._asdict()
         given = {
-            **given,
+            "loss=": settings.loss is not None,
+            "optimizer=": settings.optimizer is not None,
+            "lr=": settings.lr is not None,
+            "metrics=": bool(settings.metrics),
+            "checkpoint=": settings.saving.checkpoint is not None,
+            "resume=": settings.resume,
             "enable_progress_bar=": self.enable_progress_bar,
             "num_gpus=": len(self.gpus) > 1,
             **{f"{n}=": x != usual[n] for n, x in self._settings_of_steps().items()},
             "gradient_clip_val=": False,  # the book's ``fit_epoch`` uses it
-            "on_step_end": bool(self._listeners(callbacks, "on_step_end")),
+            "on_step_end": bool(find_listeners(self, callbacks, "on_step_end")),
         }
         if ignored := ", ".join(name for name, is_given in given.items() if is_given):
             raise _refusal(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
         check_monitors(callbacks, ())
-        self._data(train_data, val_data)
-        model = self._prepared_model(model)
+        self._find_data(train_data, val_data)
+        model = self._find_prepared_model(model)
         self.model = model
         if isinstance(getattr(model, "trainer", None), Trainer | None):
             model.trainer = self  # also where another one trained it before
@@ -532,7 +558,7 @@ class Trainer(Hooks):
         self.optim = model.configure_optimizers()
         taken: list[Any] = []
         source = draw_outside(self.backend.framework, self.train_dataloader)
-        batches = map(self._prepared_batch, _noted(source, taken))
+        batches = (prepare_batch(self, batch) for batch in _note(source, taken))
         self.backend.framework.training.begin_module(model, self.optim, batches)
         data = self.train_dataloader
         # Data that begins only once has not the batch any more that was looked at.
@@ -541,15 +567,17 @@ class Trainer(Hooks):
         for epoch in range(self.max_epochs):
             self.epoch = epoch
             self.fit_epoch()  # type: ignore[attr-defined]
-            notify(self._listeners(callbacks, "on_epoch_end"), epoch, {})
+            notify(find_listeners(self, callbacks, "on_epoch_end"), epoch, {})
             if self.should_stop:
                 break
         return {}
 
-    def _data(self, train_data: Any, val_data: Any) -> tuple[Iterable[Any], Iterable[Any] | None]:
+    def _find_data(
+        self, train_data: Any, val_data: Any
+    ) -> tuple[Iterable[Any], Iterable[Any] | None]:
         """Return the batches of a run, which are those of a ``DataModule`` if one is given."""
         self.train_dataloader, self.val_dataloader = train_data, val_data
-        if is_data_module(train_data) or self._overrides("prepare_data"):
+        if is_data_module(train_data) or is_overridden(self, "prepare_data"):
             self.prepare_data(train_data)
             if val_data is not None:
                 self.val_dataloader = val_data
@@ -618,10 +646,10 @@ class Trainer(Hooks):
         >>> trainer.validate(net, batches, metrics=['accuracy'])           # doctest: +SKIP
         {'loss': 0.13, 'accuracy': 0.96}
         """
-        functions = named_metrics(self.backend, metrics)
+        functions = find_metrics(self.backend, metrics)
         with self._besides("validate", model):
             batches = loader_of(data, "val_dataloader")
-            prepared = self._prepared_for_use(model, batches, "validate")
+            prepared = self._prepare_for_use(model, batches, "validate")
             settings = self._own_settings(prepared, loss, "sgd", metrics)
             del settings["optimizer"]  # of that name, so that the model configures none
             learner = self._evaluator(prepared, **settings)
@@ -630,13 +658,8 @@ class Trainer(Hooks):
             # For a model whose training_step measures, where nothing was trained.
             self.num_train_batches = self.num_train_batches or self.num_val_batches
             try:
-                return Loop(
-                    self,
-                    self._prepared,
-                    learner,
-                    functions or self._own_metrics(learner),
-                    is_as_drawn=not self._overrides("prepare_batch"),
-                ).evaluate(batches)
+                functions = functions or self._own_metrics(learner)
+                return Loop(self, learner, functions).evaluate(batches)
             finally:
                 learner.sync()
 
@@ -660,15 +683,15 @@ class Trainer(Hooks):
         """
         with self._besides("predict", model):
             source = loader_of(data, "predict_dataloader", "val_dataloader")
-            learner = self._evaluator(self._prepared_for_use(model, source, "predict"), loss="mse")
+            learner = self._evaluator(self._prepare_for_use(model, source, "predict"), loss="mse")
             names, takes_mapping = learner.input_names, learner.takes_mapping
             kinds = self.backend.framework.state.kinds
             entry = Entry(self, learner)
             try:
-                with closing(self._prepared(entry.of(source))) as batches:
+                with closing(entry.draw(source)) as batches:
                     found = []
                     for batch in batches:
-                        inputs = inputs_to_predict(entry.arrived(batch), names, takes_mapping)
+                        inputs = inputs_to_predict(entry.arrive(batch), names, takes_mapping)
                         found.append(learner.predict(unwrap_broadcasts(inputs, kinds)))
                     return found
             finally:
@@ -688,7 +711,7 @@ class Trainer(Hooks):
         names = ("_learner", "_model", "val_batch_idx", "num_val_batches", "num_train_batches")
         kept = {name: getattr(self, name) for name in names}
         try:
-            with self._multiplying():
+            with self._set_matmul_precision():
                 yield
         except UnsupportedValueError as error:
             first, _, rest = error.attempted.partition(" ")
@@ -703,14 +726,14 @@ class Trainer(Hooks):
             if is_lent:
                 model.trainer = trainer
 
-    def _multiplying(self) -> AbstractContextManager[Any]:
+    def _set_matmul_precision(self) -> AbstractContextManager[Any]:
         """Return the block in which a model is trained or used."""
-        precision = self._checked_matmul_precision()
+        precision = self._check_matmul_precision()
         if precision is None:
             return nullcontext()
         return self.backend.framework.matmul_precision(precision)
 
-    def _checked_matmul_precision(self) -> str | None:
+    def _check_matmul_precision(self) -> str | None:
         if self.matmul_precision is None:
             return None
         attempted = "train with this matmul_precision"
@@ -722,7 +745,7 @@ class Trainer(Hooks):
         """Return the learner of a prepared model that is not trained."""
         return self.backend.learner(model, **settings, precision=self.precision, is_trained=False)
 
-    def _prepared_for_use(self, model: Any, data: Any, verb: str) -> Any:
+    def _prepare_for_use(self, model: Any, data: Any, verb: str) -> Any:
         """Return a model that is not trained, as ``prepare_model`` returned it."""
         if model is None:
             raise UnsupportedValueError(
@@ -740,7 +763,7 @@ class Trainer(Hooks):
                 f"trainer.{verb}(net, [batch]), or ArrayLoader(X, batch_size=32)",
             )
         check_data(data, "data", 1)
-        return self._prepared_model(model)
+        return self._find_prepared_model(model)
 
     def _own_settings(self, model: Any, *given: Any) -> dict[str, Any]:
         operands = self.backend.framework.training.step_operands(model)
@@ -751,10 +774,10 @@ class Trainer(Hooks):
         if learner.settings.methods is not None:
             return {}
         own = self.backend.framework.training.metrics(learner.model)
-        return named_metrics(self.backend, own)
+        return find_metrics(self.backend, own)
 
 
-def _noted(batches: Iterable[Any], taken: list[Any]) -> Iterator[Any]:
+def _note(batches: Iterable[Any], taken: list[Any]) -> Iterator[Any]:
     """Yield batches, each of which is in a list from then on."""
     for batch in batches:
         taken.append(batch)

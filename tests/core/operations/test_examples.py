@@ -50,7 +50,7 @@ def test_parts_are_in_order_as_even_as_can_be_and_large_enough(length, size, lea
 def test_a_process_has_the_examples_that_the_model_needs(framework, model, lengths):
     x = np.arange(3.0, dtype="float32")
     for rank, length in enumerate(lengths):
-        ((part, _),) = portions(framework, rank, 2, model).of([(x, x)])
+        part, _ = portions(framework, rank, 2, model).select((x, x))
         # The second process only computes with the first examples, where the first has all.
         wanted = x[:length] if model is NET or rank == 0 else x[-length:]
         assert framework.tensors.to_numpy(part).tolist() == wanted.tolist()
@@ -58,10 +58,10 @@ def test_a_process_has_the_examples_that_the_model_needs(framework, model, lengt
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_loader_that_leaves_a_process_one_example_is_refused_in_all(framework, rank):
-    data = [Sharded((np.ones(2 - rank), np.ones(2 - rank)), 2 - rank, 3)]
+    batch = Sharded((np.ones(2 - rank), np.ones(2 - rank)), 2 - rank, 3)
     with pytest.raises(UnsupportedValueError, match=r"of the 3 examples.*\n.*drop_last=True"):
-        list(portions(framework, rank, 2).of(data))
-    assert len(list(portions(framework, rank, 2, None).of(data))) == 1
+        portions(framework, rank, 2).select(batch)
+    assert portions(framework, rank, 2, None).select(batch) is batch.operands
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import pytest
 import d2ldev
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.operations.moving import on_the_host
+from d2ldev.operations.prefetching import device_batches
+from d2ldev.training import entry
 
 
 class Loader:
@@ -143,15 +145,16 @@ def test_arrays_go_by_way_of_the_hosts_tensors_where_that_saves_waiting(
 
 
 @pytest.fixture
-def prefetched(reference, monkeypatch):
-    """The devices to which the trainer prefetched."""
-    devices, prefetch = [], reference.prefetch
+def prefetched(monkeypatch):
+    """The devices to which the trainer moved batches ahead."""
+    devices = []
 
-    def noting(batches, device, depth=2):
-        devices.append(str(device))
-        return prefetch(batches, device, depth)
+    def noting(framework, data, device, depth, **options):
+        if depth:
+            devices.append(str(device))
+        return device_batches(framework, data, device, depth, **options)
 
-    monkeypatch.setattr(reference, "prefetch", noting)
+    monkeypatch.setattr(entry, "device_batches", noting)
     return devices
 
 

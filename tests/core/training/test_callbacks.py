@@ -11,7 +11,7 @@ import rich
 from d2ldev_conformance.suite.training.conftest import ctrl_c  # noqa: F401  # a fixture
 
 from d2ldev import CheckpointError, Schedule, UnsupportedValueError
-from d2ldev.training.callbacks import checked_callbacks
+from d2ldev.training.callbacks import check_callbacks
 from d2ldev.training.trainer import Trainer
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
@@ -144,7 +144,7 @@ def test_what_is_no_schedule_is_refused(arguments):
 
 def test_a_scheduler_that_is_given_as_a_callback_is_refused_with_the_line_that_is_right():
     with pytest.raises(UnsupportedValueError, match=r"Schedule\(scheduler, per='epoch'\)"):
-        checked_callbacks([Scheduler()])
+        check_callbacks([Scheduler()])
 
 
 class StepsWithoutALoss:

@@ -8,7 +8,7 @@ import pytest
 from d2ldev import UnsupportedValueError, gpu
 from d2ldev.framework import Settings, Weighted
 from d2ldev.operations.steps import loss_among
-from d2ldev.training.metrics import named_metrics
+from d2ldev.training.metrics import find_metrics
 from d2ldev.training.trainer import Trainer
 
 
@@ -115,7 +115,7 @@ def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
 def test_a_metric_is_called_in_the_order_that_its_first_parameter_says(reference, function):
-    (measure,) = named_metrics(reference, [function]).values()
+    (measure,) = find_metrics(reference, [function]).values()
     assert measure("prediction", "y") == "prediction against y"
 
 
@@ -135,7 +135,7 @@ def test_two_numbers_of_one_name_are_refused(reference):
 
 
 def test_a_metric_in_the_order_of_keras_keeps_its_name(reference):
-    assert list(named_metrics(reference, [keras_order, KerasLoss()])) == [
+    assert list(find_metrics(reference, [keras_order, KerasLoss()])) == [
         "keras_order",
         "KerasLoss",
     ]
@@ -194,18 +194,18 @@ def test_a_loss_or_metric_that_cannot_be_called_is_refused_at_once(reference, fu
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
         loss_among(Settings(loss=function), {})
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
-        named_metrics(reference, [function])
+        find_metrics(reference, [function])
 
 
 def test_a_metric_that_needs_weights_is_refused(reference):
     with pytest.raises(UnsupportedValueError, match="'sample_weight'"):
-        named_metrics(reference, [weighed])
+        find_metrics(reference, [weighed])
 
 
 @pytest.mark.parametrize("metric", [Running(), Evaluating()], ids=["Running", "Evaluating"])
 def test_a_metric_that_keeps_a_running_value_is_refused(reference, metric):
     with pytest.raises(UnsupportedValueError, match="running value") as error:
-        named_metrics(reference, [metric])
+        find_metrics(reference, [metric])
     assert "a function: def " in error.value.fix
 
 
@@ -240,6 +240,6 @@ def test_a_metric_makes_its_tensors_where_the_predictions_are(reference, nested)
     def made(prediction, y):
         return reference.ones(())
 
-    (measure,) = named_metrics(reference, [made]).values()
+    (measure,) = find_metrics(reference, [made]).values()
     prediction = nested(reference.zeros(1, device="gpu:1"))
     assert reference.device_of(measure(prediction, None)) == gpu(1)

@@ -8,7 +8,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceLog, UnsupportedValueError
-from d2ldev.training.log import LogOfLoop
+from d2ldev.training.log import BatchedDeviceLog
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_reading_while_another_thread_adds_loses_nothing(reference, scalar):
     assert log.means() == {"loss": 2.0}
 
 
-@pytest.mark.parametrize("log_class", [DeviceLog, LogOfLoop])
+@pytest.mark.parametrize("log_class", [DeviceLog, BatchedDeviceLog])
 def test_where_a_queue_has_no_bound_the_scalars_of_an_earlier_step_are_waited_for(
     reference, monkeypatch, log_class
 ):
@@ -221,7 +221,7 @@ def test_a_log_that_was_brought_over_waits_for_nothing(reference, monkeypatch):
 
 @pytest.mark.parametrize("number", [0, 1, 2, 16, 17, 40])
 def test_the_log_of_a_loop_has_what_was_added_in_blocks(reference, scalar, number):
-    log, plain = LogOfLoop(reference), DeviceLog(reference)
+    log, plain = BatchedDeviceLog(reference), DeviceLog(reference)
     for value in range(number):
         for each in (log, plain):
             each.add(value + 1, loss=scalar(float(value)))
@@ -231,7 +231,7 @@ def test_the_log_of_a_loop_has_what_was_added_in_blocks(reference, scalar, numbe
 
 @pytest.mark.parametrize("ask", ["means", "last", "state_dict"])
 def test_whoever_asks_the_log_of_a_loop_has_the_whole_block(reference, scalar, ask):
-    log, plain = LogOfLoop(reference), DeviceLog(reference)
+    log, plain = BatchedDeviceLog(reference), DeviceLog(reference)
     for value in (1.0, 3.0, 8.0):
         log.add(loss=scalar(value))
         plain.add(loss=scalar(value))
@@ -240,11 +240,11 @@ def test_whoever_asks_the_log_of_a_loop_has_the_whole_block(reference, scalar, a
 
 def test_the_first_numbers_of_a_loop_are_checked_at_once(reference):
     with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and no scalar"):
-        LogOfLoop(reference).add(loss=reference.ones(2))
+        BatchedDeviceLog(reference).add(loss=reference.ones(2))
 
 
 def test_a_loss_of_a_loop_that_is_elsewhere_is_refused(reference, scalar):
-    log = LogOfLoop(reference)
+    log = BatchedDeviceLog(reference)
     log.add(loss=scalar(1.0))
     log.add(loss=reference.full((), 1.0, device="gpu:1"))
     with pytest.raises(UnsupportedValueError, match="it is on gpu:1, and the log on gpu:0"):
@@ -252,7 +252,7 @@ def test_a_loss_of_a_loop_that_is_elsewhere_is_refused(reference, scalar):
 
 
 def test_later_numbers_of_a_loop_are_checked_when_somebody_asks(reference, scalar):
-    log = LogOfLoop(reference)
+    log = BatchedDeviceLog(reference)
     log.add(loss=scalar(1.0))
     log.add(accuracy=reference.ones(2, device="gpu:0"))
     with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and no scalar"):

@@ -13,12 +13,12 @@ from d2ldev.device import CPU
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.training.log import DeviceLog
-from d2ldev.training.team import Alone, Together
+from d2ldev.training.team import ProcessGroup, SingleProcess
 
 
 def team():
     framework = d2ldev.get_backend("reference").framework
-    return Together(framework, framework.group())
+    return ProcessGroup(framework, framework.group())
 
 
 def log_of(rank):
@@ -49,7 +49,7 @@ def test_the_state_of_a_log_has_the_sums_of_all():
 
 
 def test_a_process_alone_has_its_own_state_of_a_log():
-    assert Alone().log_state(log_of(1)) == log_of(1).state_dict()
+    assert SingleProcess().log_state(log_of(1)) == log_of(1).state_dict()
 
 
 def test_an_epoch_begins_with_the_random_numbers_of_rank_0():

@@ -244,7 +244,7 @@ class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters")
 class AsksNobodyWhetherTwoStop(Mutant, caught_by="several.stop"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        team.Alone.stops = lambda *_: False
+        team.SingleProcess.stops = lambda *_: False
 
 
 class LosesWhatTwoHaveLearned(Mutant, caught_by="several.error-in-a-callback"):
@@ -386,13 +386,13 @@ class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-para
 class StopsAlone(Mutant, caught_by="processes.stop-together"):
     class Parallel(ReferenceParallel):
         def join(self, group):
-            team.Together.stops = team.Alone.stops
+            team.ProcessGroup.stops = team.SingleProcess.stops
 
 
 class LeavesAloneWithItsError(Mutant, caught_by="processes.leave-what-was-learned"):
     class Parallel(ReferenceParallel):
         def join(self, group):
-            team.Together.notify = team.Alone.notify
+            team.ProcessGroup.notify = team.SingleProcess.notify
 
 
 class LetsProcessesShareAGpu(Mutant, caught_by="processes.say-who-shares-a-gpu"):

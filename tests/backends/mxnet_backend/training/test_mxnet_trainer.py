@@ -299,7 +299,7 @@ def test_the_order_goes_on_in_another_process(set_np, options):
     expected = passes(loader, 1)
     np.random.seed(5)
     again = made()
-    Order(again).checked(state)()
+    Order(again).check(state)()
     assert passes(again, 1) == expected
 
 

@@ -141,7 +141,7 @@ def test_a_state_of_another_generator_of_numpys_is_refused():
 )
 def test_what_is_no_state_is_refused(make, state):
     with pytest.raises(CheckpointError, match="go on with the order of the data"):
-        Order(make()).checked(state)
+        Order(make()).check(state)
 
 
 @pytest.mark.parametrize("part", ["python", "numpy"])
@@ -151,7 +151,7 @@ def test_what_is_no_state_of_random_numbers_is_refused(part, value):
     state = order.state()
     state["random"][part] = value
     with pytest.raises(CheckpointError, match="random numbers"):
-        order.checked(state)
+        order.check(state)
 
 
 @pytest.mark.parametrize("position", [-1, 625, 10**9, 2**70])
@@ -175,7 +175,7 @@ def test_to_check_a_state_changes_nothing():
     state = {**Order(data).state(), "state": {"seed": 7, "epoch": 2}}
     random.random()
     before = random.getstate()
-    Order(data).checked(state)
+    Order(data).check(state)
     assert (data.state_dict()["epoch"], random.getstate()) == (0, before)
 
 

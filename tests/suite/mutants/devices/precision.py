@@ -182,4 +182,4 @@ class SetsItsOwnThreadOnly(HasASwitch, caught_by="precision.setting-in-every-thr
 class TrainsAsItIs(HasASwitch, caught_by="precision.of-a-training"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        Trainer._multiplying = lambda trainer: nullcontext()
+        Trainer._set_matmul_precision = lambda trainer: nullcontext()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 
 import numpy as np
 from array_api_strict import astype, float32
@@ -11,7 +12,6 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
-from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.scopes import Scopes
 from mutants import Mutant
 
@@ -39,15 +39,18 @@ class PrefetchesFlatBatches(Mutant, caught_by="prefetch.nestings"):
 class PrefetchesTensorsOnly(Mutant, caught_by="prefetch.numpy-batches"):
     class Backend(Backend):
         def prefetch(self, batches, device, depth=2):
-            return moved_ahead(batches, depth, lambda batch: self.copy(batch, device))
+            return (self.copy(batch, device) for batch in batches)
 
 
 class MovesWhatItKeptUnmoved(Mutant, caught_by="prefetch.array-used-again"):
     class Backend(Backend):
         def prefetch(self, batches, device, depth=2):
-            return moved_ahead(
-                batches, depth, lambda batch: batch, lambda batch: self.to(batch, device)
-            )
+            kept = deque()
+            for batch in batches:
+                kept.append(batch)
+                if len(kept) > depth:
+                    yield self.to(kept.popleft(), device)
+            yield from (self.to(batch, device) for batch in kept)
 
 
 class PrefetchesCopies(Mutant, caught_by="prefetch.noop-returns-same-object"):

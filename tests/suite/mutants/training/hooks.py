@@ -11,8 +11,8 @@ from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.native import NativeDevices
-from d2ldev.training import callbacks, hooks, loops, run, team, trainer
-from d2ldev.training.interruption import Interruption
+from d2ldev.training import callbacks, entry, hooks, loops, run, team, trainer
+from d2ldev.training.interruption import END, Interruption
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
 from mutants import Mutant
@@ -49,7 +49,7 @@ class SetsItsModelOnlyItself(Mutant, caught_by="hooks.the-books-trainer"):
 class TakesNoneForABatch(Mutant, caught_by="hooks.that-return-none"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        Trainer._prepared_batch = lambda self, batch: self.prepare_batch(batch) or batch
+        entry.prepare_batch = lambda trainer, batch: trainer.prepare_batch(batch) or batch
 
 
 # -- modules --------------------------------------------------------------------------------------
@@ -97,33 +97,33 @@ class TakesARateForAnOptimizer(Mutant, caught_by="module.has-its-learning-rate")
 class CallsTheFirst(Mutant, caught_by="callbacks.each-step"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        listeners = hooks.listeners
-        hooks.listeners = lambda callbacks, hook: listeners(callbacks[:1], hook)
+        listeners = hooks.list_listeners
+        hooks.list_listeners = lambda callbacks, hook: listeners(callbacks[:1], hook)
 
 
 class ReadsLossesForCallbacks(Mutant, caught_by="callbacks.wait-for-nothing"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        listeners = hooks.listeners
+        listeners = hooks.list_listeners
 
         def reading(callbacks, hook):
             to_numpy = self.backend.to_numpy
             found = listeners(callbacks, hook)
             return [lambda step, loss, f=f: f(step, to_numpy(loss)) for f in found]
 
-        hooks.listeners = reading
+        hooks.list_listeners = reading
 
 
 class TakesAnyCallback(Mutant, caught_by="callbacks.ignores-nothing"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        trainer.checked_callbacks = lambda given: given if isinstance(given, list) else [given]
+        trainer.check_callbacks = lambda given: given if isinstance(given, list) else [given]
 
 
 class AsksNobodyWhetherToStop(Mutant, caught_by="runs.stopped"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        team.Alone.stops = team.Alone.stops_after_epoch = lambda *_: False
+        team.SingleProcess.stops = team.SingleProcess.stops_after_epoch = lambda *_: False
 
 
 class LeavesOutTheLastEpoch(Mutant, caught_by="runs.stopped"):
@@ -218,7 +218,7 @@ class LooksForTheNumberTooLate(Mutant, caught_by="callbacks.early-stopping-needs
 class ForgetsCallbacks(Mutant, caught_by="callbacks.are-resumed"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        run.checked_states = lambda *_: lambda: None
+        run.check_states = lambda *_: lambda: None
 
 
 # -- runs -----------------------------------------------------------------------------------------
@@ -234,13 +234,10 @@ class WaitsForABatchThatMayNotCome(Mutant, caught_by="runs.interrupted-while-wai
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
 
-        def until_pressed(interruption, batches):
-            for batch in batches:
-                yield batch
-                if interruption.is_pressed:
-                    return
+        def draw(interruption, batches):
+            return END if interruption.is_pressed else next(batches, END)
 
-        Interruption.until_pressed = until_pressed
+        Interruption.draw = draw
 
 
 class ForgetsTheFirstSteps(Mutant, caught_by="runs.saved-every-n-steps"):
@@ -271,7 +268,7 @@ class KeepsTheLast(Mutant, caught_by="runs.keep-the-best"):
 class SavesNothingSilently(Mutant, caught_by="runs.refuse-contradictions"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        run.Saving.checked = lambda saving: saving
+        run.Saving.check = lambda saving: saving
 
 
 class ValidatesWithDropout(Mutant, caught_by="runs.validate"):
@@ -348,4 +345,4 @@ class TakesAnyData(Mutant, caught_by="runs.refuse-what-is-none"):
 class WantsATarget(Mutant, caught_by="fit.without-a-target"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        loops.takes_target = lambda _: True
+        entry.takes_target = lambda _: True
