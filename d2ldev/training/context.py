@@ -21,6 +21,7 @@ class RunContext:
         run: how far the run is, and its checkpoint.
         train_data, val_data: the batches to train and to evaluate on.
         max_epochs: how many epochs the run has; 0 where other processes have trained.
+        error: what was raised in another process that has trained; None is nothing.
         progress: what is shown; None is nothing.
     """
 
@@ -29,6 +30,7 @@ class RunContext:
     train_data: Iterable[Any]
     val_data: Iterable[Any] | None
     max_epochs: int
+    error: BaseException | None = None
     progress: Progress | None = None
     _is_over: bool = False
 
@@ -73,3 +75,10 @@ class RunContext:
             run.save(trainer.device)
         if self._is_over:
             trainer.should_stop = True
+
+    def raise_failure(self) -> None:
+        """Raise the error that has ended the run elsewhere, after the model is handed back."""
+        # Not in the block of the run: a generator turns ``StopIteration`` into another error.
+        self.loop.team.raise_failure()
+        if self.error is not None:
+            raise self.error

@@ -362,6 +362,7 @@ class Trainer(TrainerState):
                 if context.is_interrupted:
                     break
                 context.end_epoch(found)
+        context.raise_failure()
         return self.history
 
     def _check_callbacks(self) -> list[Any]:
@@ -429,7 +430,8 @@ class Trainer(TrainerState):
             loop = Loop(self, learner, functions, callbacks, interruption, team)
             run = self._make_run(loop, settings.saving, train_data, val_data)
             epochs = self.max_epochs if outcome is None else 0
-            context = RunContext(loop, run, train_data, val_data, epochs)
+            error = None if outcome is None else outcome.error
+            context = RunContext(loop, run, train_data, val_data, epochs, error)
             with self._hand_over(context):
                 self._begin_or_resume(context, settings.resume, is_handed_over=outcome is not None)
                 is_shown = self.enable_progress_bar and team.is_first
@@ -437,9 +439,6 @@ class Trainer(TrainerState):
                     yield context
             learner.sync()
             self.model = learner.model  # a learner is the only one that uses its optimizer
-        team.raise_failure()
-        if outcome is not None and outcome.error is not None:
-            raise outcome.error
 
     def _make_learner(
         self,
