@@ -11,7 +11,7 @@ from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.native import NativeDevices
-from d2ldev.training import callbacks, entry, hooks, loops, run, team, trainer
+from d2ldev.training import callbacks, context, entry, hooks, loops, run, team, trainer
 from d2ldev.training.interruption import END, Interruption
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
@@ -148,13 +148,15 @@ class RemembersTheStop(Mutant, caught_by="runs.stop-is-forgotten-by-the-next"):
 class SavesWhereItStops(Mutant, caught_by="runs.stopped-go-on"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        run_epochs = Trainer._run_epochs
+        epochs = context.RunContext.epochs
 
-        def run_and_save(self, loop, run, *others):
-            run_epochs(self, loop, run, *others)
-            run.save(self.device)
+        def yield_and_save(self):
+            try:
+                yield from epochs(self)
+            finally:
+                self.run.save(self.loop.trainer.device)
 
-        Trainer._run_epochs = run_and_save
+        context.RunContext.epochs = yield_and_save
 
 
 class StopsBetweenBatchesOfAStep(Mutant, caught_by="runs.accumulated-before-a-stop"):
