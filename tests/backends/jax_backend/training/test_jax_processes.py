@@ -116,7 +116,7 @@ def test_jax_does_not_wait_for_the_gpus_of_a_process_without_any(monkeypatch, nu
     group = SimpleNamespace(
         size=2, rank=0, local_rank=0, hosts=["a", "b"], gather=lambda label, value: numbers
     )
-    room = JaxParallel(None, SimpleNamespace(counted=lambda: numbers[0]))
+    room = JaxParallel(None, SimpleNamespace(count_cuda=lambda: numbers[0]))
     with pytest.raises(UnsupportedValueError, match="JAX looks for those of all") as caught:
         room.join(group)
     hosts = group.hosts
@@ -225,7 +225,7 @@ def test_jax_between_processes_that_no_launcher_has_named_is_refused():
     # Two processes that use one GPU would each take most of its memory.
     done = run_processes(ALONE, _free_address(), environment={"JAX_PLATFORMS": "cpu"})
     assert [each.returncode for each in done] == [0, 0], done[0].stderr
-    assert all("no RANK and WORLD_SIZE" in each.stdout for each in done)
+    assert all("RANK and WORLD_SIZE are not set" in each.stdout for each in done)
 
 
 def test_a_program_that_has_initialized_jax_itself_ends_with_the_error_of_the_group():

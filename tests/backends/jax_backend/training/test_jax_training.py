@@ -320,7 +320,8 @@ def test_arrays_of_numpy_go_to_a_real_gpu_together(backend, copies, monkeypatch)
     monkeypatch.setattr(backend.framework.devices, "platform", lambda device: "cuda")
     source = [(np.full((2, 3), each, "float32"), np.full(2, each, "int32")) for each in range(4)]
     moved = list(backend.prefetch(source, "gpu:1"))
-    assert copies == [(backend.native("gpu:1"), True)] * 2 * 4
+    to_the_gpu = [each for each in copies if each[0] == backend.native("gpu:1")]
+    assert to_the_gpu == [(backend.native("gpu:1"), True)] * 2 * 4
     for batch, expected in zip(moved, source, strict=True):
         for x, array in zip(batch, expected, strict=True):
             np.testing.assert_array_equal(backend.to_numpy(x), array)

@@ -354,7 +354,10 @@ except d2ldev.errors.D2LDevError as error:
 
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("alone", "no RANK and WORLD_SIZE"), ("launched", "has made a MultiWorkerMirroredStrategy")],
+    [
+        ("alone", "RANK and WORLD_SIZE are not set"),
+        ("launched", "has made a MultiWorkerMirroredStrategy"),
+    ],
 )
 def test_a_strategy_that_the_program_has_made_between_processes_is_refused(how, said):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]

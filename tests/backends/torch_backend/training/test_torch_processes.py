@@ -178,7 +178,9 @@ def started(*arguments, **options):
 
 def test_an_engine_between_processes_that_no_launcher_has_named_is_refused(torch_backend):
     with started("fake", rank=0, world_size=2, store=FakeStore()):
-        with pytest.raises(UnsupportedValueError, match="no RANK and WORLD_SIZE") as caught:
+        with pytest.raises(
+            UnsupportedValueError, match="RANK and WORLD_SIZE are not set"
+        ) as caught:
             Trainer(1, backend=torch_backend).fit(mlp(), batches(), loss="cross_entropy")
         assert torch.distributed.is_initialized()
     assert "torchrun's variables" in caught.value.fix
