@@ -237,7 +237,7 @@ def test_a_worker_that_may_be_one_of_several_is_refused(backend, monkeypatch, nu
     monkeypatch.setenv("DMLC_ROLE", "worker")
     monkeypatch.setenv("DMLC_NUM_WORKER", number)
     with pytest.raises(
-        UnsupportedValueError, match=r"by DMLC_NUM_WORKER this .* no RANK"
+        UnsupportedValueError, match=r"by DMLC_NUM_WORKER this .* RANK and"
     ) as caught:
         fit_one(backend)
     assert "or unset DMLC_NUM_WORKER, and each" in caught.value.fix
