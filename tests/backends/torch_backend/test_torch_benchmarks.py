@@ -18,7 +18,7 @@ from d2ldev import Trainer
 
 backend = d2ldev.get_backend("torch")
 case = epochs.Case("tiny", lambda: torch.nn.Linear(3, 10), (2, 3), 1.0)
-batches = epochs.made_batches(backend, case, 5, is_pinned=False)
+batches = epochs.make_batches(backend, case, 5, is_pinned=False)
 model = case.make_model()
 twin = copy.deepcopy(model)
 history = Trainer(1, backend=backend).fit(
