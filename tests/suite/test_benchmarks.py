@@ -12,6 +12,7 @@ import pytest
 from d2ldev_reference import ReferenceFramework
 
 import d2ldev
+from d2ldev.training import entry
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 DEVICE_LOG = """
@@ -352,15 +353,15 @@ def test_both_logs_have_the_same_norms_of_what_the_gpu_computes(transfers, place
 
 
 def test_an_epoch_and_the_one_without_transfers_take_the_same_steps(transfers, place, monkeypatch):
-    epochs, plain, prefetch = [], [], place.backend.prefetch
+    epochs, plain, device_batches = [], [], entry.device_batches
 
-    def noted(batches, device):
-        batches = list(batches)
+    def noted(framework, data, *args, **options):
+        batches = list(data)
         epochs.append([str(place.backend.device_of(x)) for x, _ in batches])
-        return prefetch(batches, device)
+        return device_batches(framework, batches, *args, **options)
 
     copy = place.plain
-    monkeypatch.setattr(place.backend, "prefetch", noted)
+    monkeypatch.setattr(entry, "device_batches", noted)
     monkeypatch.setattr(place, "plain", lambda batch: plain.append(batch) or copy(batch))
     transfers.epoch(place, transfers.SMALL._replace(epochs=1, batches=10))
     assert epochs == [["cpu"] * 10, ["gpu:0"] * 10] * 3
