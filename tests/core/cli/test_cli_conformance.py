@@ -124,8 +124,9 @@ def test_nightly_tests_alone_are_a_usage_error_without_their_profile():
     assert "all of it takes minutes, add --profile nightly" in done.stderr
 
 
-def test_a_profile_runs_once_for_each_number_of_virtual_gpus():
-    request = Request("torch", profile="default", report=Path("out"))
+def test_a_profile_runs_once_for_each_number_of_virtual_gpus(monkeypatch):
+    monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 4)
+    request = Request("reference", profile="default", report=Path("out"))
     runs = profile_requests(request, PROFILES)
     assert [(r.virtual_gpus, r.require_gpus) for r in runs] == [(None, None), (2, 2), (4, 4)]
     assert [r.report for r in runs] == [
