@@ -145,13 +145,12 @@ class Entry:
 
     def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
         """Return the inputs of the first batch, on the device."""
-        learner = self._learner
         for first in draw_outside(self._framework, data):
             (batch,) = self.draw([first])
             batch = unwrap_broadcasts(self.arrive(batch), self._kinds)
-            if learner.settings.methods is None and not takes_target(learner.settings.loss):
-                return inputs_alone(batch, learner.input_names, learner.takes_mapping)
-            return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
+            if self._learner.settings.methods is None and not self._has_target:
+                return inputs_alone(batch, *self._names)
+            return inputs_and_target(batch, *self._names)[0]
         raise empty_data_refusal()
 
     def _look(self, batch: Any) -> Any:
@@ -187,9 +186,8 @@ class Entry:
         waits = self._team.splits
         if type(batch) is tuple and len(batch) == 2:  # the common batch
             return look_at(self._framework, batch[1], is_drawn=True, waits=waits)
-        learner = self._learner
         try:
-            _, y = inputs_and_target(batch, learner.input_names, learner.takes_mapping)
+            _, y = inputs_and_target(batch, *self._names)
         except UnsupportedValueError:  # raised again where the batch is computed with
             return None
         return look_at(self._framework, y, is_drawn=True, waits=waits)

@@ -1,4 +1,4 @@
-"""Write and read a safetensors file by the ``safetensors`` safetensors.
+"""Write and read a safetensors file by the ``safetensors`` library.
 
 The library checks the header, and does all of a file but three things:
 
