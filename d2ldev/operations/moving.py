@@ -259,12 +259,13 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
             foreign = of_another_backend(framework, attempted, x)
             if foreign is not None:
                 raise foreign from error
-        elif copy and not own and (target is not None or _is_on_the_host(x)):
+        elif copy and not own and not is_text(x) and (target is not None or _is_on_the_host(x)):
             return to(framework, x, target or CPU)  # its values are read in another way
+        values = "give its values: backend.asarray(d2ldev.backend_of(x).to_numpy(x))"
         raise UnsupportedValueError(
             f"take over the memory of {describe(x)}",
             f"{type(error).__name__}: {text_of(error)}",
-            "copy instead: backend.from_dlpack(x, copy=True)",
+            values if copy else "copy instead: backend.from_dlpack(x, copy=True)",
         ) from error
     place = framework.tensors.device_of(shared)
     if target is None:

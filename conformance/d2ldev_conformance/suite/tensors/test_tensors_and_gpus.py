@@ -177,6 +177,12 @@ def test_from_dlpack_refuses_what_has_no_dlpack(backend, value):
         backend.from_dlpack(value)
 
 
+@requirement("query.dlpack-refuses-others", section=SECTION)
+def test_from_dlpack_refuses_text_that_it_is_to_copy(backend):
+    with pytest.raises(UnsupportedValueError):
+        backend.from_dlpack(np.array(["text"]), copy=True)
+
+
 @requirement("errors.one-family", section=SECTION)
 def test_every_error_is_a_d2ldev_error_and_a_builtin_one():
     family = {
