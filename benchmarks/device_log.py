@@ -27,6 +27,7 @@ from overhead import document, table
 from rich.console import Console
 
 import d2ldev
+from d2ldev._backend import framework_of
 
 _STEPS = 100
 
@@ -43,7 +44,7 @@ def rows(backend: Any, device: str, width: int, examples: int) -> Iterator[Compa
 
     def make_list() -> None:
         kept = [step() for _ in range(_STEPS)]
-        backend.to_numpy(backend.framework.tensors.stack(kept)).tolist()
+        backend.to_numpy(framework_of(backend).tensors.stack(kept)).tolist()
 
     def read() -> None:
         for _ in range(_STEPS):

@@ -31,6 +31,7 @@ from overhead import document
 from torch import nn
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.training.trainer import Trainer
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -217,7 +218,7 @@ def results(
     backend: d2ldev.Backend, device: d2ldev.Device, batches: int, epochs: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each case, from pinned memory where there is any, and from pageable."""
-    pins = backend.framework.tensors.pin(backend.ones(1, device="cpu")) is not None
+    pins = framework_of(backend).tensors.pin(backend.ones(1, device="cpu")) is not None
     for case in CASES:
         for is_pinned in (True, False) if pins else (False,):
             data = make_batches(backend, case, batches, is_pinned=is_pinned)

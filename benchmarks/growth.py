@@ -46,6 +46,7 @@ from rich.table import Table
 from safetensors.numpy import load_file
 
 import d2ldev
+from d2ldev._backend import framework_of
 
 _MB = 10**6
 _RUNS = 3
@@ -220,7 +221,7 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         aim=None,
     )
 
-    if "train" not in backend.framework.cannot:
+    if "train" not in framework_of(backend).cannot:
         steps = decades(10**5, 10**3)[1:]
         memory = ("bytes a step", _FLAT, _bytes_a_step)
         yield Growth(

@@ -7,6 +7,8 @@ from typing import Any
 
 from batches import walk
 
+from d2ldev._backend import framework_of
+
 
 def jax_names() -> dict[str, Any]:
     """Return ``by_hand``, which places a model of Flax's."""
@@ -107,5 +109,5 @@ COPIES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
 
 def pin(backend: Any, value: Any) -> Any:
     """Return a nesting of the CPU's tensors in pinned memory, or as it is where none is pinned."""
-    move = backend.framework.tensors.pin
+    move = framework_of(backend).tensors.pin
     return walk(value, lambda x: x if (there := move(x)) is None else there)

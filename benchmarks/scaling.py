@@ -44,6 +44,7 @@ from rich.console import Console
 from rich.table import Table
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.training.trainer import Trainer
 
 AIM = 1.05
@@ -139,7 +140,7 @@ def tensorflow_loop(model: Any, _native: Any, batch: int) -> Epoch:
     import tensorflow as tf
 
     # A process has one: the collective operations of a second one would be taken for the first's.
-    joined = d2ldev.get_backend("tensorflow").framework.parallel.strategy
+    joined = framework_of(d2ldev.get_backend("tensorflow")).parallel.strategy
     strategy = joined or tf.distribute.get_strategy()
     with strategy.scope():
         net = keras.models.clone_model(model)
@@ -175,7 +176,7 @@ def mxnet_loop(model: Any, _native: Any, batch: int) -> Epoch:
     from d2ldev_mxnet.framework import mx
     from d2ldev_mxnet.servers import servers_of
 
-    group = d2ldev.get_backend("mxnet").framework.group()
+    group = framework_of(d2ldev.get_backend("mxnet")).group()
     servers = None if group is None else servers_of(group)
     loss_function = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     loss_function.hybridize()

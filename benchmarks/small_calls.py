@@ -30,6 +30,7 @@ from natives import CREATIONS, jax_names, tensorflow_names
 from overhead import document
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.bench.exercises import logs_of_norms
 
 AIM_OF_A_COPY = 1.1
@@ -89,7 +90,7 @@ def works(backend: Any, device: Any, products: int) -> Iterator[Work]:
     ways = {name: f"logs[{name!r}]()" for name in logs}
     repeated = f"for _ in range({products}): "
     ways |= {"its product": f"{repeated}a @ b", "and its norm": f"{repeated}norm(a @ b)"}
-    names = {"logs": logs, "a": a, "b": b, "norm": backend.framework.tensors.norm}
+    names = {"logs": logs, "a": a, "b": b, "norm": framework_of(backend).tensors.norm}
     log = "a DeviceLog with one transfer"
     yield Work("a norm that is logged", ways, names, LOG_AIM, log, products)
 

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.launch.launcher import Launch, launch
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet", "reference")
@@ -108,7 +109,7 @@ def one_round(backend: d2ldev.Backend, folder: Path, number: int) -> None:
     log(backend)
     files(backend, folder, rng)
     in_threads(backend)
-    if "train" not in backend.framework.cannot:
+    if "train" not in framework_of(backend).cannot:
         fit(backend, folder, rng)
         if number % 100 == 1:  # a process needs longer to import its framework than a round takes
             launches(backend, rng)

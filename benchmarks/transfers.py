@@ -36,6 +36,7 @@ from overhead import document, table
 from rich.console import Console
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.bench.exercises import logs_of_norms
 from d2ldev.bench.results import is_hardware
 from d2ldev.training.trainer import Trainer
@@ -87,7 +88,7 @@ class Place:
         self.backend, self.device = backend, backend.device(device)
         self.plain = COPIES[backend.name](backend.native(device))
         self.is_hardware = is_hardware(backend.platform(device))
-        self.pins = backend.framework.tensors.pin(backend.ones(1, device="cpu")) is not None
+        self.pins = framework_of(backend).tensors.pin(backend.ones(1, device="cpu")) is not None
 
     def of_host(self, value: Any) -> Any:
         """Return a nesting of the CPU's tensors in the memory that is copied from."""

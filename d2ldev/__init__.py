@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import tensorflow as _tensorflow
     import torch as _torch
 
+    from d2ldev._backend import Backend
     from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
-    from d2ldev.backend_class import Backend
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.files.load_into import Loaded
     from d2ldev.framework import Learner, Memory
@@ -73,7 +73,7 @@ __version__ = "0.1.0"
 # Imported together at the first use of one of them: a library that imports this package and does
 # not use it waits for less.
 _CORE = {
-    "Backend": "backend_class",
+    "Backend": "_backend",
     "Broadcast": "nesting.containers",
     "DTypeLike": "typing",
     "Device": "device",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from d2ldev.backend_class import Backend, backend_for
+from d2ldev._backend import Backend, backend_for, framework_of
 from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.framework import Framework
 from d2ldev.registry.discovery import FALLBACK
@@ -19,7 +19,7 @@ from d2ldev.registry.selection import (
     Process,
     active_framework,
     enter,
-    framework_of,
+    framework_of_tensor,
     get_framework,
     scoped,
     set_process,
@@ -32,7 +32,7 @@ class ActiveBackend(FollowsSelection, Backend):
 
     def __init__(self) -> None:
         """Create an empty handle; its first use resolves the backend."""
-        object.__setattr__(self, "known_framework", None)
+        object.__setattr__(self, "_known_framework", None)
 
     def __repr__(self) -> str:
         return f"<the active backend: {self.name}>"
@@ -95,7 +95,7 @@ def set_backend(name: str | Backend) -> Backend:
         UnknownBackendError, BackendNotInstalledError: as ``get_backend``; nothing changes then.
     """
     found = get_backend(name)
-    set_process(Process(found.framework, "set_backend"))
+    set_process(Process(framework_of(found), "set_backend"))
     return found
 
 
@@ -119,7 +119,7 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
 
     def __enter__(self) -> Backend:
         found = get_backend(self._name)
-        self._entered.append(enter(found.framework))
+        self._entered.append(enter(framework_of(found)))
         return found
 
     def __exit__(self, *exception: object) -> None:
@@ -138,7 +138,7 @@ def backend_of(x: Any) -> Backend:
     """
     found = _of_type.get(type(x))
     if found is None:
-        found = backend_for(framework_of(x))
+        found = backend_for(framework_of_tensor(x))
         if len(_of_type) < _MOST_TYPES:
             _of_type[type(x)] = found
     return found

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from d2ldev.backend_class import Backend, backend_for
+from d2ldev._backend import Backend, backend_for, framework_of
 from d2ldev.device import CPU, gpu
 from d2ldev.registry.discovery import ALIASES, choices, find_backends
 from d2ldev.registry.selection import get_framework
@@ -92,7 +92,7 @@ class NativeDevices:
         """
         from d2ldev.training.book import ModuleMethods
 
-        return self._name_class(self._backend.framework.training.module_class(ModuleMethods))
+        return self._name_class(framework_of(self._backend).training.module_class(ModuleMethods))
 
     @cached_property
     def DataModule(self) -> type:  # noqa: N802
@@ -140,7 +140,7 @@ class NativeDevices:
         """
         device = gpu(i)
         if device.index >= self.num_gpus():
-            native = self._backend.framework.devices.native_of_missing(device)
+            native = framework_of(self._backend).devices.native_of_missing(device)
             if native is not None:
                 return native
         return self._backend.native(device)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, configuration, settings
 from processes import make_backend, make_package
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.registry import selection
 
 pytest_plugins = ["pytester"]
@@ -69,7 +70,7 @@ def path(tmp_path):
 @pytest.fixture
 def other(reference):
     """A second backend that is not the process's, with one GPU."""
-    return d2ldev.Backend(type(reference.framework)(virtual_gpus=1))
+    return d2ldev.Backend(type(framework_of(reference))(virtual_gpus=1))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ DONE += (
 )
 DONE += ("docs/resuming.md", "docs/several-gpus.md", "docs/several-machines.md")
 DONE += ("docs/training.md", "docs/versions.md", "docs/virtual-gpus.md")
-DONE += ("d2ldev/backend_class.py", "d2ldev/errors.py", "d2ldev/framework", "d2ldev/nesting")
+DONE += ("d2ldev/_backend.py", "d2ldev/errors.py", "d2ldev/framework", "d2ldev/nesting")
 DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md")
 TO_DO: tuple[str, ...] = ("CHANGELOG.md", "docs")
 TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from d2ldev._backend import framework_of
 from d2ldev_conformance.profiles import PROFILES, Profile, Traits
 from d2ldev_conformance.requirement import ROOMS, requirement_of, room_of
 
@@ -89,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{', '.join(map(str, backend.devices()))}"
         )
     _make_folder(config.getoption("--d2ldev-report"))
-    for line in warning_filters(package_of(type(backend.framework))):
+    for line in warning_filters(package_of(type(framework_of(backend)))):
         config.addinivalue_line("filterwarnings", line)
     freeze_what_is_loaded()
     config.stash[_BACKEND] = backend
@@ -319,7 +320,7 @@ class _Counting:
 
 def _is_declared(config: pytest.Config, error: BaseException) -> bool:
     """Return whether an error is about an ability that the backend declares to lack."""
-    framework = config.stash[_BACKEND].framework
+    framework = framework_of(config.stash[_BACKEND])
     problem = getattr(error, "problem", None)
     return problem in {framework.inability(ability) for ability in framework.cannot}
 

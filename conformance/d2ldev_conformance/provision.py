@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from d2ldev import Backend, Device
+from d2ldev._backend import framework_of
 from d2ldev.framework import Framework
 
 Classifiers = Mapping[str, tuple[Callable[[Device], Any], tuple[int, ...]]]
@@ -167,7 +168,7 @@ def find_lasting_threads(framework: Framework) -> Collection[str]:
 
 def _call_provision(backend: Backend, what: str) -> Mapping[str, Any]:
     """Return what the backend's provision gives; empty if it has no such function."""
-    provide = _find(backend.framework, what)
+    provide = _find(framework_of(backend), what)
     return {} if provide is None else provide(backend)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.bench.limits import verify_rate
 from d2ldev.bench.results import Result, Row
 from d2ldev.device import CPU, Device
@@ -76,7 +76,7 @@ class Exercise:
         """
         rows: list[Row] = []
         error = None
-        framework = backend.framework
+        framework = framework_of(backend)
         attempted, fix = f"measure {self.name}", "--matmul-precision highest"
         try:
             precision = framework.check_matmul_precision(precision, attempted, fix)
@@ -150,7 +150,7 @@ def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row
         for device in backend.devices():
             net = backend.mlp([width] * (_LAYERS + 1), device=device)
             tensors = backend.named_tensors(net)
-            work = sum(map(backend.framework.tensors.nbytes, tensors.values())) / 1e6
+            work = sum(map(framework_of(backend).tensors.nbytes, tensors.values())) / 1e6
             backend.save(net, path)
             for name, x in backend.named_tensors(backend.load(path, device)).items():
                 _check_device(backend, x, device, "read parameters")
@@ -193,7 +193,7 @@ def logs_of_norms(
     The first one is the least that a log of all of them can cost.
     """
     a, b = operands
-    tensors = backend.framework.tensors
+    tensors = framework_of(backend).tensors
 
     def norm() -> Any:
         return tensors.norm(a @ b)
@@ -340,7 +340,7 @@ def numpy(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
         return [backend.to_numpy(a @ b) for _ in range(products)]
 
     def after(a: Any, b: Any) -> Any:
-        stack = backend.framework.tensors.stack
+        stack = framework_of(backend).tensors.stack
         return backend.to_numpy(stack([a @ b for _ in range(products)]))
 
     for device in backend.devices():
@@ -360,7 +360,7 @@ def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
     ways = ("pageable memory", "pinned memory")
     x = backend.ones(megabytes * 250_000, device=CPU)
     for gpu in backend.devices()[1:]:
-        for way, source in zip(ways, (x, backend.framework.tensors.pin(x)), strict=True):
+        for way, source in zip(ways, (x, framework_of(backend).tensors.pin(x)), strict=True):
             row = _row(backend, way, gpu)
             if source is None:
                 yield replace(row, note=f"{backend.name} pins no memory for {gpu}")

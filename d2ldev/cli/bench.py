@@ -31,6 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from d2ldev import settings
+from d2ldev._backend import framework_of
 from d2ldev.active import active_backend, get_backend
 from d2ldev.bench.exercises import EXERCISES, Exercise
 from d2ldev.bench.machine import describe_machine
@@ -145,7 +146,7 @@ def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
             return made, exit_status(error)
         made["name"] = backend.name
         made["versions"] = {name: find_version(name) for name in backend.distributions}
-        made["threads"] = backend.framework.devices.threads()
+        made["threads"] = framework_of(backend).devices.threads()
         progress = Console(stderr=True)
         for name in request.exercises:
             exercise = EXERCISES[name]

@@ -22,8 +22,8 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from d2ldev import settings
+from d2ldev._backend import Backend
 from d2ldev.active import active_backend
-from d2ldev.backend_class import Backend
 from d2ldev.cli import screen
 from d2ldev.registry import discovery, loading, selection
 

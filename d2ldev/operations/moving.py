@@ -17,7 +17,7 @@ from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_t
 from d2ldev.operations import creation, devices
 from d2ldev.operations.dlpack import ON_CPU
 from d2ldev.operations.other_backends import of_another_backend
-from d2ldev.registry.selection import framework_of
+from d2ldev.registry.selection import framework_of_tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -350,7 +350,7 @@ def _tensors_of_data(
     made = {}
     for key, leaf in data.items():
         try:
-            values = leaf if _is_array(leaf) else to_numpy(framework_of(leaf), leaf)
+            values = leaf if _is_array(leaf) else to_numpy(framework_of_tensor(leaf), leaf)
             made[key] = creation.asarray(framework, values, None, device, None, None)
         except UnsupportedValueError as error:
             name = flat.name_of(leaf)
@@ -367,7 +367,7 @@ def _is_array(x: Any) -> bool:
 def _is_tensor(x: Any) -> bool:
     """Return whether a value is a tensor of any framework."""
     try:
-        framework_of(x)
+        framework_of_tensor(x)
     except UnsupportedValueError:
         return False
     return True
@@ -446,6 +446,6 @@ def _export(x: Any) -> Any:
     if hasattr(x, "__dlpack__"):
         return x
     try:
-        return framework_of(x).tensors.dlpack_of(x)
+        return framework_of_tensor(x).tensors.dlpack_of(x)
     except UnsupportedValueError:
         return x

@@ -158,28 +158,25 @@ class _ActiveFramework:
                 if not _had_blocks and framework is _process.framework:
                     # Noted first, so that Ctrl-C in between leaves nothing that is not forgotten.
                     _keepers.append(owner)
-                    object.__setattr__(owner, "framework", framework)
-                    object.__setattr__(owner, "known_framework", framework)
+                    object.__setattr__(owner, "_framework", framework)
+                    object.__setattr__(owner, "_known_framework", framework)
         return framework
 
 
 class FollowsSelection:
-    """An object whose ``framework`` is the active framework.
+    """An object whose ``_framework`` is the active framework."""
 
-    Attributes:
-        known_framework: the same while the object caches it, else None. Python reads an attribute
-            of the object faster if its class has none of this name.
-    """
-
-    framework = _ActiveFramework()
-    known_framework: Framework | None
+    _framework = _ActiveFramework()
+    # The same while the object caches it, else None. Python reads an attribute of the object
+    # faster if its class has none of this name.
+    _known_framework: Framework | None
 
 
 def _forget() -> None:
     while _keepers:
-        object.__setattr__(_keepers[-1], "known_framework", None)
+        object.__setattr__(_keepers[-1], "_known_framework", None)
         with suppress(AttributeError):
-            object.__delattr__(_keepers[-1], "framework")
+            object.__delattr__(_keepers[-1], "_framework")
         _keepers.pop()  # last, so that Ctrl-C in between leaves it to the next call
 
 
@@ -293,7 +290,7 @@ def virtual_gpus(n: int) -> None:
 # -- from a tensor ----------------------------------------------------------------------------
 
 
-def framework_of(x: Any) -> Framework:
+def framework_of_tensor(x: Any) -> Framework:
     """Return the framework of a tensor, without importing another framework.
 
     It creates no framework that does not own the tensor, because a new one may change settings.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from d2ldev._backend import Backend, framework_of
 from d2ldev.active import backend_of
-from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
 from d2ldev.framework import Sharded, Weighted
@@ -458,7 +458,7 @@ def count_of(backend: Backend, y: Any, batch: Any = None) -> int:
         y: the target, or all that there is.
         batch: what ``y`` is a field of.
     """
-    framework = backend.framework
+    framework = framework_of(backend)
     kinds = framework.state.kinds
     if kinds[type(y)] is not TENSOR:
         found = number_of_examples(framework, y if batch is None else batch)

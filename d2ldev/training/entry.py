@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from d2ldev._backend import framework_of
 from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.framework import Learner, Sharded
 from d2ldev.framework.training import Labels
@@ -60,7 +61,7 @@ class Entry:
         self._trainer, self._learner = trainer, learner
         self._team = SingleProcess() if team is None else team
         self._backend = trainer.backend
-        self._framework = trainer.backend.framework
+        self._framework = framework_of(trainer.backend)
         self._kinds = self._framework.state.kinds
         self._has_labels = has_labels(learner.settings)
         # A batch that the user prepares may have other labels than the one that was drawn.

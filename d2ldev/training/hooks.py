@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from d2ldev._backend import Backend
 from d2ldev.active import backend as handle
-from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Learner

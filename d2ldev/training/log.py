@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
 from d2ldev.framework import DeviceLike, Tensor
@@ -84,7 +84,10 @@ class DeviceLog:
         self._max_pending = whole_number(
             "log", "max_pending", max_pending, least=1, fix="max_pending=1024"
         )
-        self._tensors, self._kinds = backend.framework.tensors, backend.framework.state.kinds
+        self._tensors, self._kinds = (
+            framework_of(backend).tensors,
+            framework_of(backend).state.kinds,
+        )
         self._scalar_on, self._limit = self._tensors.scalar_on, self._tensors.in_flight
         self._lock = Lock()
         self._calls = 0
@@ -313,7 +316,7 @@ class BatchedDeviceLog(DeviceLog):
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend, values=False)
         # No longer than the framework's queue may be.
-        self._length = backend.framework.tensors.in_flight or _BLOCK
+        self._length = framework_of(backend).tensors.in_flight or _BLOCK
         self._block: list[tuple[float, dict[str, Any]]] = []
 
     def add(self, weight: float = 1, /, **scalars: Any) -> None:

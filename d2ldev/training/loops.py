@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from d2ldev._backend import framework_of
 from d2ldev.framework import Learner
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.prefetching import draw_outside
@@ -67,7 +68,7 @@ class Loop:
             progress.begin_epoch(trainer.num_train_batches or None)
         number, count_to_draw, is_stopped = 0, run.count_to_draw(), False
         if run.is_within or count_to_draw is not None:
-            data = draw_outside(trainer.backend.framework, shield(data))
+            data = draw_outside(framework_of(trainer.backend), shield(data))
             number = run.go_on_within(data, log)
         with closing(entry.draw(data, is_trained=True, count_to_draw=count_to_draw)) as batches:
             while (batch := draw(batches)) is not END:
@@ -126,7 +127,7 @@ class Loop:
         if not self.metrics:
             log.add(counts.in_loss, loss=loss)
             return
-        y = unwrap_broadcasts(drop_weights(y), self.trainer.backend.framework.state.kinds)
+        y = unwrap_broadcasts(drop_weights(y), framework_of(self.trainer.backend).state.kinds)
         measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
         _, in_loss, in_metrics, in_accuracy = counts
         if in_loss == in_metrics == in_accuracy:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.other_backends import function_of_another_backend
@@ -40,7 +40,7 @@ def find_metrics(
             name = getattr(metric, "__name__", type(metric).__name__)
             attempted = f"measure {describe(metric)}"
             fix = f"a function of the {backend.name} backend's own tensors"
-            foreign = function_of_another_backend(backend.framework, attempted, metric, fix=fix)
+            foreign = function_of_another_backend(framework_of(backend), attempted, metric, fix=fix)
             if foreign is not None:
                 raise foreign
             function = _where_predictions_are(backend, name, metric)
@@ -82,7 +82,7 @@ def _where_predictions_are(
     function = comparison(metric)
 
     def measure(prediction: Any, y: Any) -> Any:
-        flat = flatten(prediction, backend.framework.state.kinds, "measure a prediction")
+        flat = flatten(prediction, framework_of(backend).state.kinds, "measure a prediction")
         device = next(map(backend.device_of, flat.tensors.values()), None)
         with nullcontext() if device is None else backend.on(device):
             value = function(prediction, y)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.device import Device
 from d2ldev.errors import (
     CheckpointError,
@@ -120,7 +120,7 @@ class Run:
     ) -> None:
         self.epoch = self.step = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
-        self._backend, self._framework = backend, backend.framework
+        self._backend, self._framework = backend, framework_of(backend)
         self._learner = learner
         self._data = data
         self._callbacks = [each for each in callbacks if hasattr(each, "state_dict")]

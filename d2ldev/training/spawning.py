@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, BinaryIO, NamedTuple
 
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, text_of
 from d2ldev.framework.parallel import first_failure
@@ -89,7 +89,7 @@ def train_in_processes(
     with tempfile.TemporaryDirectory(prefix="d2ldev-") as folder:
         try:
             # In one pickle, so that an optimizer keeps its model.
-            states = random_states(trainer.backend.framework, trainer.device)
+            states = random_states(framework_of(trainer.backend), trainer.device)
             work = (trainer, operands, settings, states)
             with open(Path(folder, "work"), "wb") as file:
                 _Pickler(trainer.backend, file).dump(work)
@@ -145,8 +145,8 @@ def _unsendable(trainer: Any, operands: Sequence[Any], settings: Mapping[str, An
 def _environment(backend: Backend) -> Iterator[None]:
     """Let processes that are started in the block have the same backend, and as many GPUs."""
     chosen = {BACKEND: backend.name}
-    if backend.framework.virtual_gpus is not None:
-        chosen[VIRTUAL_GPUS] = str(backend.framework.virtual_gpus)
+    if framework_of(backend).virtual_gpus is not None:
+        chosen[VIRTUAL_GPUS] = str(framework_of(backend).virtual_gpus)
     # Processes that each use all cores are slower than one.
     chosen["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     before = {name: os.environ.get(name) for name in chosen}
@@ -198,7 +198,7 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, backend: Backend, file: BinaryIO) -> None:
         super().__init__(file)
-        self._reduce = backend.framework.parallel.reduce
+        self._reduce = framework_of(backend).parallel.reduce
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)) and _is_without_file():
@@ -301,7 +301,7 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
         trainer, operands, arguments, states = _receive(folder, number)
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
-        check_random_states(trainer.backend.framework, states, trainer.device)()
+        check_random_states(framework_of(trainer.backend), states, trainer.device)()
         _result = Path(folder, f"result-{rank}")
         threading.Thread(target=_stop_when_told, args=(sender, trainer), daemon=True).start()
         trainer.fit(*operands, **arguments)

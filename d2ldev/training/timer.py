@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
+from d2ldev._backend import Backend
 from d2ldev.active import active_backend, get_backend
-from d2ldev.backend_class import Backend
 
 
 class Timer:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from d2ldev._backend import Backend, framework_of
 from d2ldev.active import get_backend
-from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
@@ -201,7 +201,7 @@ class Trainer(TrainerState):
         self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
         self.matmul_precision = matmul_precision
         self.shard, self.batch_norm = shard, batch_norm
-        self.backend.framework.check_settings(Settings(**self._settings_of_steps()))
+        framework_of(self.backend).check_settings(Settings(**self._settings_of_steps()))
         self._check_matmul_precision()
         self.callbacks = callbacks
         self.enable_progress_bar = flag("train", "enable_progress_bar", enable_progress_bar)
@@ -399,7 +399,7 @@ class Trainer(TrainerState):
                 "d2ldev's loop",
                 "leave it out: Trainer(max_epochs, gradient_clip_val=1) clips by itself",
             )
-        framework = self.backend.framework
+        framework = framework_of(self.backend)
         group = framework.group()
         team = SingleProcess() if group is None else ProcessGroup(framework, group)
         needs_processes = framework.parallel.process_per_device
@@ -556,9 +556,9 @@ class Trainer(TrainerState):
         uncover_loss(model)
         self.optim = model.configure_optimizers()
         taken: list[Any] = []
-        source = draw_outside(self.backend.framework, self.train_dataloader)
+        source = draw_outside(framework_of(self.backend), self.train_dataloader)
         batches = (prepare_batch(self, batch) for batch in _note(source, taken))
-        self.backend.framework.training.begin_module(model, self.optim, batches)
+        framework_of(self.backend).training.begin_module(model, self.optim, batches)
         data = self.train_dataloader
         # Data that begins only once has not the batch any more that was looked at.
         if taken and self.max_epochs == 1 and iter(data) is iter(data):
@@ -684,7 +684,7 @@ class Trainer(TrainerState):
             source = loader_of(data, "predict_dataloader", "val_dataloader")
             learner = self._evaluator(self._prepare_for_use(model, source, "predict"), loss="mse")
             names, takes_mapping = learner.input_names, learner.takes_mapping
-            kinds = self.backend.framework.state.kinds
+            kinds = framework_of(self.backend).state.kinds
             entry = Entry(self, learner)
             try:
                 with closing(entry.draw(source)) as batches:
@@ -730,14 +730,14 @@ class Trainer(TrainerState):
         precision = self._check_matmul_precision()
         if precision is None:
             return nullcontext()
-        return self.backend.framework.matmul_precision(precision)
+        return framework_of(self.backend).matmul_precision(precision)
 
     def _check_matmul_precision(self) -> str | None:
         if self.matmul_precision is None:
             return None
         attempted = "train with this matmul_precision"
         fix = "Trainer(max_epochs, matmul_precision='highest')"
-        framework = self.backend.framework
+        framework = framework_of(self.backend)
         return framework.check_matmul_precision(self.matmul_precision, attempted, fix)
 
     def _evaluator(self, model: Any, **settings: Any) -> Learner:
@@ -753,7 +753,8 @@ class Trainer(TrainerState):
                 f"trainer.{verb}(net, batches)",
             )
         is_array = (
-            isinstance(data, np.ndarray) or self.backend.framework.state.kinds[type(data)] is TENSOR
+            isinstance(data, np.ndarray)
+            or framework_of(self.backend).state.kinds[type(data)] is TENSOR
         )
         if is_array:
             raise UnsupportedValueError(
@@ -765,14 +766,14 @@ class Trainer(TrainerState):
         return self._find_prepared_model(model)
 
     def _own_settings(self, model: Any, *given: Any) -> dict[str, Any]:
-        operands = self.backend.framework.training.step_operands(model)
+        operands = framework_of(self.backend).training.step_operands(model)
         return own_settings(model, *given, trainer=self, operands=operands)
 
     def _own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
         """Return the metrics that the model itself has, where its prediction is known."""
         if learner.settings.methods is not None:
             return {}
-        own = self.backend.framework.training.metrics(learner.model)
+        own = framework_of(self.backend).training.metrics(learner.model)
         return find_metrics(self.backend, own)
 
 
@@ -795,7 +796,9 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
         )
     if number > 1:
         fix = "Trainer(max_epochs, num_gpus=1), or D2LDEV_BACKEND=jax"
-        backend.framework.require("train on several GPUs", f"train on {gpus_in_words(number)}", fix)
+        framework_of(backend).require(
+            "train on several GPUs", f"train on {gpus_in_words(number)}", fix
+        )
     return [gpu(i) for i in range(number)]
 
 

@@ -14,6 +14,8 @@ import sys
 import textwrap
 from importlib.metadata import Distribution, distribution
 
+from d2ldev._backend import framework_of
+
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
 BUILT_IN = (*FRAMEWORKS, "reference")
 GROUP = "d2ldev.backends"
@@ -41,7 +43,7 @@ def send(backend, obj):
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, obj):
-            return backend.framework.parallel.reduce(obj)
+            return framework_of(backend).parallel.reduce(obj)
 
     file = io.BytesIO()
     Pickler(file).dump(obj)

@@ -12,6 +12,7 @@ import pytest
 from d2ldev_reference import ReferenceFramework
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.training import entry
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
@@ -390,7 +391,7 @@ def test_an_epoch_is_compared_with_the_longer_of_both(
 @pytest.mark.parametrize(("pins", "of_copies"), [(True, 1 / 0.95), (False, None)])
 def test_aims_are_those_of_hardware(transfers, backend, monkeypatch, platform, pins, of_copies):
     monkeypatch.setattr(backend, "platform", lambda device: platform)
-    monkeypatch.setattr(backend.framework.tensors, "pin", lambda x: x if pins else None)
+    monkeypatch.setattr(framework_of(backend).tensors, "pin", lambda x: x if pins else None)
     place = transfers.Place(backend, "gpu:0")
     found = [*transfers.rows(place, transfers.SMALL), transfers.epoch(place, transfers.SMALL)]
     assert [row.aim for row in found] == [of_copies, of_copies, of_copies, 1.1, 1.05]
@@ -401,7 +402,7 @@ def test_memory_is_pinned_where_the_framework_can(transfers, backend, monkeypatc
     pinned = []
     copy = backend.copy
     monkeypatch.setattr(
-        backend.framework.tensors, "pin", lambda x: pinned.append(copy(x)) or pinned[-1]
+        framework_of(backend).tensors, "pin", lambda x: pinned.append(copy(x)) or pinned[-1]
     )
     place = transfers.Place(backend, "gpu:0")
     first, _, third, _ = transfers.rows(place, transfers.SMALL)

@@ -9,6 +9,7 @@ from d2ldev_conformance.leaks import LeakError, detect_leaks
 from processes import completed, searched
 
 import d2ldev
+from d2ldev._backend import framework_of
 
 TESTS = Path(__file__).parent.parent
 CONFTEST = (TESTS / "conftest.py").read_text(encoding="utf-8")
@@ -42,8 +43,9 @@ def assert_leak(result, message):
     result.stdout.fnmatch_lines(["E *LeakError: the test left something behind:", f"E  *{message}"])
 
 
-ROOM = "d2ldev.get_backend('reference').framework.devices"
-ANOTHER = "d2ldev.Backend(type(d2ldev.get_backend('reference').framework)(virtual_gpus=0))"
+REFERENCE = "d2ldev.registry.selection.get_framework('reference')"
+ROOM = f"{REFERENCE}.devices"
+ANOTHER = f"d2ldev.Backend(type({REFERENCE})(virtual_gpus=0))"
 LEAKS = {
     "a variable that is set": (
         ["import os", "os.environ['LEFT'] = '1'"],
@@ -191,7 +193,7 @@ def leak_one_of_each():
     os.environ["KEPT"] = "after"
     os.getpid = lambda: 1
     os.chdir("/")
-    d2ldev.set_backend(d2ldev.Backend(type(d2ldev.get_backend("reference").framework)(0)))
+    d2ldev.set_backend(d2ldev.Backend(type(framework_of(d2ldev.get_backend("reference")))(0)))
 
 
 def state():
@@ -248,6 +250,6 @@ def put_back(room):
 
 
 def test_an_inherited_method_that_is_put_back_on_its_object_is_no_leak(reference):
-    room = reference.framework.devices
+    room = framework_of(reference).devices
     put_back(room)
     assert "count" not in vars(room)

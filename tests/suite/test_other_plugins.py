@@ -11,6 +11,8 @@ import pytest
 from d2ldev_conformance.plugin import package_of, warning_filters
 from processes import make_backend, make_distribution, make_package, searched
 
+from d2ldev._backend import framework_of
+
 # It warns wherever a plugin may, has ``monkeypatch`` made before the fixtures of the suite, and
 # takes the tests in another order.
 BUSYBODY = """
@@ -191,4 +193,4 @@ def test_the_module_of_a_warning_says_whether_it_is_an_error(pytester, module, o
 
 
 def test_the_package_of_a_backend_is_the_one_that_its_class_is_made_in(reference):
-    assert package_of(type(reference.framework)) == "d2ldev_reference"
+    assert package_of(type(framework_of(reference))) == "d2ldev_reference"

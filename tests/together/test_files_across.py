@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.files.inventory import ModelInventory
 
 NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
@@ -49,7 +50,7 @@ def test_a_model_is_read_as_its_parameters_by_the_names_that_it_had(pair, path):
 
 def test_layers_have_the_same_roles_and_canonical_shapes_everywhere(pair):
     def forms(backend):
-        layouts = ModelInventory(backend.framework, backend.mlp([3, 4, 2]), "test").layouts
+        layouts = ModelInventory(framework_of(backend), backend.mlp([3, 4, 2]), "test").layouts
         return {layout.role: layout.shape for layout in layouts.values()}
 
     source, target = pair

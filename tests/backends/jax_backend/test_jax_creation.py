@@ -10,6 +10,7 @@ import pytest
 from d2ldev_jax import JaxFramework, devices, tensors
 
 from d2ldev import Backend, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+from d2ldev._backend import framework_of
 
 PLACES = [cpu(), gpu(0), gpu(1)]
 CREATORS = {
@@ -369,16 +370,16 @@ def test_what_is_traced_has_no_memory_yet(backend, card):
 )
 def test_where_the_limit_is_none_jax_is_waited_for(backend, stats, platform):
     native = SimpleNamespace(memory_stats=lambda: stats, platform=platform)
-    assert backend.framework.devices.is_large(100, native)
+    assert framework_of(backend).devices.is_large(100, native)
 
 
 @pytest.mark.parametrize(("nbytes", "is_large"), [(2**24, False), (2**30, True)])
 def test_the_cpu_has_the_machine_s_memory(backend, nbytes, is_large, monkeypatch):
     monkeypatch.setattr(devices, "memory_of_the_machine", lambda: 2**40)
     native = SimpleNamespace(memory_stats=lambda: None, platform="cpu")
-    assert backend.framework.devices.is_large(nbytes, native) is is_large
+    assert framework_of(backend).devices.is_large(nbytes, native) is is_large
     with pytest.raises(MemoryError, match=f"{2**40 + 1} bytes are wanted, and {2**40} are there"):
-        backend.framework.devices.is_large(2**40 + 1, native)
+        framework_of(backend).devices.is_large(2**40 + 1, native)
 
 
 @places
@@ -410,7 +411,7 @@ def elsewhere(monkeypatch):
 def test_numpy_s_array_goes_to_a_card_in_one_copy(backend, elsewhere, copies, shape):
     for name in [*backend.dtype_names, "int4", "uint4"]:
         data = np.ones(shape, getattr(jnp, name))
-        x = backend.framework.tensors.from_data(data, None, backend.native("gpu:1"))
+        x = framework_of(backend).tensors.from_data(data, None, backend.native("gpu:1"))
         assert (backend.device_of(x), x.committed, x.dtype) == (gpu(1), True, data.dtype)
         assert np.asarray(x).tobytes() == data.tobytes()
         assert copies.pop() == (backend.native("gpu:1"), True)

@@ -33,6 +33,7 @@ from d2ldev import (
     cpu,
     gpu,
 )
+from d2ldev._backend import framework_of
 from d2ldev.operations import nvml
 
 # -- counting --------------------------------------------------------------------------------------
@@ -451,8 +452,8 @@ def test_what_jax_says_of_a_device_s_memory_is_passed_on(backend, monkeypatch):
         def memory_stats(self):
             return {"bytes_in_use": 1, "peak_bytes_in_use": 2, "bytes_limit": 3, "num_allocs": 4}
 
-    monkeypatch.setattr(backend.framework.devices, "native", lambda device: Native())
-    assert backend.framework.devices.memory(gpu(0)) == Memory(1, 2, 3)
+    monkeypatch.setattr(framework_of(backend).devices, "native", lambda device: Native())
+    assert framework_of(backend).devices.memory(gpu(0)) == Memory(1, 2, 3)
 
 
 def used(backend, device):
@@ -645,12 +646,13 @@ show([
 def test_what_is_long_or_pinned_is_read_where_it_is_between_the_clients(run):
     code = """
 from types import SimpleNamespace
+from d2ldev._backend import framework_of
 from d2ldev_jax import devices, tensors
 backend = d2ldev.get_backend("jax")
 short, long = backend.zeros(2**10), backend.zeros(2**12)
 client = SimpleNamespace(dma_map=lambda *_: None, dma_unmap=lambda _: None)
-backend.framework.devices.find_pinning_client = lambda: client
-pinned = backend.framework.tensors.pin(short)
+framework_of(backend).devices.find_pinning_client = lambda: client
+pinned = framework_of(backend).tensors.pin(short)
 for module in (devices, tensors):
     module.LONG = 2**14
 tensors.LARGE, tensors.FEW = 2**13, 2**9

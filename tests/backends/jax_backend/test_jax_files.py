@@ -18,6 +18,7 @@ from saved_files import bits
 
 import d2ldev
 from d2ldev import CheckpointError, D2LDevWarning
+from d2ldev._backend import framework_of
 from d2ldev.files.format.container import storage_of
 from d2ldev.files.inventory import ModelInventory
 
@@ -73,7 +74,7 @@ def test_integers_of_such_a_dtype_are_read_with_a_warning_if_they_fit(
 
 def test_an_array_of_the_cpu_is_written_from_its_own_memory(backend):
     x = backend.zeros(64)
-    assert backend.framework.files.borrow(x).ctypes.data == backend.address(x)
+    assert framework_of(backend).files.borrow(x).ctypes.data == backend.address(x)
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -165,7 +166,7 @@ flatten = partial(jax.lax.collapse, start_dimension=1)
 
 
 def test_a_dense_layer_behind_a_flattened_convolution_has_its_columns_in_another_order(backend):
-    dense = backend.framework.files.layers(convolutional(nnx.relu, flatten))[1]
+    dense = framework_of(backend).files.layers(convolutional(nnx.relu, flatten))[1]
     weight = dense.layout("1.weight", (12, 2))
     assert (weight.split, weight.axes, weight.shape) == ((4, 3, 2), (2, 1, 0), (2, 12))
 
@@ -186,7 +187,7 @@ NOT_STANDARD = {
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layers_are_claimed_for_other_models(backend, make):
-    assert ModelInventory(backend.framework, make(), "test").layouts is None
+    assert ModelInventory(framework_of(backend), make(), "test").layouts is None
 
 
 def test_a_linen_module_is_told_that_its_parameters_are_elsewhere(backend, path):

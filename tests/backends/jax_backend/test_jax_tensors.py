@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, UnsupportedValueError, cpu, gpu
+from d2ldev._backend import framework_of
 
 # -- the device of an array ------------------------------------------------------------------------
 
@@ -386,14 +387,14 @@ def client(backend, monkeypatch):
     """JAX's client of GPUs, which can map memory of the host; what it has mapped."""
     mapped = {}
     client = SimpleNamespace(mapped=mapped, dma_map=mapped.__setitem__, dma_unmap=mapped.pop)
-    monkeypatch.setattr(backend.framework.devices, "find_pinning_client", lambda: client)
+    monkeypatch.setattr(framework_of(backend).devices, "find_pinning_client", lambda: client)
     return client
 
 
 def test_a_pinned_array_is_an_array_of_the_cpu_in_mapped_memory(backend, client):
     for name in backend.dtype_names:
         x = backend.ones((3, 5), dtype=name)
-        there = backend.framework.tensors.pin(x)
+        there = framework_of(backend).tensors.pin(x)
         assert client.mapped[backend.address(there)] == x.nbytes
         assert (backend.device_of(there), there.committed) == (cpu(), True)
         assert there.aval == x.aval
@@ -402,7 +403,7 @@ def test_a_pinned_array_is_an_array_of_the_cpu_in_mapped_memory(backend, client)
 
 
 def test_pinned_memory_is_given_back_when_nobody_uses_it(backend, client):
-    there = backend.framework.tensors.pin(backend.zeros(2**12))
+    there = framework_of(backend).tensors.pin(backend.zeros(2**12))
     view = np.asarray(there)
     address = backend.address(there)
     del there
@@ -413,25 +414,25 @@ def test_pinned_memory_is_given_back_when_nobody_uses_it(backend, client):
     gc.collect()
     backend.zeros(1)
     assert client.mapped == {}
-    assert backend.framework.tensors.pin(backend.zeros(1)) is not None
+    assert framework_of(backend).tensors.pin(backend.zeros(1)) is not None
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [(0, "float32"), (3, "int4")])
 def test_what_has_no_memory_of_whole_bytes_is_not_pinned(backend, client, shape, dtype):
-    assert backend.framework.tensors.pin(jnp.ones(shape, dtype)) is None
+    assert framework_of(backend).tensors.pin(jnp.ones(shape, dtype)) is None
     assert client.mapped == {}
 
 
 def test_no_memory_is_pinned_for_virtual_gpus(backend):
-    assert backend.framework.tensors.pin(backend.ones(2)) is None
+    assert framework_of(backend).tensors.pin(backend.ones(2)) is None
 
 
 @pytest.mark.parametrize(("maps", "platform"), [(True, "gpu"), (False, "gpu"), (True, "cpu")])
 def test_memory_is_pinned_where_jax_can_for_a_gpu(backend, monkeypatch, maps, platform):
     client = SimpleNamespace(**{"dma_map": None} if maps else {})
     natives = [SimpleNamespace(client=client, platform=platform)]
-    monkeypatch.setattr(backend.framework.devices, "gpus", lambda: natives)
-    found = backend.framework.devices.find_pinning_client()
+    monkeypatch.setattr(framework_of(backend).devices, "gpus", lambda: natives)
+    found = framework_of(backend).devices.find_pinning_client()
     assert found is (client if maps and platform == "gpu" else None)
 
 
@@ -538,7 +539,7 @@ def test_other_frameworks_see_the_memory(backend):
 
 
 def stacked(backend, xs):
-    return backend.framework.tensors.stack(xs)
+    return framework_of(backend).tensors.stack(xs)
 
 
 @pytest.mark.parametrize("number", [1, 2, 31, 32, 33, 1024, 1025])

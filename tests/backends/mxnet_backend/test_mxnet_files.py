@@ -9,6 +9,7 @@ from saved_files import bits
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.files.inventory import ModelInventory
 
 nn, rnn = mx.gluon.nn, mx.gluon.rnn
@@ -87,7 +88,7 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed(backen
     ids=str,
 )
 def test_what_is_no_state_is_refused_and_nothing_is_changed(backend, made, spoilt, problem):
-    files, whole = backend.framework.files, made("adam")
+    files, whole = framework_of(backend).files, made("adam")
     train(backend, **whole, device="gpu:0")
     state = files.state(whole["trainer"])
     before = flat(backend, state)
@@ -103,7 +104,7 @@ def flat(backend, state):
 
 @pytest.mark.parametrize("value", ["fast", None, [1.0], {}], ids=str)
 def test_a_number_of_another_kind_is_refused(backend, made, value):
-    trainer, files = made("adam")["trainer"], backend.framework.files
+    trainer, files = made("adam")["trainer"], framework_of(backend).files
     state = files.state(trainer)
     state["numbers"]["lr"] = value
     with pytest.raises(ValueError, match="its numbers: lr is"):
@@ -111,7 +112,7 @@ def test_a_number_of_another_kind_is_refused(backend, made, value):
 
 
 def test_a_number_is_no_flag(backend, made):
-    trainer, files = made("adam")["trainer"], backend.framework.files
+    trainer, files = made("adam")["trainer"], framework_of(backend).files
     state = files.state(trainer)
     state["numbers"]["lazy_update"] = 5
     with pytest.raises(ValueError, match="its numbers: lazy_update is 5"):
@@ -122,7 +123,7 @@ def test_a_number_is_no_flag(backend, made):
 def test_the_arrays_of_a_state_have_the_shapes_of_its_parameters(backend, made, optimizer):
     whole = made(optimizer, **OPTIMIZERS[optimizer])
     train(backend, **whole, device="gpu:0")
-    files, trainer = backend.framework.files, whole["trainer"]
+    files, trainer = framework_of(backend).files, whole["trainer"]
     state = files.state(trainer)
     here, there = (str(state["shapes"].index(shape)) for shape in ([4, 3], [1, 4]))
     state["states"][here] = state["states"][there]
@@ -132,7 +133,7 @@ def test_the_arrays_of_a_state_have_the_shapes_of_its_parameters(backend, made, 
 
 
 def test_nothing_is_changed_before_what_was_checked_is_called(backend, path, made):
-    whole, files = made("adam"), backend.framework.files
+    whole, files = made("adam"), framework_of(backend).files
     train(backend, **whole, device="gpu:0")
     trainer = whole["trainer"]
     backend.save(files.state(trainer), path)
@@ -286,7 +287,7 @@ NOT_STANDARD = {
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layouts_are_claimed_for_other_models(backend, make):
-    assert ModelInventory(backend.framework, make(), "test").layouts is None
+    assert ModelInventory(framework_of(backend), make(), "test").layouts is None
 
 
 def test_a_trainer_is_known_by_the_order_in_which_its_parameters_were_made(backend, path, made):

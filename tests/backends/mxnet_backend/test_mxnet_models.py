@@ -4,6 +4,7 @@ import pytest
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 from d2ldev import UnsupportedValueError, gpu
+from d2ldev._backend import framework_of
 
 gluon, nn = mx.gluon, mx.gluon.nn
 
@@ -141,7 +142,7 @@ def test_a_failure_leaves_contexts_and_deferred_parameters_alone(backend, monkey
     def fail(*_):
         raise MemoryError("none left")
 
-    monkeypatch.setattr(backend.framework.tensors, "move_all", fail)
+    monkeypatch.setattr(framework_of(backend).tensors, "move_all", fail)
     with pytest.raises(MemoryError):
         backend.place(net, "gpu:0")
     assert {repr(p.list_ctx()) for p in net.collect_params().values()} == {"[cpu(0)]"}
@@ -370,7 +371,7 @@ def test_a_schedule_counts_on(backend):
 def test_a_failure_leaves_a_trainer_alone(backend, monkeypatch):
     net, trainer = training(backend)
     losses = train(backend, net, trainer)
-    monkeypatch.setattr(backend.framework.tensors, "move_all", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "move_all", None)
     with pytest.raises(TypeError):
         backend.place((net, trainer), "gpu:0")
     losses += train(backend, net, trainer)

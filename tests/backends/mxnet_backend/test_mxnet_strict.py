@@ -13,6 +13,7 @@ from d2ldev_mxnet.strict import COPIES
 
 import d2ldev
 from d2ldev import DeviceMismatchError, UnsupportedValueError, gpu
+from d2ldev._backend import framework_of
 
 # MXNet's own code warns of names that it has itself replaced, and of types that it infers.
 pytestmark = [
@@ -404,7 +405,7 @@ def test_training_on_several_devices_works(store, backend):
 def in_place(backend):
     """What is where strictness replaces something, to be compared by identity."""
     places = [
-        (owner, name) for owner, name, _ in backend.framework.strict.replacements(lambda: True)
+        (owner, name) for owner, name, _ in framework_of(backend).strict.replacements(lambda: True)
     ]
     return lambda: [vars(owner)[name] for owner, name in places]
 

@@ -9,6 +9,7 @@ from d2ldev_mxnet.tensors import Exported
 from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, gpu
+from d2ldev._backend import framework_of
 
 SHAPES = [(), (0,), (2, 0, 3), (2, 3)]
 MAKERS = {
@@ -242,7 +243,7 @@ def test_memory_of_a_device_that_mxnet_has_not_is_refused(backend, hardware, dev
 
 def test_others_take_over_the_memory_of_mxnet_s_arrays(backend):
     x = backend.ones(4)
-    array = np.from_dlpack(backend.framework.tensors.dlpack_of(x))
+    array = np.from_dlpack(framework_of(backend).tensors.dlpack_of(x))
     x[0] = 5.0
     backend.synchronize()
     assert array.tolist() == [5.0, 1.0, 1.0, 1.0]
@@ -250,7 +251,7 @@ def test_others_take_over_the_memory_of_mxnet_s_arrays(backend):
 
 
 def test_memory_that_was_given_away_lives_as_long_as_it_is_used(backend):
-    array = np.from_dlpack(backend.framework.tensors.dlpack_of(backend.full(2**20, 3.0)))
+    array = np.from_dlpack(framework_of(backend).tensors.dlpack_of(backend.full(2**20, 3.0)))
     backend.full(2**20, 4.0)
     backend.synchronize()
     assert (array == 3.0).all()
@@ -259,7 +260,7 @@ def test_memory_that_was_given_away_lives_as_long_as_it_is_used(backend):
 def test_what_is_queued_is_done_before_memory_is_given_away(backend):
     x = backend.rand((512, 512), seed=0)
     y = mx.np.dot(x, x)
-    array = np.from_dlpack(backend.framework.tensors.dlpack_of(y))
+    array = np.from_dlpack(framework_of(backend).tensors.dlpack_of(y))
     np.testing.assert_array_equal(array, backend.to_numpy(y))
 
 

@@ -19,6 +19,7 @@ from d2ldev import (
     cpu,
     gpu,
 )
+from d2ldev._backend import framework_of
 from d2ldev.operations import nvml
 
 FULL = "/job:localhost/replica:0/task:0/device:"
@@ -259,12 +260,14 @@ def test_the_distribution_is_the_one_that_is_installed(backend):
 
 
 def test_an_answer_that_takes_long_means_work(monkeypatch, backend):
-    monkeypatch.setattr(backend.framework.devices, "synchronize", lambda device: time.sleep(0.2))
+    monkeypatch.setattr(
+        framework_of(backend).devices, "synchronize", lambda device: time.sleep(0.2)
+    )
     assert not backend.is_idle("cpu")
 
 
 def test_an_answer_that_comes_at_once_means_none(monkeypatch, backend):
-    monkeypatch.setattr(backend.framework.devices, "patience", 30)
+    monkeypatch.setattr(framework_of(backend).devices, "patience", 30)
     assert backend.is_idle("cpu")
 
 

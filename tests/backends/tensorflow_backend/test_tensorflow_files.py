@@ -11,6 +11,7 @@ from saved_files import bits
 
 import d2ldev
 from d2ldev import CheckpointError
+from d2ldev._backend import framework_of
 
 layers = keras.layers
 
@@ -381,7 +382,7 @@ def test_a_model_that_is_not_built_stays_so_when_something_beside_it_is_refused(
 
 def test_inputs_that_a_file_claims_are_given_no_memory(backend):
     net = keras.Sequential([layers.Dense(4)])
-    complete = backend.framework.files.complete
+    complete = framework_of(backend).files.complete
     with pytest.raises(ValueError, match="it is not built"):
         complete(net, {"kernel": (3, 4)}, {}, {"input_shape": [None, 10**12]}, None)
     # What Keras makes later it gives memory then, and to nothing else.
@@ -411,7 +412,7 @@ BROKEN = {
 def test_a_broken_state_of_an_optimizer_is_refused_and_nothing_changes(backend, break_it):
     optimizer = made(1)["optimizer"]
     before = [np.array(v.numpy()) for v in optimizer.variables]
-    files = backend.framework.files
+    files = framework_of(backend).files
     with pytest.raises((ValueError, TypeError, AttributeError)):
         files.prepare_state(optimizer, break_it(dict(files.state(optimizer))))
     for variable, value in zip(optimizer.variables, before, strict=True):
@@ -448,7 +449,7 @@ def sequential(shape, *parts):
 
 def layouts_of(backend, net):
     """Return how the kernel of each layer is brought into the canonical form."""
-    found = backend.framework.files.layers(net)
+    found = framework_of(backend).files.layers(net)
     return [layer.layout("weight", tuple(layer.weight.shape)) for layer in found]
 
 
@@ -469,7 +470,7 @@ def test_channels_that_come_first_are_not_guessed(backend, first):
         layers.Flatten(data_format=formats["flatten"]),
         layers.Dense(2),
     )
-    assert backend.framework.files.layers(net) is None
+    assert framework_of(backend).files.layers(net) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (2, 2, 3)], ids=str)
@@ -491,7 +492,7 @@ NOT_STANDARD = {
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layouts_are_claimed_for_other_models(backend, make):
-    assert not backend.framework.files.layers(make())
+    assert not framework_of(backend).files.layers(make())
 
 
 _OF_KERAS = {

@@ -13,6 +13,7 @@ from tensorflow.python.eager.context import context
 from tensorflow.python.framework import constant_op
 
 from d2ldev import OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+from d2ldev._backend import framework_of
 
 _EagerTensor = tf.__internal__.EagerTensor
 _FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
@@ -32,8 +33,8 @@ def card(backend, monkeypatch):
     """Virtual GPUs that are taken for real ones."""
     for device in backend.devices():
         backend.device_of(backend.ones(1, device=device))  # TensorFlow's name of it is known then
-    monkeypatch.setattr(backend.framework.devices, "virtual_gpus", None)
-    monkeypatch.setattr(backend.framework.devices, "count", lambda: 2)
+    monkeypatch.setattr(framework_of(backend).devices, "virtual_gpus", None)
+    monkeypatch.setattr(framework_of(backend).devices, "count", lambda: 2)
     execute, execute_flat = pywrap_tfe.TFE_Py_FastPathExecute, pywrap_tfe.TFE_Py_Execute
     convert = constant_op.convert_to_eager_tensor
 

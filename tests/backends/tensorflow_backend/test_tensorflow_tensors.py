@@ -10,6 +10,7 @@ from peer_rows import peer_rows
 from tensorflow.python import pywrap_tfe
 
 from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+from d2ldev._backend import framework_of
 from d2ldev.operations import nvml
 
 # -- Making ----------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def test_more_than_any_memory_is_refused_before_tensorflow_waits_for_it(
 
 @pytest.mark.parametrize(("nbytes", "memory"), [(2**30, None), (2**30, 2**30), (2**31, 2**30)])
 def test_a_card_has_the_memory_that_the_driver_says(backend, monkeypatch, nbytes, memory):
-    room = backend.framework.devices
+    room = framework_of(backend).devices
     monkeypatch.setattr(room, "virtual_gpus", None)
     monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
     monkeypatch.setattr(nvml, "memory_of", lambda index: memory)
@@ -439,7 +440,7 @@ def test_memory_that_is_read_only_is_not_taken_over(backend):
 
 def test_numpy_reads_a_tensor_s_memory(backend):
     x = backend.arange(4, dtype="float32")
-    exported = backend.framework.tensors.dlpack_of(x)
+    exported = framework_of(backend).tensors.dlpack_of(x)
     array = np.from_dlpack(exported)
     assert exported.__dlpack_device__() == (1, 0)
     assert array.ctypes.data == backend.address(x)
@@ -474,7 +475,7 @@ def test_scalars_of_every_dtype_are_stacked_where_they_are(backend):
     for dtype in set(backend.dtype_names) - {"float8_e4m3fn", "float8_e5m2"}:
         for device in backend.devices():
             xs = [backend.full((), value, dtype=dtype, device=device) for value in (1, 0, 1)]
-            stacked = backend.framework.tensors.stack(xs)
+            stacked = framework_of(backend).tensors.stack(xs)
             assert (backend.dtype_of(stacked), backend.device_of(stacked)) == (dtype, device)
             assert backend.to_numpy(stacked).tolist() == [1, 0, 1]
 

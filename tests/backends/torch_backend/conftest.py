@@ -18,7 +18,7 @@ from d2ldev_torch.tensors import TorchTensors
 from d2ldev_torch.training import TorchTraining
 
 import d2ldev
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.device import CPU, gpu
 
 
@@ -166,7 +166,7 @@ def ledger(devices):
 @pytest.fixture
 def copies(ledger):
     """The tensors of ``ledger``, which note each copy in ``copied``."""
-    return ledger.framework.tensors
+    return framework_of(ledger).tensors
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.files.format.container import storage_of
 
 FORMAT_4 = Path(__file__).parents[2] / "data" / "format-4"
@@ -47,12 +48,12 @@ def test_a_tensor_that_is_not_contiguous_is_saved_in_the_order_of_its_indices(
 
 def test_a_tensor_of_the_cpu_is_written_from_its_own_memory(torch_backend):
     x = torch.zeros(4)
-    assert torch_backend.framework.files.borrow(x).ctypes.data == x.data_ptr()
+    assert framework_of(torch_backend).files.borrow(x).ctypes.data == x.data_ptr()
 
 
 def test_a_tensor_of_the_cpu_is_loaded_without_another_copy(torch_backend):
     data = np.arange(4.0)
-    assert torch_backend.framework.files.adopt(
+    assert framework_of(torch_backend).files.adopt(
         data, torch.float64, torch.device("cpu")
     ).data_ptr() == (data.ctypes.data)
 
@@ -387,13 +388,13 @@ OTHERS = {
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
 def test_no_layers_are_claimed_for_other_models(torch_backend, make):
-    assert torch_backend.framework.files.layers(make()) is None
+    assert framework_of(torch_backend).files.layers(make()) is None
 
 
 def test_the_layers_of_a_convolutional_network_are_those_with_kernels(torch_backend):
     convolution, dense = torch.nn.Conv2d(1, 2, 3), torch.nn.Linear(8, 2, bias=False)
     net = torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.Flatten(), dense)
-    found = torch_backend.framework.files.layers(net)
+    found = framework_of(torch_backend).files.layers(net)
     kernels = [(convolution.weight, convolution.bias), (dense.weight, None)]
     assert [(layer.weight, layer.bias) for layer in found] == kernels
 
@@ -479,7 +480,7 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     optimizer.state[weight]["momentum_buffer"] = torch.full((3,), 1 / 3)
-    files = torch_backend.framework.files
+    files = framework_of(torch_backend).files
     files.prepare_state(optimizer, files.state(optimizer))()
     assert optimizer.state[weight]["momentum_buffer"].dtype == torch.float32
 
@@ -500,8 +501,8 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
 def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):
     optimizer = made(torch_backend, OPTIMIZERS["Adam"], 1)["optimizer"]
     with pytest.raises(ValueError, match=problem):
-        torch_backend.framework.files.prepare_state(
-            optimizer, spoil(torch_backend.framework.files.state(optimizer))
+        framework_of(torch_backend).files.prepare_state(
+            optimizer, spoil(framework_of(torch_backend).files.state(optimizer))
         )
 
 
@@ -544,7 +545,7 @@ def _stepped(kind, **settings):
     ids=str,
 )
 def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key, value):
-    optimizer, files = _stepped(torch.optim.Adam), torch_backend.framework.files
+    optimizer, files = _stepped(torch.optim.Adam), framework_of(torch_backend).files
     state = files.state(optimizer)
     kept = {**state["state"][0], key: value}
     spoilt = {**state, "state": {**state["state"], 0: kept}}
@@ -554,7 +555,7 @@ def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key,
 
 @pytest.mark.parametrize("settings", [{"betas": 5}, {"betas": [0.9]}, {"lr": "a"}], ids=str)
 def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, settings):
-    optimizer, files = _stepped(torch.optim.Adam), torch_backend.framework.files
+    optimizer, files = _stepped(torch.optim.Adam), framework_of(torch_backend).files
     state = files.state(optimizer)
     spoilt = {**state, "param_groups": [{**state["param_groups"][0], **settings}]}
     with pytest.raises(ValueError, match="its settings"):
@@ -562,7 +563,7 @@ def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, se
 
 
 def test_a_state_without_what_is_kept_from_the_beginning_is_refused(torch_backend):
-    optimizer, files = _stepped(torch.optim.Adagrad), torch_backend.framework.files
+    optimizer, files = _stepped(torch.optim.Adagrad), framework_of(torch_backend).files
     with pytest.raises(ValueError, match="its step"):
         files.prepare_state(optimizer, {**files.state(optimizer), "state": {}})
 
@@ -580,7 +581,7 @@ def test_a_state_without_what_is_kept_from_the_beginning_is_refused(torch_backen
 )
 def test_a_state_of_any_optimizer_of_torch_is_taken(torch_backend, name, settings):
     optimizer = _stepped(getattr(torch.optim, name), **settings)
-    files = torch_backend.framework.files
+    files = framework_of(torch_backend).files
     before = files.state(optimizer)
     files.prepare_state(optimizer, before)()
     torch.testing.assert_close(files.state(optimizer)["state"], before["state"])

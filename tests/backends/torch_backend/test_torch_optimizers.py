@@ -13,6 +13,7 @@ from processes import send
 from torch.optim import SGD, Adam, Optimizer
 
 from d2ldev import CheckpointError, Trainer, UnsupportedValueError
+from d2ldev._backend import framework_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:place .* leaves behind")
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
@@ -357,10 +358,10 @@ def test_a_state_that_the_optimizer_refuses_changes_nothing(virtual, tmp_path):
 @pytest.mark.parametrize("name", ["step", "state", "no name", ""])
 def test_a_file_changes_no_attribute_of_torchs_own(virtual, name):
     _, optimizer = made(Listed)
-    state = virtual.framework.files.state(optimizer)
+    state = framework_of(virtual).files.state(optimizer)
     state["attributes"] = {**state["attributes"], name: 3}
     with pytest.raises(ValueError, match="not an attribute of an optimizer's own"):
-        virtual.framework.files.prepare_state(optimizer, state)
+        framework_of(virtual).files.prepare_state(optimizer, state)
 
 
 @pytest.mark.parametrize("name", ["in a list", "around another", "by parameter", "in an object"])

@@ -25,6 +25,7 @@ from d2ldev import (
     cpu,
     gpu,
 )
+from d2ldev._backend import framework_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 TOO_MUCH = 1 << 50
@@ -472,20 +473,20 @@ def test_from_dlpack_refuses_a_tensor_that_needs_gradients(torch_backend):
 
 def test_a_kept_loss_has_no_graph_and_leaves_the_users_its_own(torch_backend):
     loss = (torch.ones(4, requires_grad=True) * 2).sum()
-    kept = torch_backend.framework.tensors.detach(loss)
+    kept = framework_of(torch_backend).tensors.detach(loss)
     assert kept.grad_fn is None
     assert kept.data_ptr() == loss.data_ptr()
     loss.backward()
 
 
 def test_a_kept_number_of_a_large_tensor_does_not_keep_the_rest(torch_backend):
-    kept = torch_backend.framework.tensors.detach(torch.ones(1000)[0])
+    kept = framework_of(torch_backend).tensors.detach(torch.ones(1000)[0])
     assert kept.untyped_storage().nbytes() == 4
 
 
 def test_a_scalar_is_logged_without_its_graph_and_without_a_larger_tensor(torch_backend):
     loss = (torch.ones(4, requires_grad=True) * 2).sum()
-    scalar_on = torch_backend.framework.tensors.scalar_on
+    scalar_on = framework_of(torch_backend).tensors.scalar_on
     assert scalar_on(loss, cpu()).grad_fn is None
     assert scalar_on(torch.ones(1000)[0], cpu()).untyped_storage().nbytes() == 4
     plain = torch.tensor(1.0)
@@ -567,16 +568,16 @@ def test_a_norm_is_one_operation(torch_backend):
 
     operations, x = [], torch.tensor([3.0, 4.0])
     with Counting():
-        norm = torch_backend.framework.tensors.norm(x)
+        norm = framework_of(torch_backend).tensors.norm(x)
     assert norm == 5
     assert operations == ["aten.linalg_vector_norm.default"]
 
 
 def test_memory_is_pinned_where_a_gpu_copies_beside_python(ledger, devices, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)
-    assert ledger.framework.tensors.pin(torch.ones(2)) is None
+    assert framework_of(ledger).tensors.pin(torch.ones(2)) is None
     devices.streams = torch.cuda
-    assert ledger.framework.tensors.pin(torch.ones(2)).tolist() == [2, 2]
+    assert framework_of(ledger).tensors.pin(torch.ones(2)).tolist() == [2, 2]
 
 
 # -- what the benchmark compares -------------------------------------------------------------------

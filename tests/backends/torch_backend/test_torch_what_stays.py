@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from d2ldev import D2LDevWarning, UnsupportedValueError, cpu, gpu
+from d2ldev._backend import framework_of
 from d2ldev.operations import placing
 
 
@@ -129,7 +130,7 @@ def test_neighbours_in_one_storage_are_no_views_of_each_other(virtual, recwarn):
 def test_overlaps_are_found_behind_a_smaller_view(virtual):
     whole = torch.arange(8.0)
     views = [whole, whole[:2], whole[6:], torch.ones(3), torch.ones(2).to_sparse()]
-    pairs = [(x, y) for x, y in virtual.framework.models.overlaps(views)]
+    pairs = [(x, y) for x, y in framework_of(virtual).models.overlaps(views)]
     assert any(y is views[2] for _, y in pairs)
     assert all(id(views[3]) not in map(id, pair) for pair in pairs)
 

@@ -9,6 +9,7 @@ from command_line import run_command
 from processes import MINE, make_backend, make_distribution, make_package
 from rich.console import Console
 
+from d2ldev._backend import framework_of
 from d2ldev.cli.doctor import format_bytes, show
 from d2ldev.cli.examination import (
     BackendReport,
@@ -326,7 +327,7 @@ def test_a_report_of_a_device_without_an_error_has_none(reference):
 
 
 def test_it_says_how_busy_a_card_of_nvidias_is(reference, monkeypatch):
-    monkeypatch.setattr(reference.framework.devices, "platform", lambda device: "cuda")
+    monkeypatch.setattr(framework_of(reference).devices, "platform", lambda device: "cuda")
     monkeypatch.setattr(nvml, "utilisation_of", {0: 37, 1: None}.get)
     report = BackendReport("reference", "installed")
     add_devices(report, reference)

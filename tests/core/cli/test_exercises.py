@@ -5,6 +5,7 @@ from d2ldev_reference import ReferenceFramework
 
 import d2ldev
 from d2ldev import OutOfDeviceMemoryError
+from d2ldev._backend import framework_of
 from d2ldev.bench import exercises, limits
 from d2ldev.bench.exercises import EXERCISES
 from d2ldev.bench.results import Figures, Row
@@ -23,8 +24,8 @@ def run(name, backend, size=None):
 
 
 def test_a_result_that_is_wrong_is_an_error_and_has_no_figures(backend, monkeypatch):
-    to_numpy = backend.framework.tensors.to_numpy
-    monkeypatch.setattr(backend.framework.tensors, "to_numpy", lambda x: to_numpy(x) + 1)
+    to_numpy = framework_of(backend).tensors.to_numpy
+    monkeypatch.setattr(framework_of(backend).tensors, "to_numpy", lambda x: to_numpy(x) + 1)
     result = run("matmul", backend)
     assert "time a product: its result is wrong by" in result.error
     assert result.rows == []
@@ -38,8 +39,8 @@ def test_a_result_that_is_elsewhere_is_an_error_and_has_no_figures(backend, monk
 
 
 def test_other_norms_than_those_of_the_products_are_an_error(backend, monkeypatch):
-    norm = backend.framework.tensors.norm
-    monkeypatch.setattr(backend.framework.tensors, "norm", lambda x: norm(x) * 2)
+    norm = framework_of(backend).tensors.norm
+    monkeypatch.setattr(framework_of(backend).tensors, "norm", lambda x: norm(x) * 2)
     assert (
         "log norms a list with one transfer: its result is wrong by 1 of its norm"
         in run("log", backend).error
@@ -61,7 +62,7 @@ def test_other_norms_than_those_of_the_products_are_an_error(backend, monkeypatc
     ],
 )
 def test_what_is_brought_over_together_is_one_transfer(backend, monkeypatch, name, transfers):
-    tensors = backend.framework.tensors
+    tensors = framework_of(backend).tensors
     made, counts, to_numpy, timeit = [], [], tensors.to_numpy, backend.timeit
 
     def counted(call, *args, **options):
@@ -150,7 +151,7 @@ def test_memory_that_is_not_pinned_has_no_figures(backend):
 
 
 def test_memory_that_is_pinned_is_measured(backend, monkeypatch):
-    monkeypatch.setattr(backend.framework.tensors, "pin", backend.copy)
+    monkeypatch.setattr(framework_of(backend).tensors, "pin", backend.copy)
     assert run("pinned", backend).rows[1].figures is not None
 
 
@@ -175,14 +176,14 @@ def test_the_device_of_a_row_is_virtual_where_the_backends_is(backend):
 @pytest.fixture
 def keeping(backend, monkeypatch):
     """A backend whose second copy of a tensor is none, as TensorFlow's ``tf.identity`` has it."""
-    kept, copy = {}, backend.framework.tensors.copy
+    kept, copy = {}, framework_of(backend).tensors.copy
 
     def keep(x, native):
         if (id(x), native) not in kept:
             kept[id(x), native] = x, copy(x, native)
         return kept[id(x), native][1]
 
-    monkeypatch.setattr(backend.framework.tensors, "copy", keep)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy", keep)
     return backend
 
 
@@ -239,9 +240,9 @@ def test_of_a_gpu_that_is_not_nvidia_s_no_limit_is_known():
 
 def test_a_row_has_the_precision_that_was_in_force(backend, monkeypatch):
     asked = []
-    monkeypatch.setattr(backend.framework.devices, "matmul_precision", lambda: "high")
+    monkeypatch.setattr(framework_of(backend).devices, "matmul_precision", lambda: "high")
     monkeypatch.setattr(
-        backend.framework.devices,
+        framework_of(backend).devices,
         "set_matmul_precision",
         lambda precision: asked.append(precision) or (lambda: asked.append("before")),
     )
@@ -252,7 +253,7 @@ def test_a_row_has_the_precision_that_was_in_force(backend, monkeypatch):
 
 @pytest.mark.parametrize(("precision", "is_refused"), [("highest", True), ("high", False)])
 def test_a_product_of_ten_bits_is_no_float32(backend, monkeypatch, precision, is_refused):
-    randn, to_numpy = backend.randn, backend.framework.tensors.to_numpy
+    randn, to_numpy = backend.randn, framework_of(backend).tensors.to_numpy
     made = []
     monkeypatch.setattr(backend, "randn", lambda *a, **o: made.append(randn(*a, **o)) or made[-1])
 
@@ -261,8 +262,8 @@ def test_a_product_of_ten_bits_is_no_float32(backend, monkeypatch, precision, is
         is_product = not any(x is each for each in made)
         return values * (1 + 3e-4) if is_product else values
 
-    monkeypatch.setattr(backend.framework.tensors, "to_numpy", rounded)
-    monkeypatch.setattr(backend.framework.devices, "matmul_precision", lambda: precision)
+    monkeypatch.setattr(framework_of(backend).tensors, "to_numpy", rounded)
+    monkeypatch.setattr(framework_of(backend).devices, "matmul_precision", lambda: precision)
     assert (run("matmul", backend, 64).error is not None) is is_refused
 
 

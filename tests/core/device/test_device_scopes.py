@@ -7,6 +7,7 @@ import pytest
 
 import d2ldev
 from d2ldev import cpu, gpu
+from d2ldev._backend import framework_of
 
 
 def made():
@@ -56,13 +57,13 @@ def test_a_device_that_does_not_exist_cannot_be_entered():
 
 
 def test_the_block_is_that_of_the_backend_that_was_active_on_entering(reference):
-    other = d2ldev.Backend(type(reference.framework)(virtual_gpus=2))
+    other = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=2))
     with gpu(1), d2ldev.use_backend(other):
         assert made() is cpu()
 
 
 def test_a_block_is_left_in_the_backend_in_which_it_was_entered(reference):
-    other = d2ldev.Backend(type(reference.framework)(virtual_gpus=2))
+    other = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=2))
     device = gpu(1)
     device.__enter__()
     with d2ldev.use_backend(other):

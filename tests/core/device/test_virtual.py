@@ -8,6 +8,7 @@ from processes import run_python
 
 import d2ldev
 from d2ldev import settings
+from d2ldev._backend import framework_of
 
 COUNT = "import d2ldev; b = d2ldev.get_backend('reference'); show([str(d) for d in b.devices()])"
 TWO = ["cpu", "gpu:0", "gpu:1"]
@@ -154,7 +155,7 @@ def test_a_virtual_gpu_that_is_not_there_is_unavailable(other):
 
 
 def test_without_virtual_gpus_all_gpus_are_the_cpu(reference):
-    none = d2ldev.Backend(type(reference.framework)(virtual_gpus=0))
+    none = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=0))
     assert none.try_all_gpus() == [d2ldev.cpu()]
 
 

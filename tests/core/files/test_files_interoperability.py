@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from d2ldev import Backend, CheckpointError, DeviceUnavailableError, get_backend
+from d2ldev._backend import framework_of
 from d2ldev.files.format.container import NAMES, numpy_dtype
 
 DTYPES = get_backend("reference").dtype_names
@@ -196,7 +197,7 @@ def test_tensors_come_where_they_are_wanted_wherever_they_were(reference, path, 
 
 def test_a_file_from_a_gpu_is_read_without_one(reference, path):
     reference.save(reference.ones(2, device="gpu:1"), path)
-    without = Backend(type(reference.framework)(virtual_gpus=0))
+    without = Backend(type(framework_of(reference))(virtual_gpus=0))
     assert str(without.device_of(without.load(path))) == "cpu"
 
 

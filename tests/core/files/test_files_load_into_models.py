@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from saved_files import values
 
 from d2ldev import Backend, CheckpointError
+from d2ldev._backend import framework_of
 from d2ldev.framework import Layer
 from d2ldev.framework.files import same, turn
 from d2ldev.operations.placing import Search
@@ -89,7 +90,7 @@ def framework():
 def know_layers(backend, net, layout):
     """Let the framework know a model as one dense layer, its weight of this layout."""
     weight, bias = (*net.tensors.values(), None)[:2]
-    backend.framework.files.layers_of[id(net)] = [Layer(weight, bias, layout)]
+    framework_of(backend).files.layers_of[id(net)] = [Layer(weight, bias, layout)]
 
 
 def test_a_tensor_that_is_filled_in_place_stays_the_same_object(framework, path):
@@ -105,7 +106,7 @@ def test_a_model_is_told_that_it_was_read_into(framework, path):
     framework.save([Cell(w=framework.ones(2))], path)
     cell = Cell(w=framework.zeros(2))
     framework.load_into([cell], path)
-    assert framework.framework.models.finished == [cell]
+    assert framework_of(framework).models.finished == [cell]
 
 
 def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(framework, path):
@@ -136,7 +137,7 @@ def test_a_layout_that_lies_about_its_tensor_is_refused(framework, path):
 
 
 def test_a_tensor_that_is_not_is_put_into_the_model(framework, path):
-    framework.framework.models.refilled = False
+    framework_of(framework).models.refilled = False
     framework.save({"net": Cell(w=framework.ones(2))}, path)
     cell = Cell(w=framework.zeros(2))
     loaded = framework.load_into({"net": cell}, path)
@@ -145,7 +146,7 @@ def test_a_tensor_that_is_not_is_put_into_the_model(framework, path):
 
 
 def test_a_list_that_a_model_has_twice_stays_one_list(framework, path):
-    framework.framework.models.refilled = False
+    framework_of(framework).models.refilled = False
     ones, zeros = [framework.ones(2)], [framework.zeros(2)]
     framework.save(Cell(a=ones, b=ones), path)
     cell = framework.load_into(Cell(a=zeros, b=zeros), path)
@@ -182,7 +183,7 @@ def test_one_tensor_filled_in_place_that_differs_from_itself_in_the_file_is_refu
 
 
 def test_one_model_that_is_two_in_the_file_is_refused(framework, path):
-    framework.framework.models.refilled = False
+    framework_of(framework).models.refilled = False
     framework.save([Cell(w=framework.ones(2)), Cell(w=framework.zeros(2))], path)
     cell = Cell(w=framework.zeros(2))
     with pytest.raises(CheckpointError, match=r"0\.w and 1\.w are one tensor here"):
@@ -192,7 +193,7 @@ def test_one_model_that_is_two_in_the_file_is_refused(framework, path):
 @pytest.mark.parametrize("refilled", [False, True])
 @pytest.mark.parametrize("names", [["a"], ["b"], ["a", "b"], ["a.self.self", "b.self"]], ids=str)
 def test_one_model_is_read_under_whichever_of_its_names_are_there(framework, names, refilled):
-    framework.framework.models.refilled = refilled
+    framework_of(framework).models.refilled = refilled
     cell = Cell(w=framework.zeros(2))
     cell.tensors["self"] = cell
     given = {f"{name}.w": np.ones(2, "float32") for name in names}
@@ -204,7 +205,7 @@ def test_one_model_is_read_under_whichever_of_its_names_are_there(framework, nam
 
 @pytest.mark.parametrize("refilled", [False, True])
 def test_one_model_whose_values_differ_under_its_names_is_refused(framework, refilled):
-    framework.framework.models.refilled = refilled
+    framework_of(framework).models.refilled = refilled
     cell = Cell(w=framework.zeros(2))
     given = {"a.w": np.ones(2, "float32"), "b.w": np.zeros(2, "float32")}
     with pytest.raises(CheckpointError, match=r"a\.w and b\.w are one tensor here"):

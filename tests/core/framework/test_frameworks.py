@@ -10,6 +10,7 @@ from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.framework import Files, Framework
 from d2ldev.nesting.kinds import PLAIN
 
@@ -117,7 +118,7 @@ def test_what_a_room_that_was_left_out_would_do_is_an_error_of_ours(small, call,
 
 def test_an_optimizer_that_takes_no_state_says_so(small):
     with pytest.raises(UnsupportedValueError, match="a dict takes no state"):
-        small.framework.files.prepare_state({}, {})
+        framework_of(small).files.prepare_state({}, {})
 
 
 def test_an_author_of_a_backend_has_eight_methods_of_files_to_know():

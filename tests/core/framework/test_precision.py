@@ -12,6 +12,7 @@ from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
 from d2ldev import Backend, Trainer, UnsupportedValueError, scopes
+from d2ldev._backend import framework_of
 from d2ldev.framework import Devices, precision
 from d2ldev.framework.precision import MatmulPrecision
 
@@ -48,7 +49,7 @@ def test_a_framework_without_a_switch_multiplies_in_float32(reference):
 
 def test_nothing_is_set_that_nobody_asked_for(backend):
     assert backend.matmul_precision() == "medium"
-    assert backend.framework.set == ["medium"]
+    assert framework_of(backend).set == ["medium"]
 
 
 def test_a_thousand_settings_leave_one(backend):
@@ -64,15 +65,15 @@ def test_a_block_begun_later_stays_in_force_without_a_gap(backend):
     next(first)
     next(second)
     first.close()
-    assert backend.framework.set == ["medium", "highest", "highest"]
+    assert framework_of(backend).set == ["medium", "highest", "highest"]
     second.close()
     assert backend.matmul_precision() == "medium"
 
 
 def test_what_the_user_sets_in_a_block_by_other_means_ends_with_it(backend):
     with backend.matmul_precision("highest"):
-        backend.framework.change("high")
-    backend.framework.set[1:] = []
+        framework_of(backend).change("high")
+    framework_of(backend).set[1:] = []
     assert backend.matmul_precision() == "medium"
 
 

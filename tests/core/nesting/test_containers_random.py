@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import d2ldev
 from d2ldev import cpu, gpu
+from d2ldev._backend import framework_of
 from d2ldev.nesting import walk as containers
 
 reference = d2ldev.get_backend("reference")
@@ -51,7 +52,7 @@ def unfolded(x):
     numbers = {}
 
     def of(value):
-        kind = reference.framework.state.kinds[type(value)]
+        kind = framework_of(reference).state.kinds[type(value)]
         if kind is containers.PLAIN:
             return value
         known = id(value) in numbers
@@ -67,7 +68,7 @@ def unfolded(x):
 
 
 def tensors_in(x):
-    found = containers.leaves(x, reference.framework.state.kinds)
+    found = containers.leaves(x, framework_of(reference).state.kinds)
     return [leaf for _, leaf, kind in found if kind is containers.TENSOR]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import d2ldev
 from d2ldev import UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.framework import Sharded
 from d2ldev.framework.training import bounds
 from d2ldev.operations.examples import number_of_examples
@@ -22,7 +23,7 @@ class Tagged(list):
 @pytest.fixture
 def framework(monkeypatch):
     """The reference backend, one of whose models needs two examples in a part."""
-    found = d2ldev.get_backend("reference").framework
+    found = framework_of(d2ldev.get_backend("reference"))
     monkeypatch.setattr(found.parallel, "least_examples", lambda model: 2 if model is NET else 1)
     return found
 

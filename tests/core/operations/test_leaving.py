@@ -12,6 +12,7 @@ from processes import run_python
 
 import d2ldev
 from d2ldev import Backend, DeviceMismatchError, cpu, gpu
+from d2ldev._backend import framework_of
 from d2ldev.scopes import Scopes
 
 HELPERS = Path(__file__).parents[2] / "helpers"
@@ -95,7 +96,7 @@ def test_strict_in_a_generator_that_is_closed_in_a_later_block(reference):
         generator.close()
         with pytest.raises(DeviceMismatchError):
             x + y
-    assert not reference.framework.state.strictness.in_force()
+    assert not framework_of(reference).state.strictness.in_force()
 
 
 def test_strict_and_devices_in_one_generator(reference):
@@ -108,7 +109,7 @@ def test_strict_and_devices_in_one_generator(reference):
     with gpu(0):
         generator.close()
         inside = made()
-    assert (inside, made(), reference.framework.state.strictness.in_force()) == (
+    assert (inside, made(), framework_of(reference).state.strictness.in_force()) == (
         gpu(0),
         cpu(),
         False,
@@ -144,6 +145,7 @@ def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_t
     import d2ldev
     from ctrl_c import pressed
     from d2ldev import Backend, active, device, gpu, scopes
+    from d2ldev._backend import framework_of
     from d2ldev_reference import ReferenceFramework
 
     class Place:
@@ -159,7 +161,7 @@ def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_t
             self.stack.places.pop()
 
     backend, other = d2ldev.get_backend("reference"), Backend(ReferenceFramework())
-    backend.framework.devices.scope = Place  # as frameworks keep their default device
+    framework_of(backend).devices.scope = Place  # as frameworks keep their default device
     d2ldev.set_backend(backend)
     blocks = {
         "on": lambda: backend.on("gpu:1"),
@@ -171,7 +173,7 @@ def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_t
     def state():
         device = str(backend.device_of(backend.ones(1)))
         is_other = active.active_backend() is other
-        return device, backend.framework.state.strictness.in_force(), is_other
+        return device, framework_of(backend).state.strictness.in_force(), is_other
 
     outside = state()
 
@@ -206,6 +208,7 @@ def test_the_handle_follows_the_next_selection_after_one_that_ctrl_c_has_interru
     import d2ldev
     from ctrl_c import pressed
     from d2ldev.registry import selection
+    from d2ldev._backend import framework_of
     from d2ldev_reference import ReferenceFramework
 
     backends = [d2ldev.get_backend("reference"), d2ldev.Backend(ReferenceFramework())]
@@ -215,16 +218,16 @@ def test_the_handle_follows_the_next_selection_after_one_that_ctrl_c_has_interru
         while press is None or press.number <= 0:
             number += 1
             d2ldev.set_backend(backends[0])
-            d2ldev.backend.framework
+            framework_of(d2ldev.backend)
             with pressed(number, (selection,)) as press:
                 change()
             d2ldev.set_backend(backends[1])
-            stale += [number] * (d2ldev.backend.framework is not backends[1].framework)
+            stale += [number] * (framework_of(d2ldev.backend) is not framework_of(backends[1]))
         return number, stale
 
     def ask_again():
         d2ldev.set_backend(backends[0])
-        d2ldev.backend.framework
+        framework_of(d2ldev.backend)
 
     show(interrupt_everywhere(lambda: d2ldev.set_backend(backends[1])))
     show(interrupt_everywhere(ask_again))
@@ -242,6 +245,7 @@ def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
     program = """
     import gc, random
     import d2ldev
+    from d2ldev._backend import framework_of
 
     backend = d2ldev.get_backend("reference")
     chosen = random.Random(1)
@@ -264,7 +268,7 @@ def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
         with backend.on("gpu:0"), backend.strict(), d2ldev.use_backend(backend):
             gc.set_threshold(0)
         gc.collect()
-        is_strict = backend.framework.state.strictness.in_force()
+        is_strict = framework_of(backend).state.strictness.in_force()
         state = str(backend.device_of(backend.ones(1))), is_strict
         wrong += [state] * (state != ("cpu", False))
     show(wrong[:3])
@@ -325,7 +329,7 @@ def test_scopes_that_are_left_in_order_are_entered_once(backend, noted):
 def test_a_scope_that_cannot_be_entered_leaves_those_around_it(backend, noted, monkeypatch):
     with backend.on("gpu:0"):
         with monkeypatch.context() as patch:
-            patch.setattr(backend.framework.devices, "scope", lambda device: 1 / 0)
+            patch.setattr(framework_of(backend).devices, "scope", lambda device: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 backend.on("gpu:1").__enter__()
         inside = backend.device_of(backend.ones(1))

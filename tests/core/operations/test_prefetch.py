@@ -9,6 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import Trainer, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.operations.moving import on_the_host
 from d2ldev.operations.prefetching import device_batches
 from d2ldev.training import entry
@@ -105,7 +106,7 @@ def test_a_stop_while_moving_is_an_error_and_not_the_end(reference, monkeypatch)
     def stop(*given):
         raise StopIteration
 
-    monkeypatch.setattr(reference.framework.tensors, "copy", stop)
+    monkeypatch.setattr(framework_of(reference).tensors, "copy", stop)
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(reference.prefetch([reference.ones(1)], "gpu:0"))
 
@@ -119,7 +120,7 @@ def test_the_handle_prefetches_to_the_active_backends_devices(reference):
 def test_a_batch_without_a_device_is_made_of_tensors_where_they_are(reference):
     there = reference.ones(1, device="gpu:1")
     with reference.on("gpu:0"):
-        brought = on_the_host(reference.framework, (there, {"y": np.ones(1)}))
+        brought = on_the_host(framework_of(reference), (there, {"y": np.ones(1)}))
     assert brought[0] is there
     assert reference.device_of(brought[1]["y"]) is reference.cpu()
 
@@ -128,7 +129,7 @@ def test_a_batch_without_a_device_is_made_of_tensors_where_they_are(reference):
 def test_arrays_go_by_way_of_the_hosts_tensors_where_that_saves_waiting(
     reference, monkeypatch, platform, made_on
 ):
-    framework, made = reference.framework, []
+    framework, made = framework_of(reference), []
     from_data = framework.tensors.from_data
 
     def noting(obj, dtype, native):
@@ -209,7 +210,7 @@ def test_an_error_in_training_closes_the_data(reference):
 def test_where_a_queue_has_no_bound_what_reads_an_earlier_batch_is_waited_for(
     reference, monkeypatch
 ):
-    tensors, waited = reference.framework.tensors, []
+    tensors, waited = framework_of(reference).tensors, []
     monkeypatch.setattr(tensors, "in_flight", 2)
     monkeypatch.setattr(tensors, "wait_for_readers", waited.append)
     batches = [{"x": reference.full(3, number)} for number in range(8)]
@@ -220,6 +221,6 @@ def test_where_a_queue_has_no_bound_what_reads_an_earlier_batch_is_waited_for(
 
 def test_nothing_is_waited_for_where_the_framework_bounds_its_queue(reference, monkeypatch):
     waited = []
-    monkeypatch.setattr(reference.framework.tensors, "wait_for_readers", waited.append)
+    monkeypatch.setattr(framework_of(reference).tensors, "wait_for_readers", waited.append)
     list(reference.prefetch([reference.ones(3)] * 50, "cpu"))
     assert waited == []

@@ -13,6 +13,7 @@ from processes import run_python
 
 import d2ldev
 from d2ldev import DeviceMismatchError, UnsupportedValueError, settings
+from d2ldev._backend import framework_of
 from d2ldev.device import CPU, gpu
 from d2ldev.framework import Strict
 from d2ldev.operations.mixing import mismatch, operands_of, replace
@@ -214,7 +215,7 @@ def test_every_operand_that_is_elsewhere_has_its_line():
 
 def test_operands_are_found_in_lists_and_among_keywords(reference):
     x, y = reference.ones(1, device="gpu:0"), reference.ones(1)
-    found = operands_of(reference.framework, ([x, y], 1, "text"), {"out": y})
+    found = operands_of(framework_of(reference), ([x, y], 1, "text"), {"out": y})
     assert found == [("operand_0[0]", gpu(0)), ("operand_0[1]", CPU), ("out", CPU)]
 
 
@@ -248,7 +249,7 @@ def test_a_strict_function_is_one_whose_body_is_a_block(reference):
 
 def test_the_handle_has_it(reference):
     with d2ldev.use_backend(reference), d2ldev.backend.strict():
-        assert reference.framework.state.strictness.in_force()
+        assert framework_of(reference).state.strictness.in_force()
 
 
 # -- the process ------------------------------------------------------------------------------

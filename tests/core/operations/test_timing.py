@@ -12,6 +12,7 @@ from d2ldev_reference.devices import ReferenceDevices
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, Timer
+from d2ldev._backend import framework_of
 from d2ldev.device import CPU, gpu
 from d2ldev.operations.timing import Timing
 
@@ -36,11 +37,11 @@ def backend():
 
 def test_every_device_is_waited_for_before_and_after_each_run(backend):
     backend.timeit(lambda: None, seconds=0)
-    before = backend.framework.devices.waited
+    before = framework_of(backend).devices.waited
     found = backend.timeit(lambda: time.sleep(0.006), seconds=0)
     runs_that_are_not_counted = 2
     runs = found.runs + runs_that_are_not_counted
-    assert backend.framework.devices.waited - before == 2 * runs * len(found.devices)
+    assert framework_of(backend).devices.waited - before == 2 * runs * len(found.devices)
 
 
 class Clocked(ReferenceDevices):
@@ -71,14 +72,14 @@ def clocked():
 def test_the_time_by_a_device_s_clock_is_the_median_of_its_runs(clocked, monkeypatch):
     monkeypatch.setattr("d2ldev.operations.timing._SHORTEST_RUN", 0)
     two_runs_that_are_not_counted = [0, 100, 0, 100]
-    clocked.framework.devices.times = iter(
+    framework_of(clocked).devices.times = iter(
         [*two_runs_that_are_not_counted, *(10, 18), *(20, 22), *(30, 34), *(40, 60), *(70, 76)]
     )
     assert clocked.timeit(lambda: None, seconds=0).on_devices == {gpu(): 6}
 
 
 def test_the_time_by_a_device_s_clock_is_that_of_one_call(clocked):
-    clocked.framework.devices.times = itertools.cycle([0, 6])
+    framework_of(clocked).devices.times = itertools.cycle([0, 6])
     found = clocked.timeit(lambda: None, seconds=0)
     assert found.calls > 1
     assert found.on_devices == {gpu(): 6 / found.calls}
@@ -86,7 +87,7 @@ def test_the_time_by_a_device_s_clock_is_that_of_one_call(clocked):
 
 def test_the_last_mark_is_queued_before_any_device_is_waited_for(clocked):
     clocked.timeit(lambda: None, seconds=0)
-    events = clocked.framework.devices.events
+    events = framework_of(clocked).devices.events
     events.clear()
     clocked.timeit(lambda: events.append("call") or time.sleep(0.006), seconds=0)
     run = ["wait", "wait", "mark", "call", "mark", "wait", "wait"]
@@ -99,33 +100,33 @@ def test_without_a_clock_no_device_has_a_time_of_its_own(backend):
 
 def test_a_device_that_gets_its_clock_in_a_run_is_measured_from_the_next_one_on(clocked):
     two_runs_that_are_not_counted = [0, 100, 0, 100]
-    clocked.framework.devices.times = itertools.chain(
+    framework_of(clocked).devices.times = itertools.chain(
         [*two_runs_that_are_not_counted, *(None, 100)], itertools.cycle([0, 6])
     )
     assert clocked.timeit(lambda: time.sleep(0.006), seconds=0).on_devices == {gpu(): 6}
 
 
 def test_what_was_measured_can_be_sent_to_another_process(clocked):
-    clocked.framework.devices.times = itertools.cycle([0, 6])
+    framework_of(clocked).devices.times = itertools.cycle([0, 6])
     found = clocked.timeit(lambda: None, seconds=0)
     assert found.on_devices
     assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_what_was_measured_can_be_in_a_set(clocked):
-    clocked.framework.devices.times = itertools.cycle([0, 6])
+    framework_of(clocked).devices.times = itertools.cycle([0, 6])
     found = clocked.timeit(lambda: None, seconds=0)
     assert pickle.loads(pickle.dumps(found)) in {found}
 
 
 def test_a_device_that_does_not_wait_is_not_timed(backend, monkeypatch):
-    to_numpy = backend.framework.tensors.to_numpy
+    to_numpy = framework_of(backend).tensors.to_numpy
 
     def read_late(x):
         time.sleep(0.5)
         return to_numpy(x)
 
-    monkeypatch.setattr(backend.framework.tensors, "to_numpy", read_late)
+    monkeypatch.setattr(framework_of(backend).tensors, "to_numpy", read_late)
     with pytest.raises(DeviceUnavailableError, match="time what cpu computes: its synchronize"):
         backend.timeit(lambda: None, seconds=0)
 
@@ -146,7 +147,7 @@ def test_what_a_call_returned_is_held_until_it_was_waited_for(backend, monkeypat
         held.append(made[-1]() is not None if made else True)
 
     backend.timeit(function, seconds=0)  # ``synchronize`` is tried first
-    monkeypatch.setattr(backend.framework.devices, "synchronize", synchronize)
+    monkeypatch.setattr(framework_of(backend).devices, "synchronize", synchronize)
     made.clear()
     backend.timeit(function, seconds=0)
     # Before each run and after it, and the CPU and a GPU each.
@@ -182,7 +183,7 @@ def test_a_timer_records_what_lies_between_start_and_stop(backend, monkeypatch):
     timer.start()
     assert timer.stop() == 4.0
     assert (timer.times, timer.sum(), timer.avg(), timer.cumsum()) == ([1, 4], 5, 2.5, [1, 5])
-    assert backend.framework.devices.waited == 4 * len(backend.devices())
+    assert framework_of(backend).devices.waited == 4 * len(backend.devices())
 
 
 def test_a_timer_without_times_has_no_mean(backend):

@@ -40,7 +40,8 @@ HELD = {
         "d2ldev.set_backend('reference'); d2ldev.get_backend('REFERENCE')",
     ),
     "strict": (
-        "held = backend.framework.state.strictness._lock",
+        "from d2ldev._backend import framework_of; "
+        "held = framework_of(backend).state.strictness._lock",
         "backend.strict().__enter__()",
     ),
     "a log": (

@@ -6,6 +6,7 @@ import pytest
 from processes import FRAMEWORKS, make_backend, run_python
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.native import NativeDevices
 from d2ldev.native import reference as d2l
 
@@ -29,7 +30,7 @@ def test_all_gpus_are_a_list(reference):
 
 
 def test_without_gpus_the_list_is_the_cpu(reference):
-    none = NativeDevices(d2ldev.Backend(type(reference.framework)(virtual_gpus=0)))
+    none = NativeDevices(d2ldev.Backend(type(framework_of(reference))(virtual_gpus=0)))
     assert (none.num_gpus(), none.try_all_gpus()) == (0, [reference.native("cpu")])
 
 
@@ -42,7 +43,7 @@ def test_a_gpu_that_is_not_there_has_the_object_that_the_framework_has_for_it(
     reference, monkeypatch
 ):
     monkeypatch.setattr(
-        reference.framework.devices, "native_of_missing", lambda device: f"its own {device}"
+        framework_of(reference).devices, "native_of_missing", lambda device: f"its own {device}"
     )
     assert d2l.gpu(2) == "its own gpu:2"
 
@@ -71,7 +72,7 @@ def test_a_batch_is_moved_to_a_device_as_the_framework_has_it(reference):
 
 
 def test_the_trainer_trains_on_the_backend_that_it_was_taken_from(reference):
-    with d2ldev.use_backend(d2ldev.Backend(type(reference.framework)(virtual_gpus=1))):
+    with d2ldev.use_backend(d2ldev.Backend(type(framework_of(reference))(virtual_gpus=1))):
         trainer = d2l.Trainer(2, num_gpus=1)
     assert trainer.backend is reference
     assert isinstance(trainer, d2ldev.Trainer)

@@ -9,6 +9,8 @@ import contextlib
 import inspect
 import typing
 
+import pytest
+
 import d2ldev
 from d2ldev import Backend
 from d2ldev import typing as public_types
@@ -67,3 +69,10 @@ def test_a_backend_is_generic_in_its_tensors_and_its_devices():
 
 def test_every_exported_type_is_there():
     assert [name for name in public_types.__all__ if not hasattr(public_types, name)] == []
+
+
+@pytest.mark.parametrize("name", ["framework", "known_framework"])
+def test_a_backend_shows_a_user_no_framework_of_its_author(reference, name):
+    for owner in (Backend, reference, d2ldev.backend):
+        assert name not in dir(owner)
+        assert not hasattr(owner, name)

@@ -9,6 +9,7 @@ from launched import together
 
 import d2ldev
 from d2ldev import Trainer
+from d2ldev._backend import framework_of
 
 HOST = socket.gethostname()
 BATCHES = [(np.ones((2, 3), "float32"), np.ones((2, 2), "float32"))]
@@ -18,7 +19,7 @@ def trained(uuids, library="NCCL", num_gpus=(1, 1), others=None):
     """Train in two processes, of which each has a GPU with a UUID; how they ended."""
 
     def body(rank):
-        framework = d2ldev.get_backend("reference").framework
+        framework = framework_of(d2ldev.get_backend("reference"))
         framework.devices.uuid = lambda device: uuids[rank]
         framework.parallel.gpu_library = lambda: library
         trainer = Trainer(1, num_gpus[rank], backend="reference")
@@ -52,7 +53,7 @@ def test_what_can_be_trained_is(uuids, library):
 
 def test_a_gpu_that_nobody_uses_is_not_asked_for_its_name():
     def body(rank):
-        framework = d2ldev.get_backend("reference").framework
+        framework = framework_of(d2ldev.get_backend("reference"))
         framework.devices.uuid = framework.parallel.gpu_library = None
         trainer = Trainer(1, 0, backend="reference")
         return len(trainer.fit(trainer.backend.mlp([3, 2]), BATCHES)["loss"])
@@ -81,10 +82,10 @@ def test_all_are_told_who_is_on_the_cpu_among_gpus(gpu_of):
 def test_the_place_of_a_model_counts_where_no_devices_are_given():
     def body(rank):
         backend = d2ldev.get_backend("reference")
-        backend.framework.devices.uuid = lambda device: "GPU-1"
-        backend.framework.parallel.gpu_library = lambda: "NCCL"
+        framework_of(backend).devices.uuid = lambda device: "GPU-1"
+        framework_of(backend).parallel.gpu_library = lambda: "NCCL"
         net = backend.place(backend.mlp([3, 2]), "gpu:0")
-        backend.learner(net, group=backend.framework.group())
+        backend.learner(net, group=framework_of(backend).group())
 
     for each in together(body):
         assert "gpu:0 of rank 0" in each.text

@@ -17,6 +17,7 @@ from processes import make_distribution
 
 import d2ldev
 from d2ldev import ArrayLoader
+from d2ldev._backend import framework_of
 from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 
@@ -144,7 +145,7 @@ def test_other_versions_are_refused_and_named(tmp_path, name):
 def test_the_versions_of_d2ldev_of_the_framework_and_of_python_are_compared(reference):
     names = "d2ldev", "array-api-strict", "numpy"
     others = {"backend": "reference", "python": platform.python_version()}
-    assert reference.framework._program() == {name: version(name) for name in names} | others
+    assert framework_of(reference)._program() == {name: version(name) for name in names} | others
 
 
 def test_data_that_ends_early_is_an_error_of_all_where_an_engine_waits_at_the_end_of_an_epoch():
@@ -297,8 +298,8 @@ def test_a_slow_rank_is_not_lost():
 def test_two_backends_in_one_launch_are_an_error(other):
     def body(rank):
         fit()
-        backend = d2ldev.Backend(type(other.framework)(virtual_gpus=1))
-        backend.framework.name = "another"
+        backend = d2ldev.Backend(type(framework_of(other))(virtual_gpus=1))
+        framework_of(backend).name = "another"
         Trainer(1, backend=backend).fit(backend.mlp([4, 3]), batches(), loss="cross_entropy")
 
     ended = together(body, timeout=TIMEOUT)

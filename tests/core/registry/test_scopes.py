@@ -7,6 +7,7 @@ import pytest
 from processes import run_python
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.active import active_backend
 
 # -- get_backend and set_backend --------------------------------------------------------------
@@ -100,7 +101,7 @@ def test_use_backend_is_for_the_length_of_the_block(reference, other):
 
 
 def test_blocks_are_nested(reference, other):
-    third = d2ldev.Backend(type(reference.framework)(virtual_gpus=0))
+    third = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=0))
     seen = []
     with d2ldev.use_backend(other):
         with d2ldev.use_backend(third):
@@ -197,7 +198,7 @@ def test_a_generator_that_is_closed_leaves_its_block(reference, other):
 
 
 def test_a_generator_that_is_closed_in_another_block_leaves_its_own(reference, other):
-    third = d2ldev.Backend(type(reference.framework)(virtual_gpus=0))
+    third = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=0))
     generator = within(other)
     next(generator)
     with d2ldev.use_backend(third):

@@ -8,6 +8,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceLog, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.training.log import BatchedDeviceLog
 
 
@@ -49,7 +50,7 @@ def test_without_values_the_host_keeps_none(reference):
     for number in range(100):
         log.add(lr=number)
     assert log.last() == {"lr": 99.0}
-    own = [kept for kept in vars(log).values() if kept is not reference.framework.state.kinds]
+    own = [kept for kept in vars(log).values() if kept is not framework_of(reference).state.kinds]
     assert not any(isinstance(kept, (dict, list)) and len(kept) > 4 for kept in own)
 
 
@@ -158,7 +159,7 @@ def test_wide_integers_keep_their_digits_beside_other_dtypes(log, scalar):
 def test_what_could_not_be_brought_over_is_still_there(log, scalar, reference, monkeypatch):
     log.add(loss=scalar(1.0))
     with monkeypatch.context() as patch:
-        patch.setattr(reference.framework.tensors, "stack", lambda xs: 1 / 0)
+        patch.setattr(framework_of(reference).tensors, "stack", lambda xs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             log.flush()
     assert log.flush() == {"loss": [1.0]}
@@ -197,7 +198,7 @@ def test_reading_while_another_thread_adds_loses_nothing(reference, scalar):
 def test_where_a_queue_has_no_bound_the_scalars_of_an_earlier_step_are_waited_for(
     reference, monkeypatch, log_class
 ):
-    tensors, waited = reference.framework.tensors, []
+    tensors, waited = framework_of(reference).tensors, []
     monkeypatch.setattr(tensors, "in_flight", 2)
     monkeypatch.setattr(tensors, "wait", lambda x: waited.append(float(x)))
     log = log_class(reference)
@@ -210,7 +211,7 @@ def test_where_a_queue_has_no_bound_the_scalars_of_an_earlier_step_are_waited_fo
 
 
 def test_a_log_that_was_brought_over_waits_for_nothing(reference, monkeypatch):
-    tensors, waited = reference.framework.tensors, []
+    tensors, waited = framework_of(reference).tensors, []
     monkeypatch.setattr(tensors, "in_flight", 2)
     monkeypatch.setattr(tensors, "wait", waited.append)
     log = DeviceLog(reference, max_pending=2)

@@ -12,6 +12,7 @@ from d2ldev import (
     cpu,
     gpu,
 )
+from d2ldev._backend import framework_of
 from d2ldev.options import problem_of
 
 DATA = [([[1.0]], [[1.0]])]
@@ -69,18 +70,18 @@ def test_anything_else_is_told_what_there_is(value):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_auto_is_all_gpus_that_there_are(reference, number):
-    backend = Backend(type(reference.framework)(virtual_gpus=number))
+    backend = Backend(type(framework_of(reference))(virtual_gpus=number))
     assert Trainer(1, num_gpus="auto", backend=backend).gpus == [gpu(i) for i in range(number)]
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu(reference):
-    backend = Backend(type(reference.framework)(virtual_gpus=0))
+    backend = Backend(type(framework_of(reference))(virtual_gpus=0))
     assert Trainer(1, num_gpus="auto", backend=backend).device == cpu()
 
 
 @pytest.mark.parametrize(("number", "expected"), [(2, ["gpu:0", "gpu:1"]), (0, ["cpu", "cpu"])])
 def test_auto_is_the_own_gpu_of_each_process_of_a_launch(reference, number, expected):
-    backend = Backend(type(reference.framework)(virtual_gpus=number))
+    backend = Backend(type(framework_of(reference))(virtual_gpus=number))
     found = together(lambda _: str(Trainer(1, num_gpus="auto", backend=backend).device))
     assert [each.value for each in found] == expected
 

@@ -12,6 +12,7 @@ from d2ldev import (
     Timer,
     Trainer,
 )
+from d2ldev._backend import framework_of
 
 
 class Scheduler:
@@ -84,8 +85,8 @@ LINES = {
 def test_it_says_what_it_is(reference, monkeypatch, name):
     make, line = LINES[name]
     made = make(reference)
-    monkeypatch.setattr(reference.framework.tensors, "to_numpy", None)
-    monkeypatch.setattr(reference.framework.devices, "synchronize", None)
+    monkeypatch.setattr(framework_of(reference).tensors, "to_numpy", None)
+    monkeypatch.setattr(framework_of(reference).devices, "synchronize", None)
     assert repr(made) == line
 
 

@@ -14,14 +14,15 @@ import pytest
 from processes import completed, searched
 
 from d2ldev import ArrayLoader, Backend, Trainer
+from d2ldev._backend import framework_of
 from d2ldev.errors import PeerLostError, UnsupportedValueError
 
 
 @pytest.fixture
 def backend(reference, monkeypatch):
     """The reference backend with two GPUs, as if it needed a process for each."""
-    found = Backend(type(reference.framework)(virtual_gpus=2))
-    monkeypatch.setattr(found.framework.parallel, "process_per_device", True)
+    found = Backend(type(framework_of(reference))(virtual_gpus=2))
+    monkeypatch.setattr(framework_of(found).parallel, "process_per_device", True)
     return found
 
 
@@ -213,6 +214,7 @@ import os, pathlib, sys, time
 import numpy as np
 import d2ldev
 from d2ldev import Trainer
+from d2ldev._backend import framework_of
 
 class Steps:
     def on_step_end(self, step, loss):
@@ -220,7 +222,7 @@ class Steps:
         time.sleep(0.05)
 
 backend = d2ldev.get_backend("reference")
-backend.framework.parallel.process_per_device = True
+framework_of(backend).parallel.process_per_device = True
 def train():
     data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 1000
     print(Trainer(9, 2, callbacks=Steps()).fit(backend.mlp([3, 1]), data))
@@ -259,13 +261,14 @@ SESSION = """
 import numpy as np
 import d2ldev
 from d2ldev import Trainer
+from d2ldev._backend import framework_of
 
 class Own:
     def on_step_end(self, step, loss):
         pass
 
 backend = d2ldev.get_backend("reference")
-backend.framework.parallel.process_per_device = True
+framework_of(backend).parallel.process_per_device = True
 data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3
 def train(callbacks=None):
     return Trainer(2, 2, callbacks=callbacks).fit(backend.mlp([3, 1], seed=0), data)["loss"]
@@ -304,7 +307,7 @@ def test_a_program_without_a_file_trains_and_is_told_what_only_it_has(reference,
     )
     loss, refusal, fix, refusal_of_added, _ = done.stdout.splitlines()
     data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3
-    trainer = Trainer(2, 1, backend=Backend(type(reference.framework)(virtual_gpus=1)))
+    trainer = Trainer(2, 1, backend=Backend(type(framework_of(reference))(virtual_gpus=1)))
     expected = trainer.fit(trainer.backend.mlp([3, 1], seed=0), data)["loss"]
     assert json.loads(loss) == pytest.approx(expected)
     assert "Own is of this session, which no other process can import" in refusal

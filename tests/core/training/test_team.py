@@ -9,6 +9,7 @@ from launched import together
 
 import d2ldev
 from d2ldev import ArrayLoader
+from d2ldev._backend import framework_of
 from d2ldev.device import CPU
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
@@ -17,7 +18,7 @@ from d2ldev.training.team import ProcessGroup, SingleProcess
 
 
 def team():
-    framework = d2ldev.get_backend("reference").framework
+    framework = framework_of(d2ldev.get_backend("reference"))
     return ProcessGroup(framework, framework.group())
 
 
@@ -102,7 +103,7 @@ def test_what_is_sent_to_another_process_arrives_and_leaves_no_file(reference, m
     monkeypatch.setattr(os, "rename", named.append)
     monkeypatch.setattr(os, "replace", named.append)
     state = {"numbers": np.arange(5), "pair": (1, [2.5, None, "text"]), "x": reference.ones((2, 3))}
-    found = from_bytes(reference.framework, to_bytes(reference.framework, state))
+    found = from_bytes(framework_of(reference), to_bytes(framework_of(reference), state))
     assert found["pair"] == (1, [2.5, None, "text"])
     np.testing.assert_array_equal(found["numbers"], np.arange(5))
     np.testing.assert_array_equal(reference.to_numpy(found["x"]), np.ones((2, 3)))

@@ -10,6 +10,7 @@ import pytest
 
 import d2ldev
 from d2ldev import UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.device import CPU, gpu
 from d2ldev.training.data import count_of, inputs_and_target
 from d2ldev.training.trainer import Trainer
@@ -50,7 +51,7 @@ def test_all_gpus_are_the_one_that_there_is(other):
 
 
 def test_all_gpus_of_a_machine_without_any_are_the_cpu(reference):
-    none = d2ldev.Backend(type(reference.framework)(virtual_gpus=0))
+    none = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=0))
     assert Trainer(1, num_gpus=-1, backend=none).device is CPU
 
 
@@ -59,7 +60,7 @@ def test_all_gpus_are_those_that_there_are(reference):
 
 
 def test_a_framework_that_trains_on_one_gpu_says_why(reference):
-    class Alone(type(reference.framework)):
+    class Alone(type(framework_of(reference))):
         cannot: ClassVar = {"train on several GPUs": "it has one lock"}
 
     alone = d2ldev.Backend(Alone(virtual_gpus=2))

@@ -27,7 +27,7 @@ from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Device
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend
 from d2ldev.framework import Strictness
 from mutants.provision import Attentive, NetworkLearner, NetworkParallelLearner, Normalized
 

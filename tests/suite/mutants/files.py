@@ -108,7 +108,7 @@ class SavesGradients(Mutant, caught_by="io.gradients-are-not-saved"):
 
     class Backend(Backend):
         def save(self, obj, path):
-            is_trained = obj is getattr(self.framework, "trained", None)
+            is_trained = obj is getattr(self._framework, "trained", None)
             super().save([obj, self.ones(3)] if is_trained else obj, path)
 
 

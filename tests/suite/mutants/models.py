@@ -221,7 +221,7 @@ class MakesModelsOfNothing(Mutant, caught_by="mlp.refuses-nonsense"):
 class MakesModelsInTheScope(Mutant, caught_by="mlp.a-device-beats-the-scope"):
     class Backend(Backend):
         def mlp(self, sizes, *, activation="relu", device=None, seed=0):
-            device = self.framework.here or device
+            device = self._framework.here or device
             return super().mlp(sizes, activation=activation, device=device, seed=seed)
 
 

@@ -17,6 +17,7 @@ from d2ldev_reference.parallel import ReferenceParallelLearner
 from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.operations.steps import check_loss, own_loss, takes_target
 
 samples = provision.samples
@@ -257,7 +258,7 @@ def networks(backend):
     """Return a network."""
 
     def network(device):
-        backend.framework.is_frozen = False
+        framework_of(backend).is_frozen = False
         net = backend.mlp([4, 8, 2], device=device)
         return Network(net.layers, net.activation)
 
@@ -273,7 +274,7 @@ def freezables(backend):
     """Return a network, and what freezes its first layer."""
 
     def freeze(_net, is_frozen):
-        backend.framework.is_frozen = is_frozen
+        framework_of(backend).is_frozen = is_frozen
 
     return {"first layer": (networks(backend)["network"], freeze)}
 

@@ -38,7 +38,7 @@ class LetsGoOfWhatIsThere(Mutant, caught_by="strict.keeps-what-was-moved"):
     class Backend(Backend):
         def to(self, x, device):
             moved = super().to(x, device)
-            self.framework.strict.is_let_go = moved is x
+            self._framework.strict.is_let_go = moved is x
             return moved
 
     class Strict(ReferenceStrict):

@@ -9,6 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import Device, DeviceUnavailableError, InvalidDeviceError
+from d2ldev._backend import framework_of
 from d2ldev.native import NativeDevices
 from d2ldev_conformance.requirement import requirement
 
@@ -171,7 +172,7 @@ def test_a_device_that_is_missing_has_no_native_object(backend, missing):
 
 @requirement("devices.native-of-a-missing-gpu", section=SECTION)
 def test_a_native_object_of_a_missing_gpu_stands_for_no_other_device(backend, missing):
-    native = backend.framework.devices.native_of_missing(missing)
+    native = framework_of(backend).devices.native_of_missing(missing)
     assert native is None or backend.device(native) is missing
 
 

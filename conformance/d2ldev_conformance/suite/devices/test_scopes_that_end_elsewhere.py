@@ -11,6 +11,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceMismatchError, ScopeError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.2.1"
@@ -59,7 +60,7 @@ def test_blocks_of_generators_end_in_any_order(backend, route, order):
     for number in order:
         generators[number].close()
     assert places_of(backend) == before
-    assert not backend.framework.state.strictness.in_force()
+    assert not framework_of(backend).state.strictness.in_force()
 
 
 @requirement("scopes.tasks", section=SECTION)
@@ -98,7 +99,7 @@ def test_a_block_of_a_generator_that_another_task_closes_has_ended(backend, plac
 
     before = places_of(backend), d2ldev.backend.name
     assert asyncio.run(close_in_another_task()) == before
-    assert not backend.framework.state.strictness.in_force()
+    assert not framework_of(backend).state.strictness.in_force()
 
 
 @requirement("scopes.left-by-break", section=SECTION)
@@ -112,7 +113,7 @@ def test_a_block_of_an_async_generator_that_is_left_by_break_ends(backend, place
             break
         for _ in range(5):  # the loop closes the generator in one of its next turns
             await asyncio.sleep(0)
-        return places_of(backend), backend.framework.state.strictness.in_force()
+        return places_of(backend), framework_of(backend).state.strictness.in_force()
 
     before = places_of(backend)
     assert asyncio.run(leave()) == (before, False)
@@ -152,7 +153,7 @@ def test_a_strict_block_that_is_closed_in_another_thread_has_ended(backend, rout
     with pytest.raises(DeviceMismatchError):
         x + y
     assert in_a_thread(generator.close) is None
-    assert not backend.framework.state.strictness.in_force()
+    assert not framework_of(backend).state.strictness.in_force()
 
 
 @requirement("scopes.blocks-of-the-framework", section=SECTION)
@@ -160,7 +161,7 @@ def test_a_block_that_ends_inside_one_of_the_frameworks_own_is_put_right(backend
     source, target = route
     before = places_of(backend)
     generator = enter(backend.on(source))
-    with backend.framework.devices.scope(target):
+    with framework_of(backend).devices.scope(target):
         with contextlib.suppress(ScopeError):  # where the framework's block puts back what it found
             generator.close()
         inside = backend.device_of(backend.ones(1))

@@ -14,6 +14,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, Memory, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.registry import selection
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
@@ -215,7 +216,7 @@ def _in_a_scope(backend, device):
 def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
     first, second = route
     # The framework's own scope belongs to a thread, not to a task: d2ldev's scope is checked.
-    monkeypatch.setattr(backend.framework.devices, "scope", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(framework_of(backend).devices, "scope", lambda _: contextlib.nullcontext())
 
     async def task(device, entered, others):
         with backend.on(device):
@@ -233,7 +234,7 @@ def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
 @requirement("threads.scopes-of-generators", section=SECTION)
 def test_a_scope_in_a_generator_ends_without_the_others(backend, route, monkeypatch):
     first, second = route
-    monkeypatch.setattr(backend.framework.devices, "scope", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(framework_of(backend).devices, "scope", lambda _: contextlib.nullcontext())
 
     def generator():
         with backend.on(first):

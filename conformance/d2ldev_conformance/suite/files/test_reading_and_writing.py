@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, Trainer, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.files.inventory import ModelInventory
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.provision import composites, loops, networks, samples
@@ -85,15 +86,15 @@ def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place, dt
 @requirement("io.loads-by-no-detour", section=SECTION)
 def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place, monkeypatch):
     backend.save([backend.ones(3), backend.zeros(2, dtype="int32")], path)
-    made, adopt = [], backend.framework.files.adopt
+    made, adopt = [], framework_of(backend).files.adopt
 
     def record(array, dtype, native):
         made.append(backend.device(native))
         return adopt(array, dtype, native)
 
-    monkeypatch.setattr(backend.framework.files, "adopt", record)
-    monkeypatch.setattr(backend.framework.tensors, "copy", None)
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
+    monkeypatch.setattr(framework_of(backend).files, "adopt", record)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", None)
     backend.load(path, device=place)
     assert made == [place, place]
 
@@ -165,7 +166,7 @@ def test_a_save_that_fails_in_the_middle_leaves_the_file_that_was_there_and_no_o
     backend, path, problem, monkeypatch
 ):
     backend.save(backend.ones(3), path)
-    before, borrow, borrowed = path.read_bytes(), backend.framework.files.borrow, []
+    before, borrow, borrowed = path.read_bytes(), framework_of(backend).files.borrow, []
 
     def fail_at_the_second(x):
         borrowed.append(x)
@@ -173,7 +174,7 @@ def test_a_save_that_fails_in_the_middle_leaves_the_file_that_was_there_and_no_o
             raise problem("nothing left")
         return borrow(x)
 
-    monkeypatch.setattr(backend.framework.files, "borrow", fail_at_the_second)
+    monkeypatch.setattr(framework_of(backend).files, "borrow", fail_at_the_second)
     with pytest.raises((CheckpointError, MemoryError)):
         backend.save([backend.zeros(2), backend.zeros(4)], path)
     assert path.read_bytes() == before
@@ -248,10 +249,10 @@ def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
 def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch):
     obj = samples(backend)[sample](backend.cpu())
     saved = {name: _flip(value) for name, value in read_saved_values(backend, obj).items()}
-    borrow = backend.framework.files.borrow
+    borrow = framework_of(backend).files.borrow
     # Other numbers than the builder gives to the next object.
     with monkeypatch.context() as patch:
-        patch.setattr(backend.framework.files, "borrow", lambda x: _flip(borrow(x)))
+        patch.setattr(framework_of(backend).files, "borrow", lambda x: _flip(borrow(x)))
         backend.save(obj, path)
     loaded = backend.load_into(samples(backend)[sample](place), path)
     _assert_saved(backend, loaded, saved)
@@ -468,7 +469,7 @@ def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place)
     stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
     by_role = {
         layout.role: layout.canonical(stored[name])
-        for name, layout in ModelInventory(backend.framework, net, "test").layouts.items()
+        for name, layout in ModelInventory(framework_of(backend), net, "test").layouts.items()
     }
     x = numbers("float32", (5, 4)) / 7
     hidden = np.tanh(x @ by_role["0.weight"].T + by_role["0.bias"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_values, values_of
 
@@ -86,7 +87,7 @@ def test_a_seed_is_one_model_on_every_device(backend, place, by):
 @requirement("mlp.same-on-every-device", section=SECTION)
 def test_a_model_is_the_same_where_a_gpu_draws_other_numbers(backend, place, monkeypatch):
     # Virtual GPUs draw the CPU's numbers. CUDA's, in torch, are others.
-    draw, tensors = backend.framework.tensors.random, backend.framework.tensors
+    draw, tensors = framework_of(backend).tensors.random, framework_of(backend).tensors
     host = backend.native(backend.cpu())
 
     def draw_others(distribution, shape, seed, dtype, native):

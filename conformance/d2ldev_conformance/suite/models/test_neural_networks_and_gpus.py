@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from d2ldev import D2LDevWarning, DeviceUnavailableError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.provision import loops, samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, room_for, values_of
@@ -88,13 +89,13 @@ def test_place_of_what_is_there_does_nothing(backend, place, sample):
 def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
     source, target = route
     obj = samples(backend)[sample](source)
-    original, copied = backend.framework.tensors.copy_all, []
+    original, copied = framework_of(backend).tensors.copy_all, []
 
     def count(xs, native):
         copied.extend(xs)
         return original(xs, native)
 
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", count)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", count)
     distinct = {id(x) for x in backend.named_tensors(obj, gradients=True).values()}
     backend.place(obj, target)
     assert len(copied) == len({id(x) for x in copied}) == len(distinct)
@@ -107,7 +108,9 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
     tensors, values = backend.named_tensors(obj, gradients=True), values_of(backend, obj)
     last = len({id(x) for x in tensors.values()}) - 1
     monkeypatch.setattr(
-        backend.framework.tensors, "copy_all", room_for(last, backend.framework.tensors.copy_all)
+        framework_of(backend).tensors,
+        "copy_all",
+        room_for(last, framework_of(backend).tensors.copy_all),
     )
     with pytest.raises(MemoryError):
         backend.place(obj, target)
@@ -265,7 +268,7 @@ def model(backend):
 
     def make(kept, device):
         net = backend.mlp([2, 1], device=device)
-        if not isinstance(net, backend.framework.models.types):
+        if not isinstance(net, framework_of(backend).models.types):
             pytest.skip("its models are containers, which hold nothing else")
         net.kept = kept
         return net
@@ -306,7 +309,9 @@ def test_a_failure_leaves_the_objects_of_a_model(backend, route, model, monkeypa
     x = backend.ones(2, device=source)
     net = model(Own(x=x, other=Own(y=backend.ones(3, device=source))), source)
     monkeypatch.setattr(
-        backend.framework.tensors, "copy_all", room_for(3, backend.framework.tensors.copy_all)
+        framework_of(backend).tensors,
+        "copy_all",
+        room_for(3, framework_of(backend).tensors.copy_all),
     )
     with pytest.raises(MemoryError):
         backend.place(net, target)

@@ -9,6 +9,7 @@ from multiprocessing import forkserver
 import pytest
 
 from d2ldev import Backend, settings
+from d2ldev._backend import framework_of
 from d2ldev.training import spawning
 from d2ldev_conformance.machines import machines  # noqa: F401  # a fixture
 
@@ -22,9 +23,9 @@ def copied_processes(backend: Backend) -> Iterator[None]:
 
     Only with virtual GPUs: a driver does not go on in a copy. The processes of a user are new ones.
     """
-    virtual_gpus = backend.framework.virtual_gpus
+    virtual_gpus = framework_of(backend).virtual_gpus
     is_possible = "forkserver" in multiprocessing.get_all_start_methods()
-    if not (virtual_gpus and is_possible and backend.framework.parallel.process_per_device):
+    if not (virtual_gpus and is_possible and framework_of(backend).parallel.process_per_device):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

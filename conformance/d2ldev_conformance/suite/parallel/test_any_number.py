@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from d2ldev import Backend, Trainer, get_backend
+from d2ldev._backend import framework_of
 from d2ldev_conformance.provision import classifiers
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, difference_of_runs, read_saved_values
@@ -102,7 +103,7 @@ def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, op
 @requirement("processes.learn-what-one-learns", section="13.6")
 @pytest.mark.parametrize("number", NUMBERS)
 def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number):
-    backend.framework.require("train in several processes", f"train in {number} processes")
+    framework_of(backend).require("train in several processes", f"train in {number} processes")
     num_gpus = virtual_gpus_of_each(backend)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

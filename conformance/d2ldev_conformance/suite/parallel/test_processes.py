@@ -30,6 +30,7 @@ from d2ldev import (
     Trainer,
     UnsupportedValueError,
 )
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, read_saved_values
 from d2ldev_conformance.suite.parallel.launching import command, run_launch
@@ -293,12 +294,12 @@ def keep(folder: Path, case: str, run: Any) -> None:
 def take_one_gpu(backend: Backend, folder: Path) -> None:
     """Keep what processes are told whose GPUs are one, where their library needs one for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend.framework.devices, "uuid", lambda _: "GPU-0123")
-        patch.setattr(backend.framework.parallel, "gpu_library", lambda: "NCCL")
+        patch.setattr(framework_of(backend).devices, "uuid", lambda _: "GPU-0123")
+        patch.setattr(framework_of(backend).parallel, "gpu_library", lambda: "NCCL")
         device = Trainer(1, min(backend.num_gpus(), 1), backend=backend).device
         net, text = backend.place(backend.mlp([3, 3]), device), ""
         try:
-            backend.learner(net, group=backend.framework.group())
+            backend.learner(net, group=framework_of(backend).group())
         except UnsupportedValueError as error:
             text = str(error)
     (folder / f"one-gpu-{os.environ['RANK']}.txt").write_text(text)
@@ -323,7 +324,7 @@ def _launch(backend, folder, cases, program=PROGRAM, **others):
 @pytest.fixture(scope="module")
 def num_gpus(backend):
     """How many GPUs each process has."""
-    backend.framework.require("train in several processes", "train in 2 processes")
+    framework_of(backend).require("train in several processes", "train in 2 processes")
     platforms = {backend.platform(device) for device in backend.devices()[1:]}
     if platforms - {"virtual"} and backend.num_gpus() < 2:
         pytest.skip("needs a GPU for each of two processes")
@@ -357,10 +358,10 @@ def runs(backend, num_gpus, tmp_path_factory):
     found = _Runs(backend, folder, num_gpus)
     found.alone(epochs=1, optimizer="adam", checkpoint="alone")
     cases = {case: {"num_gpus": num_gpus, **options} for case, options in CASES.items()}
-    if _SHARING not in backend.framework.cannot:
+    if _SHARING not in framework_of(backend).cannot:
         shared = {"num_gpus": num_gpus, "shard": "parameters"}
         cases |= {case: {**shared, **options} for case, options in SHARED.items()}
-    if _LISTS not in backend.framework.cannot:
+    if _LISTS not in framework_of(backend).cannot:
         cases |= {case: {"num_gpus": num_gpus, **options} for case, options in LISTED.items()}
     done, _ = _launch(backend, folder, cases)
     assert done.returncode == 0, done.stderr
@@ -381,7 +382,7 @@ def test_processes_that_read_their_part_only_learn_the_same(runs):
 @requirement("processes.split-sequences", section=SECTION)
 @pytest.mark.parametrize("case", LISTED)
 def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, runs, case):
-    backend.framework.require(_LISTS, "split a list over 2 processes")
+    framework_of(backend).require(_LISTS, "split a list over 2 processes")
     assert_same_run(runs.together(case), runs.alone(**LISTED[case]))
 
 
@@ -451,7 +452,7 @@ def test_one_process_goes_on_with_the_run_of_two(runs):
 
 @requirement("processes.share-the-parameters", section=SECTION)
 def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs):
-    backend.framework.require(_SHARING, "train with shard='parameters'", "leave shard out")
+    framework_of(backend).require(_SHARING, "train with shard='parameters'", "leave shard out")
     options = {name: value for name, value in SHARED["shared"].items() if name != "checkpoint"}
     alone = runs.alone(**options)
     assert_same_run(runs.together("shared"), alone)
@@ -492,7 +493,7 @@ FAILED_AT = 4
 def failed(backend, num_gpus, tmp_path_factory):
     """What two processes have after an error in a callback of the first or the second one."""
     folder = tmp_path_factory.mktemp("failed")
-    shards = [None] + ["parameters"] * (_SHARING not in backend.framework.cannot)
+    shards = [None] + ["parameters"] * (_SHARING not in framework_of(backend).cannot)
     cases = {
         f"{shard} {failing}": {"num_gpus": num_gpus, "failing": failing, "shard": shard}
         for shard in shards
@@ -512,7 +513,7 @@ def test_an_error_in_a_callback_of_one_leaves_what_was_learned_in_all(failed, fa
 @requirement("processes.leave-what-was-shared", section=SECTION)
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_a_callback_of_one_leaves_whole_models_in_all(backend, failed, failing):
-    backend.framework.require(_SHARING, "train with shard='parameters'", "leave shard out")
+    framework_of(backend).require(_SHARING, "train with shard='parameters'", "leave shard out")
     _check_failed(failed, "parameters", failing)
 
 
@@ -542,7 +543,7 @@ def test_all_processes_say_which_of_them_share_a_gpu(runs):
 @pytest.fixture(scope="module")
 def beside_a_gpu(backend, tmp_path_factory):
     """What two processes find that see one real GPU: on the CPU, and with the GPU for both."""
-    backend.framework.require("train in several processes", "train in 2 processes")
+    framework_of(backend).require("train in several processes", "train in 2 processes")
     folder = tmp_path_factory.mktemp("beside-a-gpu")
     found = _Runs(backend, folder, 0)
     variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

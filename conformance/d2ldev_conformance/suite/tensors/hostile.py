@@ -14,6 +14,7 @@ import numpy as np
 
 import d2ldev
 from d2ldev import Backend, Trainer
+from d2ldev._backend import framework_of
 from d2ldev_conformance.provision import hostile_tensors
 
 
@@ -223,7 +224,7 @@ def values(backend: Backend) -> dict[str, Callable[[], Any]]:
         "backend": lambda: backend,
         "model": lambda: backend.mlp([2, 1]),
     }
-    if "mlp" in backend.framework.cannot:
+    if "mlp" in framework_of(backend).cannot:
         del made["model"]
     return {**made, **hostile_tensors(backend)}
 
@@ -270,7 +271,7 @@ def right(backend: Backend, folder: Path) -> dict[str, Callable[[], Any]]:
         "path": lambda: path,
         "model": model,
         "y": y,
-        "framework": lambda: backend.framework,
+        "framework": lambda: framework_of(backend),
         "backend": lambda: backend,
         "loss": lambda: backend.ones(()),
         "history": dict,

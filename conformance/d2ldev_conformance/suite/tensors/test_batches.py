@@ -18,6 +18,7 @@ import pytest
 
 import d2ldev
 from d2ldev import ArrayLoader, DeviceUnavailableError, Trainer, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, room_for
 
@@ -345,7 +346,7 @@ def test_a_missing_device_leaves_a_batch_alone(backend, place, missing):
 def test_a_failure_halfway_leaves_a_batch_alone(backend, transfer, monkeypatch):
     batch = {"x": transfer.tensor(1.0), "y": [transfer.tensor(2.0), transfer.tensor(3.0)]}
     before = [batch["x"], *batch["y"]]
-    tensors = backend.framework.tensors
+    tensors = framework_of(backend).tensors
     for name in ("copy_all", "move_all"):  # a framework may keep the one under both names
         monkeypatch.setattr(tensors, name, room_for(1, getattr(tensors, name)))
     with pytest.raises(MemoryError):
@@ -398,7 +399,7 @@ def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
 @pytest.fixture
 def moving(backend):
     """Makes an object that is not a container, and moves by the framework's ``move_method``."""
-    method = backend.framework.tensors.move_method
+    method = framework_of(backend).tensors.move_method
     if method is None:
         pytest.skip("the framework's users have agreed on no method by which objects move")
 
@@ -459,7 +460,7 @@ def test_containers_of_arrays_stay_what_they_are(backend, place, take, make):
     assert type(taken) is type(batch)
     for name in ("default_factory", "maxlen", "made", "label"):
         assert getattr(taken, name, None) == getattr(batch, name, None)
-    kind = backend.framework.state.kinds[type(batch)]
+    kind = framework_of(backend).state.kinds[type(batch)]
     assert list(kind.labels(taken)) == list(kind.labels(expected))
     _check(backend, place, next(iter(kind.children(taken))), array)
 

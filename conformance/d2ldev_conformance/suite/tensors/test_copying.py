@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, numbers
 
@@ -207,13 +208,13 @@ def test_a_part_of_a_tensor_moves_as_what_it_is(backend, route):
 
 @requirement("copy.ties-are-copied-once", section=SECTION)
 def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, monkeypatch):
-    x, original, copied = backend.ones(2, device=place), backend.framework.tensors.copy_all, []
+    x, original, copied = backend.ones(2, device=place), framework_of(backend).tensors.copy_all, []
 
     def count(xs, native):
         copied.extend(xs)
         return original(xs, native)
 
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", count)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", count)
     backend.copy({"x": x, "again": [x, (x,)]}, place)
     assert len(copied) == 1
 
@@ -241,8 +242,8 @@ def test_a_copy_that_fails_is_translated_and_leaves_the_source(backend, place, m
     def full(*_):
         raise MemoryError("none left")
 
-    monkeypatch.setattr(backend.framework.tensors, "copy", full)
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", full)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy", full)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", full)
     with pytest.raises(MemoryError, match="none left") as caught:
         backend.copy(batch(x), place)
     assert isinstance(caught.value.__cause__, MemoryError)

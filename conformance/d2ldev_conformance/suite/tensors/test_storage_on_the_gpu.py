@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, creators, make_aligned, numbers
 from d2ldev_conformance.suite.tensors import hostile
@@ -22,8 +23,8 @@ def test_a_tensor_is_made_where_it_is_wanted(backend, place, make):
 @requirement("create.without-a-copy", section=SECTION)
 @creators
 def test_no_tensor_is_made_elsewhere_and_copied(backend, place, make, monkeypatch):
-    monkeypatch.setattr(backend.framework.tensors, "copy", None)
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", None)
     assert backend.device_of(make(backend, device=place)) is place
 
 
@@ -225,7 +226,7 @@ def test_all_integers_get_the_default_integer_dtype(backend, place):
     made = [backend.asarray(data, device=place) for data in numbers]
     made += [backend.arange(*bounds, device=place) for bounds in ((3,), (0,), (3, 1), (0, 9, 2))]
     made += [backend.full(2, 1, device=place)]
-    assert {backend.dtype_of(x) for x in made} == {backend.framework.tensors.integer_dtype}
+    assert {backend.dtype_of(x) for x in made} == {framework_of(backend).tensors.integer_dtype}
 
 
 @requirement("create.default-complex-dtype", section=SECTION)
@@ -391,7 +392,7 @@ def test_numpy_scalars_keep_their_dtype(backend, place):
     ]
     made += [backend.full(1, np.int8(25), device=place)]
     assert [backend.dtype_of(x) for x in made] == ["int8"] * 3
-    wide = backend.framework.tensors.data_dtype("float64")
+    wide = framework_of(backend).tensors.data_dtype("float64")
     made = [backend.asarray(data, device=place) for data in (np.float64(0.1), [np.float64(0.1)])]
     assert [backend.dtype_of(x) for x in made] == [wide] * 2
 
@@ -400,7 +401,7 @@ def test_numpy_scalars_keep_their_dtype(backend, place):
 @pytest.mark.parametrize("name", ["float64", "int64"])
 def test_wide_numpy_data_becomes_what_the_framework_makes_of_it(backend, place, name):
     x = backend.asarray(np.arange(3).astype(name), device=place)
-    assert backend.dtype_of(x) == backend.framework.tensors.data_dtype(name)
+    assert backend.dtype_of(x) == framework_of(backend).tensors.data_dtype(name)
     np.testing.assert_array_equal(backend.to_numpy(x), np.arange(3))
 
 

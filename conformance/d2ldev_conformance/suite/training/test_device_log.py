@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceLog, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.5"
@@ -42,7 +43,7 @@ def transfers(backend, monkeypatch):
 
         return call
 
-    tensors = backend.framework.tensors
+    tensors = framework_of(backend).tensors
     for name in TRANSFERS:
         monkeypatch.setattr(tensors, name, count(name, getattr(tensors, name)))
     return made

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.native import NativeDevices
 from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.provision import modules
@@ -179,9 +180,9 @@ def test_a_callback_of_steps_neither_reads_losses_nor_stops_prefetching(
     backend, batches, monkeypatch
 ):
     read, drawn, ahead = [], [], []
-    to_numpy = backend.framework.tensors.to_numpy
+    to_numpy = framework_of(backend).tensors.to_numpy
     monkeypatch.setattr(
-        backend.framework.tensors, "to_numpy", lambda x: read.append(x) or to_numpy(x)
+        framework_of(backend).tensors, "to_numpy", lambda x: read.append(x) or to_numpy(x)
     )
 
     class Drawn(list):

@@ -9,6 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
 
@@ -65,7 +66,7 @@ def test_batches_of_any_size_arrive_whole(backend, place, length):
 
     Nothing is read before the end, so that memory that is used again too early is noticed.
     """
-    pinned = backend.framework.tensors.pin
+    pinned = framework_of(backend).tensors.pin
 
     def make(number):
         x = backend.full((length,), float(number))

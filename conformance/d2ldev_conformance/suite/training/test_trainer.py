@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceUnavailableError
+from d2ldev._backend import framework_of
 from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.provision import models_with_masks
 from d2ldev_conformance.requirement import requirement
@@ -95,7 +96,7 @@ def test_a_smaller_last_batch_counts_for_as_many_examples(backend, batches, num_
 def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus, monkeypatch):
     native_batches = [tuple(backend.asarray(array) for array in batch) for batch in batches]
     moved, depth = [], []
-    framework = backend.framework
+    framework = framework_of(backend)
     for room, names in ((framework.tensors, TRANSFERS), (framework.models, ("refill",))):
         for name in names:
             monkeypatch.setattr(room, name, _count_calls(moved, depth, getattr(room, name)))

@@ -11,6 +11,7 @@ from nnx_models import INPUTS, TwoInputs, batches, made
 from training_batches import linear_model_and_batch
 
 from d2ldev import UnsupportedValueError, gpu
+from d2ldev._backend import framework_of
 from d2ldev.training.trainer import Trainer
 
 RANDOM = np.random.default_rng(0)
@@ -317,7 +318,7 @@ def test_each_array_of_a_batch_is_copied_once(backend, copies, form, depth):
 
 def test_arrays_of_numpy_go_to_a_real_gpu_together(backend, copies, monkeypatch):
     """By way of the host's memory, into which they are copied one by one."""
-    monkeypatch.setattr(backend.framework.devices, "platform", lambda device: "cuda")
+    monkeypatch.setattr(framework_of(backend).devices, "platform", lambda device: "cuda")
     source = [(np.full((2, 3), each, "float32"), np.full(2, each, "int32")) for each in range(4)]
     moved = list(backend.prefetch(source, "gpu:1"))
     to_the_gpu = [each for each in copies if each[0] == backend.native("gpu:1")]
@@ -336,7 +337,7 @@ def test_nothing_is_waited_for(backend, monkeypatch):
     array = type(source[0][0])
     with monkeypatch.context() as patch:
         patch.setattr(jax, "block_until_ready", refused)
-        patch.setattr(backend.framework.tensors, "to_numpy", refused)
+        patch.setattr(framework_of(backend).tensors, "to_numpy", refused)
         for name in ("block_until_ready", "_value"):
             patch.setattr(array, name, property(refused))
         moved = list(backend.prefetch(source, "gpu:0"))

@@ -4,6 +4,7 @@ import pytest
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 from d2ldev import gpu
+from d2ldev._backend import framework_of
 
 
 def scratch(backend, request="write", steps=1):
@@ -108,7 +109,7 @@ def test_arrays_of_every_shape_are_placed_with_their_gradients(backend, shape):
 
 def test_a_failure_leaves_gradients_alone(backend, monkeypatch):
     parameters = scratch(backend)
-    monkeypatch.setattr(backend.framework.tensors, "move_all", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "move_all", None)
     with pytest.raises(TypeError):
         backend.place(parameters, "gpu:0")
     assert parameters[0].ctx == mx.cpu(0)

@@ -11,6 +11,7 @@ from d2ldev_mxnet import parallel, servers
 from d2ldev_mxnet.framework import mx
 from process_runs import initialised, mlp, normalized
 
+from d2ldev._backend import framework_of
 from d2ldev.framework import Settings
 
 pytestmark = pytest.mark.usefixtures("set_np")
@@ -38,7 +39,7 @@ def first(monkeypatch):
 def learner_of(backend, net):
     group = SimpleNamespace(size=2, rank=1)
     settings = Settings(loss="cross_entropy", optimizer="sgd")
-    return backend.framework.parallel.learner_of_group(net, settings, group)
+    return framework_of(backend).parallel.learner_of_group(net, settings, group)
 
 
 def test_the_end_of_an_epoch_brings_the_running_statistics_of_the_first(backend, first):

@@ -7,6 +7,7 @@ import pytest
 from d2ldev_mxnet.framework import mx
 
 from d2ldev import DeviceLog, Trainer
+from d2ldev._backend import framework_of
 
 STEPS = 40
 _done = []
@@ -43,7 +44,7 @@ def test_what_reads_a_tensor_is_done_when_it_was_waited_for(backend, slow):
     x = backend.ones(3)
     y = slow(x)
     assert _done == []
-    backend.framework.tensors.wait_for_readers(x)
+    framework_of(backend).tensors.wait_for_readers(x)
     assert _done == [True]
     del y
 
@@ -51,14 +52,14 @@ def test_what_reads_a_tensor_is_done_when_it_was_waited_for(backend, slow):
 def test_what_is_computed_is_not_waited_for_though_something_reads_it(backend, slow):
     x = backend.ones(3)
     y = slow(x)
-    backend.framework.tensors.wait(x)
+    framework_of(backend).tensors.wait(x)
     assert _done == []
     del y
     backend.synchronize()
 
 
 def test_a_tensor_is_computed_when_it_was_waited_for(backend, slow):
-    backend.framework.tensors.wait(slow(backend.ones(3)))
+    framework_of(backend).tensors.wait(slow(backend.ones(3)))
     assert _done == [True]
 
 
@@ -83,7 +84,7 @@ def test_prefetching_lets_eight_steps_be_queued(backend, slow):
 
 def test_a_run_lets_eight_steps_be_queued(backend, monkeypatch):
     waited = []
-    monkeypatch.setattr(type(backend.framework.tensors), "wait", lambda _, x: waited.append(x))
+    monkeypatch.setattr(type(framework_of(backend).tensors), "wait", lambda _, x: waited.append(x))
     batch = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
     Trainer(1, backend=backend).fit(backend.mlp([2, 1]), [batch] * STEPS)
     assert len(waited) == STEPS // 4 - 1

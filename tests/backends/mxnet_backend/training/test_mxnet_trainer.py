@@ -11,6 +11,7 @@ from interrupted_runs import interrupted_run
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.training.order import Order
 from d2ldev.training.trainer import Trainer
 
@@ -138,7 +139,7 @@ def test_gradients_of_parameters_whose_mode_stays_are_left_alone(backend, set_np
 
 @pytest.mark.parametrize("seed", [None, "3", True, -1, 2**31, 2**32 + 5, 10**30], ids=str)
 def test_a_seed_of_which_mxnet_would_take_another_is_refused(backend, seed):
-    training = backend.framework.training
+    training = framework_of(backend).training
     mx.random.seed(3)
     expected = backend.rand(3).asnumpy().tolist()
     mx.random.seed(3)
@@ -148,7 +149,7 @@ def test_a_seed_of_which_mxnet_would_take_another_is_refused(backend, seed):
 
 
 def test_random_numbers_go_on_from_their_state(backend):
-    training = backend.framework.training
+    training = framework_of(backend).training
     mx.random.seed(3)
     state = training.random_state(backend.cpu())
     expected = backend.rand(3).asnumpy().tolist()

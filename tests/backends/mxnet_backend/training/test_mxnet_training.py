@@ -8,6 +8,7 @@ import pytest
 from d2ldev_mxnet.framework import mx
 
 from d2ldev import UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.training.order import begin_epoch
 
 nn = mx.gluon.nn
@@ -346,7 +347,7 @@ def test_a_sharded_loader_reads_each_example_once_and_in_the_same_batches(backen
         np.random.seed(5)
         return list(loader)
 
-    shards = [read(backend.framework.training.shard_loader(loader, i, 3)) for i in range(3)]
+    shards = [read(framework_of(backend).training.shard_loader(loader, i, 3)) for i in range(3)]
     batches = [
         np.concatenate([shard.operands.asnumpy()[: shard.number] for shard in parts]).tolist()
         for parts in zip(*shards, strict=True)
@@ -361,7 +362,9 @@ def test_processes_that_read_other_examples_know_it(backend):
     def contents(rank, seed):
         loader = mx.gluon.data.DataLoader(np.arange(13), 4, shuffle=True)
         np.random.seed(seed)
-        return [shard.content for shard in backend.framework.training.shard_loader(loader, rank, 2)]
+        return [
+            shard.content for shard in framework_of(backend).training.shard_loader(loader, rank, 2)
+        ]
 
     assert contents(0, seed=1) == contents(1, seed=1)
     assert contents(0, seed=1)[0] != contents(1, seed=2)[0]
@@ -415,7 +418,7 @@ SAMPLED = {
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_sampler_of_a_gluon_loader_is_told_the_number_of_the_epoch(backend, options, size):
     loader = mx.gluon.data.DataLoader(np.arange(4), **options())
-    data = loader if size == 1 else backend.framework.training.shard_loader(loader, 0, size)
+    data = loader if size == 1 else framework_of(backend).training.shard_loader(loader, 0, size)
     for epoch in (1, 3, 2):
         begin_epoch(data, epoch)
         found = [getattr(batch, "operands", batch).asnumpy()[0] for batch in data]
@@ -441,7 +444,7 @@ class OwnIteration(mx.gluon.data.DataLoader):
 def test_a_gluon_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(backend):
     loader = OwnLoader(np.arange(4), 2, num_workers=1, thread_pool=True)
     loader.note = ["mine"]
-    shard = backend.framework.training.shard_loader(loader, 1, 2)
+    shard = framework_of(backend).training.shard_loader(loader, 1, 2)
     begin_epoch(shard, 3)
     assert isinstance(shard, OwnLoader)
     assert shard.note is loader.note
@@ -453,7 +456,7 @@ def test_a_gluon_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(ba
 
 def test_the_workers_of_a_sharded_gluon_loader_go_on_without_the_other_loader(backend):
     loader = mx.gluon.data.DataLoader(np.arange(4), 2, num_workers=1, thread_pool=True)
-    shard = backend.framework.training.shard_loader(loader, 1, 2)
+    shard = framework_of(backend).training.shard_loader(loader, 1, 2)
     del loader
     gc.collect()
     assert [part.operands.asnumpy().tolist() for part in shard] == [[1], [3]]
@@ -461,4 +464,4 @@ def test_the_workers_of_a_sharded_gluon_loader_go_on_without_the_other_loader(ba
 
 def test_a_gluon_loader_that_may_yield_other_batches_is_not_sharded(backend):
     with pytest.raises(UnsupportedValueError, match="the __iter__ of OwnIteration is its own"):
-        backend.framework.training.shard_loader(OwnIteration(np.arange(4), 2), 0, 2)
+        framework_of(backend).training.shard_loader(OwnIteration(np.arange(4), 2), 0, 2)

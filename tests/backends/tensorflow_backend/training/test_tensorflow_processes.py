@@ -22,6 +22,7 @@ from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, image
 from test_tensorflow_parallel import dropped, own_output
 
 from d2ldev import Trainer, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.processes.join import free_port
 
 layers = keras.layers
@@ -287,7 +288,7 @@ def test_a_process_has_its_own_devices_alone(folder, size):
 def test_a_process_joins_before_tensorflow_begins(backend):
     group = SimpleNamespace(size=2)
     with pytest.raises(UnsupportedValueError, match="TensorFlow has begun already"):
-        backend.framework.parallel.join(group)
+        framework_of(backend).parallel.join(group)
 
 
 # -- engines and launches of TensorFlow's own ------------------------------------------------------

@@ -11,6 +11,7 @@ from keras_models import INPUTS, Plain, batches, convolutional, made, recurrent
 from training_batches import linear_model_and_batch
 
 from d2ldev import UnsupportedValueError, gpu
+from d2ldev._backend import framework_of
 from d2ldev.framework import Weighted
 
 models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
@@ -540,7 +541,9 @@ def test_a_tf_module_has_no_policy(backend):
 
 
 def _sharded(backend, dataset, size=3):
-    return [backend.framework.training.shard_loader(dataset, rank, size) for rank in range(size)]
+    return [
+        framework_of(backend).training.shard_loader(dataset, rank, size) for rank in range(size)
+    ]
 
 
 def test_a_sharded_dataset_has_each_example_once_and_in_the_same_batches(backend):
@@ -589,4 +592,4 @@ def test_a_sharded_dataset_hands_over_named_tuples_as_the_dataset_does(backend):
 
 def test_a_dataset_of_examples_is_not_sharded(backend):
     with pytest.raises(UnsupportedValueError, match="nobody knows its examples"):
-        backend.framework.training.shard_loader(tf.data.Dataset.range(3), 0, 2)
+        framework_of(backend).training.shard_loader(tf.data.Dataset.range(3), 0, 2)

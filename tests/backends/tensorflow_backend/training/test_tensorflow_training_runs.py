@@ -10,6 +10,7 @@ from keras import layers
 from keras_models import Plain, Subclassed, convolutional, made
 
 from d2ldev import ArrayLoader, CheckpointError, Trainer, UnsupportedValueError, cpu, gpu
+from d2ldev._backend import framework_of
 
 RANDOM = np.random.default_rng(0)
 
@@ -594,7 +595,9 @@ def test_all_of_a_batch_is_on_the_device(backend, dataset, device):
 
 def test_tf_data_brings_a_dataset_to_the_device(backend, dataset, monkeypatch):
     copies = []
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", lambda *given: copies.append(given))
+    monkeypatch.setattr(
+        framework_of(backend).tensors, "copy_all", lambda *given: copies.append(given)
+    )
     batches = list(backend.prefetch(dataset, "gpu:1"))
     assert (len(batches), copies) == (3, [])
 
@@ -713,7 +716,7 @@ def test_the_state_of_another_model_is_refused(backend, path):
 
 
 def test_the_global_generator_goes_on(backend):
-    training = backend.framework.training
+    training = framework_of(backend).training
     generator = tf.random.get_global_generator()
     state = backend.to(training.random_state(cpu()), "cpu")
     drawn = generator.normal((3,)).numpy().tolist()
@@ -724,4 +727,4 @@ def test_the_global_generator_goes_on(backend):
 @pytest.mark.parametrize("state", [None, {}, {"algorithm": 1, "state": "text"}], ids=repr)
 def test_what_is_no_state_of_a_generator_is_refused(backend, state):
     with pytest.raises(CheckpointError):
-        backend.framework.training.check_random_state(state, cpu())
+        framework_of(backend).training.check_random_state(state, cpu())

@@ -23,6 +23,7 @@ from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
+from d2ldev._backend import framework_of
 from d2ldev.framework import Portion, Settings
 from d2ldev.framework.training import bounds
 from d2ldev.processes.join import free_port
@@ -193,7 +194,7 @@ def test_an_engine_of_other_ranks_than_the_launcher_s_is_refused(torch_backend, 
         started("fake", rank=rank, world_size=size, store=FakeStore()),
         pytest.raises(UnsupportedValueError, match=f"has rank {rank} of {size} here.*rank 0 of 2"),
     ):
-        torch_backend.framework.parallel.join(group)
+        framework_of(torch_backend).parallel.join(group)
 
 
 def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
@@ -205,7 +206,7 @@ def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
 @pytest.mark.parametrize("shard", [None, "parameters"])
 def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend, shard):
     group = SimpleNamespace(rank=0, size=2)
-    learner = torch_backend.framework.parallel.learner_of_group
+    learner = framework_of(torch_backend).parallel.learner_of_group
     with (
         started("cuda:fake", rank=0, world_size=2, store=FakeStore()),
         pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU") as caught,
@@ -292,7 +293,7 @@ def test_all_begin_the_same_engine_where_some_have_no_gpu(joined, compiled, numb
 
 
 def test_virtual_gpus_need_no_engine_of_the_others(joined, compiled, virtual):
-    assert joined(virtual.framework, lambda value: [value, ""]) == "cpu:gloo,vgpu:gloo"
+    assert joined(framework_of(virtual), lambda value: [value, ""]) == "cpu:gloo,vgpu:gloo"
 
 
 def test_a_gpu_that_torch_cannot_use_is_said(joined, compiled, monkeypatch):
@@ -351,7 +352,7 @@ def test_the_loss_that_lbfgs_searches_with_is_added_up_on_its_device(virtual, mo
     x = virtual.ones((2, 3), device="gpu:1")
     with started("gloo", rank=0, world_size=1, store=torch.distributed.HashStore()):
         group = SimpleNamespace(rank=0, size=1)
-        learner = virtual.framework.parallel.learner_of_group(net, settings, group)
+        learner = framework_of(virtual).parallel.learner_of_group(net, settings, group)
         learner.portion = Portion(2, 2, 1.0)
         learner.step((x,), x)
     # The CPU may have no engine.
@@ -398,7 +399,7 @@ def test_an_optimizer_of_narrow_parameters_begins_with_the_digits_of_the_first(
     pair = [made(0.0912143), made(0.5)]
     for rank, (_, optimizer) in enumerate(pair):
         monkeypatch.setattr(replicated.distributed, "get_rank", lambda rank=rank: rank)
-        replicated.begin_as_the_first(torch_backend.framework, optimizer)
+        replicated.begin_as_the_first(framework_of(torch_backend), optimizer)
     first, other = (optimizer.state[weight]["mu_product"] for weight, optimizer in pair)
     assert other.dtype == torch.float32
     assert other == first

@@ -21,6 +21,7 @@ from d2ldev import (
     UnsupportedValueError,
     gpu,
 )
+from d2ldev._backend import framework_of
 from d2ldev.training.callbacks import Schedule
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.trainer import Trainer
@@ -189,7 +190,7 @@ def test_modes_of_another_model_are_refused(torch_backend, modes):
 def test_what_is_no_random_state_is_refused(torch_backend, state):
     before = torch.get_rng_state()
     with pytest.raises(CheckpointError, match="of another generator"):
-        torch_backend.framework.training.check_random_state(state, torch_backend.cpu())
+        framework_of(torch_backend).training.check_random_state(state, torch_backend.cpu())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -277,7 +278,9 @@ def test_a_sharded_loader_reads_each_example_once_and_in_the_same_batches(torch_
             torch.manual_seed(5)
             return list(loader)
 
-    shards = [read(torch_backend.framework.training.shard_loader(loader, i, 3)) for i in range(3)]
+    shards = [
+        read(framework_of(torch_backend).training.shard_loader(loader, i, 3)) for i in range(3)
+    ]
     batches = [
         torch.cat([shard.operands[0][: shard.number] for shard in parts])
         for parts in zip(*shards, strict=True)
@@ -287,7 +290,7 @@ def test_a_sharded_loader_reads_each_example_once_and_in_the_same_batches(torch_
 
 
 def test_processes_that_read_other_examples_know_it(torch_backend):
-    sharded = torch_backend.framework.training.shard_loader
+    sharded = framework_of(torch_backend).training.shard_loader
 
     def contents(rank, seed):
         loader = DataLoader(DATASET, 4, shuffle=True, generator=torch.Generator())
@@ -301,7 +304,7 @@ def test_processes_that_read_other_examples_know_it(torch_backend):
 def test_the_sampler_of_a_sharded_loader_is_told_the_number_of_the_epoch(torch_backend):
     sampler = data.DistributedSampler(DATASET, num_replicas=1, rank=0)
     loader = DataLoader(DATASET, 4, sampler=sampler)
-    begin_epoch(torch_backend.framework.training.shard_loader(loader, 0, 2), 3)
+    begin_epoch(framework_of(torch_backend).training.shard_loader(loader, 0, 2), 3)
     assert sampler.epoch == 3
 
 
@@ -322,7 +325,7 @@ class Counted(DataLoader):
 def test_a_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(torch_backend):
     loader = Counted(torch.arange(13), 4)
     loader.note = ["mine"]
-    shard = torch_backend.framework.training.shard_loader(loader, 0, 2)
+    shard = framework_of(torch_backend).training.shard_loader(loader, 0, 2)
     begin_epoch(shard, 3)
     assert isinstance(shard, Counted)
     assert shard.note is loader.note
@@ -349,14 +352,14 @@ class Repeating(DataLoader):
 )
 def test_a_loader_that_may_yield_other_batches_is_not_sharded(torch_backend, loader, said):
     with pytest.raises(UnsupportedValueError, match=said) as caught:
-        torch_backend.framework.training.shard_loader(loader(), 0, 2)
+        framework_of(torch_backend).training.shard_loader(loader(), 0, 2)
     assert "trainer.fit(net, data)" in caught.value.fix
 
 
 def test_workers_that_persist_read_the_part_of_a_sharded_loader(torch_backend):
     loader = DataLoader(torch.arange(8), 4, num_workers=1, persistent_workers=True)
     assert [x.tolist() for x in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    shard = torch_backend.framework.training.shard_loader(loader, 1, 2)
+    shard = framework_of(torch_backend).training.shard_loader(loader, 1, 2)
     for _ in range(2):
         assert [part.operands.tolist() for part in shard] == [[2, 3], [6, 7]]
 
@@ -368,7 +371,7 @@ def test_a_loader_that_does_not_choose_by_number_is_not_sharded(torch_backend, o
             return iter(range(3))
 
     with pytest.raises(UnsupportedValueError, match="nobody knows its examples"):
-        torch_backend.framework.training.shard_loader(DataLoader(Stream(), **options), 0, 2)
+        framework_of(torch_backend).training.shard_loader(DataLoader(Stream(), **options), 0, 2)
 
 
 def test_a_loader_with_fewer_generators_is_refused(torch_backend, path):
@@ -382,7 +385,7 @@ def test_what_is_no_state_of_generators_is_refused(torch_backend, state):
     loader = LOADERS["its own generator"]()
     before = torch.get_rng_state(), loader.generator.get_state()
     with pytest.raises(CheckpointError, match=r"of another (loader|generator)"):
-        torch_backend.framework.training.check_loader_state(loader, state)
+        framework_of(torch_backend).training.check_loader_state(loader, state)
     after = torch.get_rng_state(), loader.generator.get_state()
     assert all(map(torch.equal, after, before))
 
@@ -393,7 +396,7 @@ def test_a_state_of_a_generator_takes_no_more_memory_than_its_bytes_twice(torch_
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match="of another generator"):
-            torch_backend.framework.training.check_loader_state(loader, state)
+            framework_of(torch_backend).training.check_loader_state(loader, state)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -554,7 +557,7 @@ def test_to_the_cpu_nothing_is_copied_aside(backend, driver):
     ids=["with gradients", "sparse"],
 )
 def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_backend, driver, x):
-    tensors = torch_backend.framework.tensors
+    tensors = framework_of(torch_backend).tensors
     copier = SideStream(tensors, driver, torch.device("cpu"))
     (copy,) = copier.copy_all([x], torch.device("cpu"))
     copier.finish(copier.mark_start())
@@ -639,7 +642,7 @@ def calls_by_hand(backend, inputs):
 
 def calls_of_trainer(backend, monkeypatch, inputs):
     def train(number, counts):
-        monkeypatch.setattr(backend.framework.devices, "streams", CountedDriver(counts))
+        monkeypatch.setattr(framework_of(backend).devices, "streams", CountedDriver(counts))
         trainer = Trainer(1, num_gpus=1, backend=backend)
         trainer.fit(
             nn.Linear(inputs, 3), small_batches(number, inputs), loss="cross_entropy", lr=0.1

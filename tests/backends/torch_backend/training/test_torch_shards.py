@@ -14,6 +14,7 @@ from processes_program import Plain, ScaledLoss, batches, mlp
 from several_gpus import SeenMemory
 
 from d2ldev import Backend, Trainer, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.framework import Settings
 
 LOSS = "cross_entropy"
@@ -22,7 +23,7 @@ LOSS = "cross_entropy"
 @pytest.fixture
 def sharing(virtual):
     """A torch backend with two virtual GPUs that can share the parameters of a model."""
-    cannot = virtual.framework.cannot.get("train with sharded parameters")
+    cannot = framework_of(virtual).cannot.get("train with sharded parameters")
     if cannot is not None:
         pytest.skip(cannot)
     return virtual
@@ -89,7 +90,7 @@ def test_what_fsdp_cannot_split_is_refused(virtual, make, precision, fix):
     net, optimizer = make()
     settings = Settings(optimizer=optimizer, precision=precision, shard="parameters")
     with pytest.raises(UnsupportedValueError, match=fix):
-        TorchShardLearner(virtual.framework, net, settings, SimpleNamespace(size=2))
+        TorchShardLearner(framework_of(virtual), net, settings, SimpleNamespace(size=2))
 
 
 # -- plain attributes of the model -----------------------------------------------------------------
@@ -152,7 +153,7 @@ def test_what_forward_bound_anew_comes_back_as_the_model_s_own():
     ],
 )
 def test_statistics_that_a_layer_has_not_are_refused(virtual, layer, here, elsewhere, fix):
-    parallel = virtual.framework.parallel
+    parallel = framework_of(virtual).parallel
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), layer(4))
     parallel.check_batch_norm(net, here)
     with pytest.raises(UnsupportedValueError, match=f"(?s)1 has those of.*{fix}"):

@@ -7,6 +7,7 @@ from d2ldev_torch.provision import Attentive
 
 import d2ldev
 from d2ldev import Trainer
+from d2ldev._backend import framework_of
 
 X = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
 DATA = [(X, X.sum(1, keepdims=True))]
@@ -44,7 +45,7 @@ def test_what_two_gpus_learned_comes_back_if_the_optimizer_takes_no_state(virtua
         raise ValueError("no such state")
 
     # In this process alone: the others are started anew.
-    monkeypatch.setattr(virtual.framework.files, "prepare_state", refuse)
+    monkeypatch.setattr(framework_of(virtual).files, "prepare_state", refuse)
     net = attentive(virtual)
     before = net.net[0].weight.detach().clone()
     with pytest.raises(d2ldev.CheckpointError, match="no such state"):

@@ -254,7 +254,7 @@ class CountsNoMemoryOfTheCpu(Mutant, caught_by="memory.of-the-cpu"):
 class EmptiesMoreThanTheCache(Mutant, caught_by="memory.empty-cache"):
     class Backend(Backend):
         def empty_cache(self, device=None):
-            for x in self.framework.tensors.live():
+            for x in self._framework.tensors.live():
                 x._array[...] = 0
 
 

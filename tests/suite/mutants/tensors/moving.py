@@ -112,7 +112,7 @@ class SharesMemoryOnOneDevice(Mutant, caught_by="copy.copy-never-aliases"):
 class CopiesToTheScope(Mutant, caught_by="copy.copy-stays-unless-told"):
     class Backend(Backend):
         def copy(self, x, device=None):
-            return super().copy(x, device or self.framework.here)
+            return super().copy(x, device or self._framework.here)
 
 
 class FallsBackToTheCpu(Mutant, caught_by="copy.to-a-missing-device"):
@@ -155,7 +155,7 @@ class TakesWhatIsNoTensor(Mutant, caught_by="copy.refuses-what-is-no-tensor"):
 class MovesIntoTheScope(Mutant, caught_by="copy.a-device-beats-the-scope"):
     class Backend(Backend):
         def to(self, x, device):
-            return super().to(x, self.framework.here or device)
+            return super().to(x, self._framework.here or device)
 
 
 # -- batches --------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class IgnoresTheScope(Mutant, caught_by="create.in-a-scope"):
 class LetsTheScopeWin(Mutant, caught_by="create.a-device-beats-the-scope"):
     class Backend(Redirected):
         def redirected(self, device, like):
-            return self.framework.here or device, like
+            return self._framework.here or device, like
 
 
 class NeverLeavesTheScope(Mutant, caught_by="create.scopes-end"):
@@ -82,7 +82,7 @@ class DefaultsToTheFirstGpu(Mutant, caught_by="create.default-is-the-cpu"):
     class Backend(Redirected):
         def redirected(self, device, like):
             if device is None and like is None:
-                device = self.framework.here or self.try_gpu()
+                device = self._framework.here or self.try_gpu()
             return device, like
 
 
@@ -95,7 +95,7 @@ class IgnoresLike(Mutant, caught_by="create.like-gives-device-and-dtype"):
 class LetsTheScopeBeatLike(Mutant, caught_by="create.like-beats-the-scope"):
     class Backend(Redirected):
         def redirected(self, device, like):
-            return device if like is None else self.framework.here or device, like
+            return device if like is None else self._framework.here or device, like
 
 
 class MakesDoubles(Mutant, caught_by="create.default-dtype"):
@@ -196,7 +196,7 @@ class MovesTensorsIntoTheScope(Mutant, caught_by="create.a-tensor-stays-in-a-sco
     class Backend(Backend):
         def asarray(self, obj, *, device=None, **options):
             if isinstance(obj, self.tensor_types):
-                device = device or self.framework.here
+                device = device or self._framework.here
             return super().asarray(obj, device=device, **options)
 
 
@@ -472,4 +472,4 @@ class SeedsNothing(Mutant, caught_by="create.seeds-everything"):
 class TakesAnySeed(Mutant, caught_by="create.bad-global-seeds"):
     class Backend(Backend):
         def seed(self, seed):
-            self.framework.tensors.seed(abs(hash(seed)) % 2**32)
+            self._framework.tensors.seed(abs(hash(seed)) % 2**32)

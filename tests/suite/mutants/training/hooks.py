@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 
-from d2ldev.backend_class import Backend
+from d2ldev._backend import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.native import NativeDevices

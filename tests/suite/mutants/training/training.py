@@ -502,7 +502,7 @@ class CountsRightSequences(Mutant, caught_by="labels.accuracy-sequences"):
 class BroadcastsLabels(Mutant, caught_by="labels.accuracy-refuses"):
     class Backend(Backend):
         def accuracy(self, prediction, y):
-            return self.framework.training.accuracy(prediction, y)
+            return self._framework.training.accuracy(prediction, y)
 
 
 class TakesAnyArrays(Mutant, caught_by="labels.accuracy-refuses-foreign-arrays"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from d2ldev import ArrayLoader
+from d2ldev._backend import framework_of
 from d2ldev.errors import D2LDevError
 from d2ldev.files.save import save
 from d2ldev.training import run
@@ -74,7 +75,7 @@ def test_a_run_whose_state_is_odd_goes_on_or_is_refused(backend, tmp_path, fitte
     parts = {name: state["run"][name] for name in ("modes", "random")}
     for value in _replace(backend, parts, odd):
         odd_run = {**state["run"], **value} if isinstance(value, dict) else value
-        save(backend.framework, {**state, "run": odd_run}, tmp_path / "run")
+        save(framework_of(backend), {**state, "run": odd_run}, tmp_path / "run")
         _is_resumed_or_refused(fitted)
 
 
@@ -83,13 +84,13 @@ def test_a_run_whose_state_is_odd_goes_on_or_is_refused(backend, tmp_path, fitte
 def test_a_run_whose_optimizer_has_an_odd_state_goes_on_or_is_refused(
     backend, tmp_path, fitted, odd, monkeypatch
 ):
-    state, files = fitted(resume=False), backend.framework.files
+    state, files = fitted(resume=False), framework_of(backend).files
     optimizer, state_of = state["parts"]["optimizer"], files.state
     told = state_of(optimizer) or {}
     for value in [{**told, key: new} for key in told for new in _replace(backend, told[key], odd)]:
         with monkeypatch.context() as patch:
             patch.setattr(files, "state", lambda x, v=value: v if x is optimizer else state_of(x))
-            save(backend.framework, state, tmp_path / "run")
+            save(framework_of(backend), state, tmp_path / "run")
         _is_resumed_or_refused(fitted)
 
 

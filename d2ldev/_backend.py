@@ -57,11 +57,6 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     Args:
         framework: the author's ``Framework``; ``d2ldev.get_backend(name)`` makes both objects.
 
-    Attributes:
-        framework: the same.
-        known_framework: the same, or None in the handle inside ``use_backend``. The handle has to
-            ask for ``framework`` at each call. Python reads this attribute in half the time.
-
     >>> from d2ldev import get_backend
     >>> backend = get_backend('reference')
     >>> X = backend.ones((2, 3), device='gpu:0')
@@ -69,8 +64,10 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     True
     """
 
-    framework: Framework
-    known_framework: Framework | None
+    _framework: Framework
+    # The same, or None in the handle inside ``use_backend``. The handle has to ask for
+    # ``_framework`` at each call. Python reads this attribute in half the time.
+    _known_framework: Framework | None
 
     def __init__(self, framework: Framework) -> None:
         if not isinstance(framework, Framework):
@@ -79,7 +76,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 "it is not a Framework",
                 "d2ldev.get_backend('torch')",
             )
-        self.framework = self.known_framework = framework
+        self._framework = self._known_framework = framework
         _backends.setdefault(framework, self)
 
     def __repr__(self) -> str:
@@ -94,32 +91,32 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     @property
     def name(self) -> str:
         """The name that it is selected by: ``'torch'``."""
-        return self.framework.name
+        return self._framework.name
 
     @property
     def distributions(self) -> tuple[str, ...]:
         """The distributions whose versions identify it, the framework's first."""
-        return self.framework.distributions
+        return self._framework.distributions
 
     @property
     def virtual_gpus(self) -> int | None:
         """How many virtual GPUs it was told to make; None for the hardware's."""
-        return self.framework.virtual_gpus
+        return self._framework.virtual_gpus
 
     @property
     def max_virtual_gpus(self) -> int:
         """How many virtual GPUs it can make."""
-        return self.framework.max_virtual_gpus
+        return self._framework.max_virtual_gpus
 
     @property
     def tensor_types(self) -> tuple[type, ...]:
         """The classes of its tensors."""
-        return self.framework.tensors.types
+        return self._framework.tensors.types
 
     @property
     def dtype_names(self) -> tuple[str, ...]:
         """The dtypes that its tensors can have, by name."""
-        return self.framework.tensors.dtype_names
+        return self._framework.tensors.dtype_names
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -141,7 +138,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Without a GPU it is 0. The call makes no context on any GPU, so that a later fork works.
         Hardware that cannot be initialised gives a ``DeviceInitializationWarning`` with the reason.
         """
-        return self.framework.num_gpus()
+        return self._framework.num_gpus()
 
     def try_gpu(self, i: int = 0) -> Device:
         """Return ``gpu(i)`` if it exists, else the CPU."""
@@ -153,7 +150,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
     def devices(self) -> list[Device]:
         """Return all devices that exist: the CPU first, then the GPUs."""
-        return devices.all_devices(self.framework)
+        return devices.all_devices(self._framework)
 
     def device(self, spec: DeviceLike[NativeDeviceT]) -> Device:
         """Return the ``Device`` for a device, without a check whether it exists.
@@ -164,7 +161,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             InvalidDeviceError: for anything else, such as another framework's device.
         """
-        return devices.parse(self.framework, spec)
+        return devices.parse(self._framework, spec)
 
     def native(self, device: DeviceLike[NativeDeviceT]) -> NativeDeviceT:
         """Return the framework's own object for a device, to be used in the framework's own calls.
@@ -172,8 +169,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
         """
-        place = devices.resolve(self.framework, device, "compute")
-        return devices.native(self.framework, place, "compute")
+        place = devices.resolve(self._framework, device, "compute")
+        return devices.native(self._framework, place, "compute")
 
     def platform(self, device: DeviceLike[NativeDeviceT]) -> str:
         """Return the platform of a device: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'virtual'`` ...
@@ -181,16 +178,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
         """
-        place = devices.resolve(self.framework, device, "ask for the platform")
-        return self.framework.devices.platform(place)
+        place = devices.resolve(self._framework, device, "ask for the platform")
+        return self._framework.devices.platform(place)
 
     def default_device(self) -> Device:
         """Return the device where the framework's own creation calls put a tensor now.
 
         d2ldev's own calls do not follow it. They use the scope's device, else the CPU.
         """
-        self.framework.state.contexts.settle()
-        return devices.parse(self.framework, self.framework.devices.default())
+        self._framework.state.contexts.settle()
+        return devices.parse(self._framework, self._framework.devices.default())
 
     def on(self, device: DeviceLike[NativeDeviceT]) -> AbstractContextManager[Device]:
         """Create tensors on a device, within a block.
@@ -205,12 +202,12 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 that began in this one. The framework's default device is not restored then, but
                 d2ldev's own calls have left the block.
         """
-        return devices.on(self.framework, device)
+        return devices.on(self._framework, device)
 
     def synchronize(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
         """Return when all work queued on a device (None: on every device) is done."""
-        for each in devices.resolve_or_all(self.framework, device, "synchronize"):
-            self.framework.devices.synchronize(each)
+        for each in devices.resolve_or_all(self._framework, device, "synchronize"):
+            self._framework.devices.synchronize(each)
 
     def timeit(
         self, function: Callable[..., Any], /, *args: Any, seconds: float = 1.0, **kwargs: Any
@@ -242,12 +239,12 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.timing import timeit
 
-        return timeit(self.framework, function, args, kwargs, seconds)
+        return timeit(self._framework, function, args, kwargs, seconds)
 
     def is_idle(self, device: DeviceLike[NativeDeviceT] | None = None) -> bool:
         """Return whether all work queued on a device (None: on every device) is done."""
-        asked = devices.resolve_or_all(self.framework, device, "ask whether there is work")
-        return all(self.framework.devices.is_idle(each) for each in asked)
+        asked = devices.resolve_or_all(self._framework, device, "ask whether there is work")
+        return all(self._framework.devices.is_idle(each) for each in asked)
 
     @overload
     def matmul_precision(self) -> MatmulPrecisionName: ...
@@ -282,9 +279,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         ...     Y = X @ W
         """
         if precision is None:
-            return cast("MatmulPrecisionName", self.framework.state.matmul_switch.precision())
+            return cast("MatmulPrecisionName", self._framework.state.matmul_switch.precision())
         attempted, fix = "set the precision of products", "backend.matmul_precision('highest')"
-        framework = self.framework
+        framework = self._framework
         checked = framework.check_matmul_precision(precision, attempted, fix)
         return framework.matmul_precision(checked)
 
@@ -294,8 +291,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         For a GPU it is the memory of the tensors. For the CPU it is the resident memory of this
         process, and ``total`` is the memory of the machine.
         """
-        place = devices.resolve(self.framework, device, "ask for the memory")
-        return devices.host_memory() if place is CPU else self.framework.devices.memory(place)
+        place = devices.resolve(self._framework, device, "ask for the memory")
+        return devices.host_memory() if place is CPU else self._framework.devices.memory(place)
 
     def empty_cache(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
         """Release the memory that the framework caches on a device (None: on all devices).
@@ -303,8 +300,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Other processes can then use it. PyTorch and MXNet release their caches. For other
         frameworks this is a no-op.
         """
-        for each in devices.resolve_or_all(self.framework, device, "empty the cache"):
-            self.framework.devices.empty_cache(each)
+        for each in devices.resolve_or_all(self._framework, device, "empty the cache"):
+            self._framework.devices.empty_cache(each)
 
     def live_tensors(self, device: DeviceLike[NativeDeviceT] | None = None) -> list[LiveTensor]:
         """Return the tensors on a device (None: on every device), the largest first.
@@ -322,7 +319,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.live_tensors import live_tensors
 
-        return live_tensors(self.framework, device)
+        return live_tensors(self._framework, device)
 
     # -- making tensors ---------------------------------------------------------------------------
 
@@ -364,7 +361,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         if copy is not None:
             copy = flag("make a tensor", "copy", copy)
-        framework = self.framework
+        framework = self._framework
         if framework.state.kinds[type(obj)] is TENSOR:
             return moving.convert(framework, obj, dtype, device, copy, like)
         return creation.asarray(framework, obj, dtype, device, copy, like)
@@ -391,7 +388,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             InvalidDeviceError: if ``device`` is invalid.
             UnsupportedValueError: if ``dtype`` or ``shape`` is invalid.
         """
-        framework = self.framework
+        framework = self._framework
         return creation.make_tensor(framework, framework.tensors.zeros, shape, dtype, device, like)
 
     def ones(
@@ -403,7 +400,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         like: TensorT | None = None,
     ) -> TensorT:
         """Make a tensor of ones on the device; see ``zeros``."""
-        framework = self.framework
+        framework = self._framework
         return creation.make_tensor(framework, framework.tensors.ones, shape, dtype, device, like)
 
     def full(
@@ -423,7 +420,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if the fill value is not a number, or is outside the dtype, such
                 as 0.25 in ``'int32'``.
         """
-        return creation.full(self.framework, shape, fill_value, dtype, device, like)
+        return creation.full(self._framework, shape, fill_value, dtype, device, like)
 
     def empty(
         self,
@@ -437,7 +434,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         JAX and TensorFlow cannot leave memory uninitialised: the values are zeros there.
         """
-        framework = self.framework
+        framework = self._framework
         return creation.make_tensor(framework, framework.tensors.empty, shape, dtype, device, like)
 
     def zeros_like(
@@ -462,7 +459,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> backend.zeros_like(backend.ones((2, 3), device='gpu:0')).shape     # doctest: +SKIP
         (2, 3)
         """
-        return creation.make_like(self.framework, self.framework.tensors.zeros, x, dtype, device)
+        return creation.make_like(self._framework, self._framework.tensors.zeros, x, dtype, device)
 
     def ones_like(
         self,
@@ -473,7 +470,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         device: DeviceLike[NativeDeviceT] | None = None,
     ) -> TensorT:
         """Make a tensor of ones with the shape of ``x``; see ``zeros_like``."""
-        return creation.make_like(self.framework, self.framework.tensors.ones, x, dtype, device)
+        return creation.make_like(self._framework, self._framework.tensors.ones, x, dtype, device)
 
     def full_like(
         self,
@@ -489,7 +486,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             UnsupportedValueError: if the number is outside the dtype; see ``full``.
         """
-        return creation.full_like(self.framework, x, fill_value, dtype, device)
+        return creation.full_like(self._framework, x, fill_value, dtype, device)
 
     def empty_like(
         self,
@@ -500,7 +497,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         device: DeviceLike[NativeDeviceT] | None = None,
     ) -> TensorT:
         """Make a tensor with the shape of ``x`` and arbitrary values; see ``zeros_like``."""
-        return creation.make_like(self.framework, self.framework.tensors.empty, x, dtype, device)
+        return creation.make_like(self._framework, self._framework.tensors.empty, x, dtype, device)
 
     def arange(
         self,
@@ -528,7 +525,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             UnsupportedValueError: if a number is outside the dtype.
         """
-        return creation.arange(self.framework, start, stop, step, dtype, device, like)
+        return creation.arange(self._framework, start, stop, step, dtype, device, like)
 
     def rand(
         self,
@@ -546,7 +543,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 that state. One seed gives the same numbers on one device, with one version of the
                 framework. Other devices may give other numbers, as torch's GPUs do.
         """
-        return creation.random(self.framework, "uniform", shape, seed, dtype, device, like)
+        return creation.random(self._framework, "uniform", shape, seed, dtype, device, like)
 
     def randn(
         self,
@@ -558,7 +555,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         like: TensorT | None = None,
     ) -> TensorT:
         """Make random numbers, normal with mean 0 and deviation 1; see ``rand``."""
-        return creation.random(self.framework, "normal", shape, seed, dtype, device, like)
+        return creation.random(self._framework, "normal", shape, seed, dtype, device, like)
 
     def seed(self, seed: int) -> None:
         """Seed the framework's own global random numbers, on every device.
@@ -581,7 +578,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 "not every framework takes it",
                 f"backend.seed({2**32 - 1})",
             )
-        self.framework.tensors.seed(number)
+        self._framework.tensors.seed(number)
 
     def dtype(self, spec: DTypeLike) -> Any:
         """Return the framework's own dtype for a name, its own dtype, or NumPy's.
@@ -589,7 +586,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             UnsupportedValueError: if the framework does not have it.
         """
-        return creation.dtype(self.framework, spec)
+        return creation.dtype(self._framework, spec)
 
     # -- existing tensors -------------------------------------------------------------------------
 
@@ -601,7 +598,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 device. Examples are tensors that ``jit`` or ``tf.function`` traces, tensors on
                 several devices, and torch's ``meta`` tensors.
         """
-        framework = self.known_framework or self.framework
+        framework = self._known_framework or self._framework
         try:
             return framework.tensors.device_of(x)
         except UnsupportedValueError:
@@ -616,7 +613,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor of this backend.
         """
-        return creation.dtype_of(self.framework, x)
+        return creation.dtype_of(self._framework, x)
 
     def address(self, x: TensorT) -> int:
         """Return the address of a tensor's first byte in its device's memory.
@@ -627,8 +624,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if ``x`` is not a tensor of this backend, or has no single
                 address.
         """
-        creation.require_tensor(self.framework, x, "tell the address of a tensor")
-        return self.framework.tensors.address(x)
+        creation.require_tensor(self._framework, x, "tell the address of a tensor")
+        return self._framework.tensors.address(x)
 
     @overload
     def to(self, x: npt.NDArray[Any], device: DeviceLike[NativeDeviceT]) -> TensorT: ...
@@ -658,7 +655,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if ``x`` holds anything else. The message names it, and nothing
                 has moved.
         """
-        framework = self.known_framework or self.framework
+        framework = self._known_framework or self._framework
         try:
             target = framework.state.known_devices[device]
         except Exception:  # unknown so far, or not hashable
@@ -687,7 +684,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             As ``to``.
         """
-        framework = self.framework
+        framework = self._framework
         target = None if device is None else devices.resolve(framework, device, "copy a tensor")
         if framework.state.kinds[type(x)] is TENSOR:  # the common call, without a detour
             place = target or framework.tensors.device_of(x)
@@ -728,7 +725,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.parallel import split
 
-        return split(self.framework, batch, resolve_all(self.framework, devices, "split a batch"))
+        return split(self._framework, batch, resolve_all(self._framework, devices, "split a batch"))
 
     def replicate(self, obj: T, devices: Sequence[DeviceLike[NativeDeviceT]]) -> list[T]:
         """Give each device a copy of parameters or of a model: ``get_params`` of section 13.5.
@@ -751,7 +748,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         from d2ldev.operations.parallel import replicate
 
         attempted = f"replicate {type(obj).__name__}"
-        return replicate(self.framework, obj, resolve_all(self.framework, devices, attempted))
+        return replicate(self._framework, obj, resolve_all(self._framework, devices, attempted))
 
     def to_numpy(self, x: TensorT) -> npt.NDArray[Any]:
         """Return the values of a tensor in a NumPy array of your own.
@@ -763,7 +760,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor of this backend.
         """
-        return moving.to_numpy(self.framework, x)
+        return moving.to_numpy(self._framework, x)
 
     def from_dlpack(
         self,
@@ -794,7 +791,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         if copy is not None:
             copy = flag("take over the memory of a tensor", "copy", copy)
-        return moving.from_dlpack(self.framework, x, device, copy)
+        return moving.from_dlpack(self._framework, x, device, copy)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -828,7 +825,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.mlp import mlp
 
-        return mlp(self.framework, sizes, activation, device, seed)
+        return mlp(self._framework, sizes, activation, device, seed)
 
     def place(self, obj: T, device: DeviceLike[NativeDeviceT]) -> T:
         """Move a model, an optimizer or a parameter pytree to a device: everything or nothing.
@@ -846,7 +843,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError: as ``to``; then
                 nothing has moved.
         """
-        return placing.place(self.framework, obj, device)
+        return placing.place(self._framework, obj, device)
 
     def placement(self, obj: Any) -> Mapping[str, Device]:
         """Return the device of everything that ``place`` moves or warns of: name -> device.
@@ -854,7 +851,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> backend.placement(net)                                         # doctest: +SKIP
         {'0.weight': Device('gpu', 0), '0.bias': Device('gpu', 0)}
         """
-        return placing.placement(self.framework, obj)
+        return placing.placement(self._framework, obj)
 
     def named_tensors(self, obj: Any, *, gradients: bool = False) -> Mapping[str, TensorT]:
         """Return the tensors of a model, an optimizer or a nesting of them: name -> tensor.
@@ -869,7 +866,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         is_saved = not flag("name tensors", "gradients", gradients)
         attempted = "list the tensors of an object"
         return placing.NamedTensors(
-            placing.Inventory(self.framework, obj, attempted, is_saved=is_saved)
+            placing.Inventory(self._framework, obj, attempted, is_saved=is_saved)
         )
 
     # -- files ------------------------------------------------------------------------------------
@@ -894,7 +891,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.files.save import save
 
-        save(self.framework, obj, path)
+        save(self._framework, obj, path)
 
     def load(
         self,
@@ -928,7 +925,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.files.load import load
 
-        return load(self.framework, path, device, classes)
+        return load(self._framework, path, device, classes)
 
     @overload
     def load_into(
@@ -988,7 +985,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         from d2ldev.files.load_into import load_into
 
         strict = flag("load parameters", "strict", strict)
-        return load_into(self.framework, obj, path, strict=strict, only=only)
+        return load_into(self._framework, obj, path, strict=strict, only=only)
 
     # -- training ---------------------------------------------------------------------------------
 
@@ -1051,7 +1048,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.learning import complete, learner
 
-        self.framework.require("train", "train a model")
+        self._framework.require("train", "train a model")
         given = Settings(
             optimizer=optimizer,
             gradient_clip_val=gradient_clip_val,
@@ -1062,9 +1059,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             batch_norm=batch_norm,
         )
         is_trained = flag("train", "is_trained", is_trained)
-        settings = complete(self.framework, model, given, loss=loss, lr=lr, is_trained=is_trained)
-        them = [] if devices is None else resolve_all(self.framework, devices, "train")
-        return learner(self.framework, model, settings, them, group)
+        settings = complete(self._framework, model, given, loss=loss, lr=lr, is_trained=is_trained)
+        them = [] if devices is None else resolve_all(self._framework, devices, "train")
+        return learner(self._framework, model, settings, them, group)
 
     def accuracy(self, prediction: TensorT, y: TensorT) -> TensorT:
         """Return the share of labels whose class has the largest logit, on the device.
@@ -1086,7 +1083,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.learning import accuracy
 
-        return accuracy(self.framework, prediction, y)
+        return accuracy(self._framework, prediction, y)
 
     def prefetch(
         self, batches: Iterable[T], device: DeviceLike[NativeDeviceT], depth: int = 2
@@ -1113,7 +1110,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.prefetching import prefetch
 
-        return prefetch(self.framework, batches, device, depth)
+        return prefetch(self._framework, batches, device, depth)
 
     # -- strictness -------------------------------------------------------------------------------
 
@@ -1134,7 +1131,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             DeviceMismatchError: from the operation. The framework's own error, if any, is its
                 cause.
         """
-        return self.framework.state.strictness.block()
+        return self._framework.state.strictness.block()
 
 
 def _by_name(name: str) -> Backend:
@@ -1151,3 +1148,8 @@ def backend_for(framework: Framework) -> Backend:
     if framework not in _backends:
         Backend(framework)
     return _backends[framework]
+
+
+def framework_of(backend: Backend) -> Framework:
+    """Return the framework behind a backend; of the handle, the active one."""
+    return backend._framework
