@@ -176,7 +176,7 @@ def mxnet_loop(model: Any, _native: Any, batch: int) -> Epoch:
     from d2ldev_mxnet.framework import mx
     from d2ldev_mxnet.servers import servers_of
 
-    group = framework_of(d2ldev.get_backend("mxnet")).group()
+    group = d2ldev.get_backend("mxnet").join_group()
     servers = None if group is None else servers_of(group)
     loss_function = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     loss_function.hybridize()

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe, quote
 from d2ldev.framework import Framework, Learner, Memory, Settings
+from d2ldev.framework.abilities import require
+from d2ldev.framework.devices import count_gpus
+from d2ldev.framework.group import join_group
+from d2ldev.framework.precision import check_precision, set_precision
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number
@@ -138,7 +142,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Without a GPU it is 0. The call makes no context on any GPU, so that a later fork works.
         Hardware that cannot be initialised gives a ``DeviceInitializationWarning`` with the reason.
         """
-        return self._framework.num_gpus()
+        return count_gpus(self._framework)
 
     def try_gpu(self, i: int = 0) -> Device:
         """Return ``gpu(i)`` if it exists, else the CPU."""
@@ -282,8 +286,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             return cast("MatmulPrecisionName", self._framework.state.matmul_switch.precision())
         attempted, fix = "set the precision of products", "backend.matmul_precision('highest')"
         framework = self._framework
-        checked = framework.check_matmul_precision(precision, attempted, fix)
-        return framework.matmul_precision(checked)
+        checked = check_precision(framework, precision, attempted, fix)
+        return set_precision(framework, checked)
 
     def memory(self, device: DeviceLike[NativeDeviceT]) -> Memory:
         """Return the memory of a device, in bytes; None where the framework does not know.
@@ -1033,7 +1037,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 model, the batches and the results of ``step`` are on the first one. None is the
                 device of the model.
             group: the processes that train the model together, each with a part of the batch. None
-                is this process alone. ``Trainer`` finds them.
+                is this process alone. ``join_group`` returns them.
             shard: ``'parameters'`` gives each device or process a part of the parameters. The model
                 itself stays on the CPU.
             batch_norm: ``'global'`` or ``'local'`` statistics of batch normalization on several
@@ -1048,7 +1052,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.operations.learning import complete, learner
 
-        self._framework.require("train", "train a model")
+        require(self._framework, "train", "train a model")
         given = Settings(
             optimizer=optimizer,
             gradient_clip_val=gradient_clip_val,
@@ -1062,6 +1066,19 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         settings = complete(self._framework, model, given, loss=loss, lr=lr, is_trained=is_trained)
         them = [] if devices is None else resolve_all(self._framework, devices, "train")
         return learner(self._framework, model, settings, them, group)
+
+    def join_group(self) -> Group | None:
+        """Join the other processes of a launch, and return them; None without a launch.
+
+        ``Trainer.fit`` does this itself. Call it in all processes, for ``learner(group=...)``. Each
+        process joins once, and later calls return the same object.
+
+        Raises:
+            PeerLostError: if the other processes do not connect in time.
+            UnsupportedValueError: if the framework trains in one process only, or the processes run
+                different programs. If only the framework's own launcher knows of other processes.
+        """
+        return join_group(self._framework)
 
     def accuracy(self, prediction: TensorT, y: TensorT) -> TensorT:
         """Return the share of labels whose class has the largest logit, on the device.

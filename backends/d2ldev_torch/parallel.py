@@ -16,6 +16,7 @@ from torch import distributed
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
+from d2ldev.framework.devices import count_gpus
 from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
 from d2ldev.operations.placing import list_named_tensors
 from d2ldev_torch import optimizers
@@ -144,7 +145,9 @@ class TorchParallel(Parallel):
         """
         kind = self._devices.type
         engine = _ENGINES.get(kind, "")
-        if not (engine and distributed.is_backend_available(engine) and self._framework.num_gpus()):
+        if not (
+            engine and distributed.is_backend_available(engine) and count_gpus(self._framework)
+        ):
             engine = ""
         found = {*group.gather("the engines of torch", engine if engine in _OF_GPUS else "")}
         if not engine and found == {""}:

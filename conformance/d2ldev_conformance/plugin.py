@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from d2ldev._backend import framework_of
+from d2ldev.framework.abilities import describe_inability
 from d2ldev_conformance.profiles import PROFILES, Profile, Traits
 from d2ldev_conformance.requirement import ROOMS, requirement_of, room_of
 
@@ -322,7 +323,7 @@ def _is_declared(config: pytest.Config, error: BaseException) -> bool:
     """Return whether an error is about an ability that the backend declares to lack."""
     framework = framework_of(config.stash[_BACKEND])
     problem = getattr(error, "problem", None)
-    return problem in {framework.inability(ability) for ability in framework.cannot}
+    return problem in {describe_inability(framework, ability) for ability in framework.cannot}
 
 
 def _outcome(result: pytest.TestReport) -> str:

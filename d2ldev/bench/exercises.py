@@ -28,6 +28,7 @@ from d2ldev.errors import (
     UnsupportedValueError,
     text_of,
 )
+from d2ldev.framework.precision import check_precision, set_precision
 from d2ldev.training.log import DeviceLog
 
 # Seconds of one product: a size that would take longer is left out.
@@ -79,8 +80,8 @@ class Exercise:
         framework = framework_of(backend)
         attempted, fix = f"measure {self.name}", "--matmul-precision highest"
         try:
-            precision = framework.check_matmul_precision(precision, attempted, fix)
-            with framework.matmul_precision(precision) as in_force:
+            precision = check_precision(framework, precision, attempted, fix)
+            with set_precision(framework, precision) as in_force:
                 for row in self.measure(backend, size, seconds):
                     rows += [replace(row, precision=in_force)]  # kept if the next one is an error
         except Exception as problem:  # whatever a framework raises

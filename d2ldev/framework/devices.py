@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.device import Device
+from d2ldev.errors import DeviceInitializationWarning, warn
+
+if TYPE_CHECKING:
+    from d2ldev.framework import Framework
 
 
 class Memory(NamedTuple):
@@ -164,3 +168,15 @@ class Devices(ABC):
     def is_out_of_memory(self, error: Exception) -> bool:
         """Return whether an exception of the framework says that memory ran out."""
         return isinstance(error, MemoryError)
+
+
+def count_gpus(framework: Framework) -> int:
+    """Return how many GPUs there are; hardware that fails counts as none, with a warning."""
+    if framework.virtual_gpus == 0:
+        return 0
+    try:
+        return framework.devices.count()
+    except Exception as error:
+        text = f"{framework.name} found GPUs and cannot use them: {error}"
+        warn(text, DeviceInitializationWarning)
+        return 0

@@ -14,11 +14,36 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from d2ldev.framework.abilities import require
 from d2ldev.locks import Lock
 from d2ldev.scopes import leave_in_turn, make_change
+from d2ldev.settings import check_matmul_precision
 
 if TYPE_CHECKING:
     from d2ldev.framework import Framework
+
+
+def check_precision(framework: Framework, precision: object, attempted: str, fix: str) -> str:
+    """Return a precision of products that a framework supports.
+
+    Args:
+        framework: the framework.
+        precision: the user's argument.
+        attempted: the current operation, for messages.
+        fix: the line that sets ``'highest'``.
+
+    Raises:
+        UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
+    """
+    precision = check_matmul_precision(precision, attempted, fix)
+    if precision == "highest":
+        require(framework, "multiply in float32", attempted, fix.replace("highest", "high"))
+    return precision
+
+
+def set_precision(framework: Framework, precision: str) -> MatmulPrecision:
+    """Set the precision of products, which was checked, and return the block that ends it."""
+    return MatmulPrecision(framework.state.matmul_switch, precision)
 
 
 class _Change:

@@ -27,12 +27,13 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Memory
+from d2ldev.framework.devices import count_gpus
 from d2ldev.scopes import trace_as
 
 
 def all_devices(framework: Framework) -> list[Device]:
     """Return all devices that exist: the CPU first, then the GPUs."""
-    return [CPU, *(gpu(i) for i in range(framework.num_gpus()))]
+    return [CPU, *(gpu(i) for i in range(count_gpus(framework)))]
 
 
 def parse(framework: Framework, spec: DeviceLike) -> Device:
@@ -92,7 +93,7 @@ def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
     except Exception:  # noqa: S110
         pass  # unknown so far, or not hashable
     device = parse(framework, spec)
-    if device is not CPU and device.index >= (count := framework.num_gpus()):
+    if device is not CPU and device.index >= (count := count_gpus(framework)):
         raise DeviceUnavailableError(
             f"{attempted} on {device}",
             f"{framework.name} has {gpus_in_words(count)} here{explain_late_request(device.index)}",

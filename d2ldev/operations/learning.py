@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
+from d2ldev.framework.abilities import require
+from d2ldev.framework.group import join_group
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, labels, moving, placing
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
@@ -78,7 +80,7 @@ def complete(
             f"optimizer='sgd', lr={lr}, or leave lr out",
         )
     rate = _LEARNING_RATE if lr is None else lr
-    checked = framework.check_settings(settings._replace(loss=loss, optimizer=optimizer, lr=rate))
+    checked = check_settings(framework, settings._replace(loss=loss, optimizer=optimizer, lr=rate))
     if not is_trained:
         of_training = {
             "optimizer": optimizer is not None,
@@ -115,11 +117,11 @@ def learner(
     Raises:
         UnsupportedValueError: if the framework cannot train it, or not so.
     """
-    if group is not None and group is not framework.group():
+    if group is not None and group is not join_group(framework):
         raise UnsupportedValueError(
             f"train with group={describe(group)}",
             "it is not the group of this process",
-            "group=backend.framework.group(), in a process of d2ldev launch",
+            "group=backend.join_group(), in a process of d2ldev launch",
         )
     if settings.batch_norm is not None and (group is not None or len(devices) > 1):
         framework.parallel.check_batch_norm(model, settings.batch_norm)
@@ -135,8 +137,26 @@ def learner(
     attempted = f"train on {len(devices)} devices"
     fix = f"one device: devices=['{devices[0]}'], or gpus = ['{devices[0]}'] of a Trainer"
     for ability in ("train on several GPUs", "train on several GPUs in one process"):
-        framework.require(ability, attempted, fix)
+        require(framework, ability, attempted, fix)
     return labels.check(framework, framework.parallel.learner(model, settings, devices))
+
+
+def check_settings(framework: Framework, settings: Settings) -> Settings:
+    """Return the settings of a training with Python's own numbers.
+
+    Raises:
+        UnsupportedValueError: if they cannot be used, or the framework cannot train with them.
+    """
+    settings = settings.check()
+    if callable(settings.loss):
+        attempted = f"train with the loss {describe(settings.loss)}"
+        require(framework, "train with a loss of your own", attempted, "loss='mse'")
+    precision = settings.precision
+    require(framework, f"train in {precision}", f"train with precision={precision!r}")
+    if settings.shard is not None:
+        attempted = f"train with shard={settings.shard!r}"
+        require(framework, "train with sharded parameters", attempted, "leave shard out")
+    return settings
 
 
 def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
@@ -144,7 +164,7 @@ def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
     attempted = "measure the accuracy of a prediction"
     for x in (prediction, y):
         creation.require_tensor(framework, x, attempted)
-    framework.require("train", attempted)
+    require(framework, "train", attempted)
     rows = creation.shape_of(prediction, attempted, is_known=False)
     shape = creation.shape_of(y, attempted, is_known=False)
     check_labels(rows, shape, framework.tensors.dtype_of(y))

@@ -14,6 +14,7 @@ from typing import Any
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, quote, text_of
 from d2ldev.framework import DeviceLike, Framework
+from d2ldev.framework.abilities import require
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.options import ACTIVATIONS, problem_of
 
@@ -29,7 +30,7 @@ def mlp(
     The weights are drawn and scaled on the host: for one seed a GPU may draw other numbers, and it
     may divide by multiplying.
     """
-    framework.require("mlp", "make an MLP")
+    require(framework, "mlp", "make an MLP")
     numbers, first_seed = _check(sizes, activation, seed)
     place = devices.current(framework) if device is None else device
     place = devices.resolve(framework, place, "make an MLP")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
 from d2ldev.framework import DeviceLike, DTypeLike, Framework, Tensor
+from d2ldev.framework.abilities import require
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
 from d2ldev.operations import creation, devices
@@ -247,7 +248,7 @@ def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
 def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | None) -> Tensor:
     """Return a tensor on the memory of another framework's; see ``Backend.from_dlpack``."""
     attempted = "take over the memory of a tensor"
-    framework.require("dlpack", attempted)
+    require(framework, "dlpack", attempted)
     target = None if device is None else devices.resolve(framework, device, attempted)
     try:
         own = framework.state.kinds[type(x)] is TENSOR

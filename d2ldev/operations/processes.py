@@ -16,6 +16,7 @@ import numpy as np
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Portion, Sharded, Weighted
+from d2ldev.framework.abilities import require
 from d2ldev.framework.training import NO_LABEL, Labels, bounds
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.examples import Whole
@@ -204,7 +205,7 @@ class Portions:
 
     def _require_sequences(self, attempted: str) -> None:
         fix = "a NumPy array of them, or d2ldev.Broadcast(value) for what all parts have"
-        self._framework.require("split sequences over processes", attempted, fix)
+        require(self._framework, "split sequences over processes", attempted, fix)
 
     def _check_sharded(self, batch: Sharded) -> None:
         attempted = "train on a part of a batch"

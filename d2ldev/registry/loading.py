@@ -12,6 +12,9 @@ import d2ldev.settings as settings
 from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError
 from d2ldev.framework import Framework
+from d2ldev.framework.devices import count_gpus
+from d2ldev.framework.group import join_group
+from d2ldev.framework.precision import check_precision, set_precision
 from d2ldev.registry.discovery import (
     ALIASES,
     FALLBACK,
@@ -52,11 +55,11 @@ def load(name: str, source: str) -> Framework:
     if precision is not None:
         attempted = f"set the precision of products (from {settings.MATMUL_PRECISION})"
         fix = f"{settings.MATMUL_PRECISION}=highest"
-        framework.matmul_precision(framework.check_matmul_precision(precision, attempted, fix))
+        set_precision(framework, check_precision(framework, precision, attempted, fix))
     # Only in a launch: a program that has started the engine itself may use the devices. Only
     # ``fit`` refuses it.
     if framework.parallel.joins_at_start and settings.peers() is not None:
-        framework.group()
+        join_group(framework)
     return framework
 
 
@@ -69,7 +72,7 @@ def count_real_gpus(name: str) -> int:
         BackendNotInstalledError: as ``load``.
     """
     framework = _make(framework_class(name), name, "", None)
-    gpus = map(gpu, range(framework.num_gpus()))
+    gpus = map(gpu, range(count_gpus(framework)))
     return sum(framework.devices.platform(device) != "virtual" for device in gpus)
 
 

@@ -24,6 +24,7 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.framework import Framework
+from d2ldev.framework.devices import count_gpus
 from d2ldev.locks import Lock
 from d2ldev.nesting.kinds import OBJECT, TENSOR
 from d2ldev.registry.discovery import (
@@ -273,7 +274,7 @@ def virtual_gpus(n: int) -> None:
     number = settings.check_virtual_gpus(n, f"make {quote(n)} virtual GPUs")
     for framework in list_loaded_frameworks():
         devices = framework.devices
-        count = framework.num_gpus()
+        count = count_gpus(framework)
         gpus = [gpu(i) for i in range(count)]
         made = sum(devices.platform(device) == "virtual" for device in gpus)
         if framework.max_virtual_gpus and made != number:

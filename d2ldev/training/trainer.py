@@ -27,12 +27,16 @@ from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
 from d2ldev.framework import Learner, Settings
+from d2ldev.framework.abilities import require
+from d2ldev.framework.group import join_group
 from d2ldev.framework.parallel import gpu_of_process
+from d2ldev.framework.precision import check_precision, set_precision
 from d2ldev.framework.training import shard_refusal
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import explain_late_request
+from d2ldev.operations.learning import check_settings
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.options import (
     Keep,
@@ -201,7 +205,7 @@ class Trainer(TrainerState):
         self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
         self.matmul_precision = matmul_precision
         self.shard, self.batch_norm = shard, batch_norm
-        framework_of(self.backend).check_settings(Settings(**self._settings_of_steps()))
+        check_settings(framework_of(self.backend), Settings(**self._settings_of_steps()))
         self._check_matmul_precision()
         self.callbacks = callbacks
         self.enable_progress_bar = flag("train", "enable_progress_bar", enable_progress_bar)
@@ -400,7 +404,7 @@ class Trainer(TrainerState):
                 "leave it out: Trainer(max_epochs, gradient_clip_val=1) clips by itself",
             )
         framework = framework_of(self.backend)
-        group = framework.group()
+        group = join_group(framework)
         team = SingleProcess() if group is None else ProcessGroup(framework, group)
         needs_processes = framework.parallel.process_per_device
         has_processes = group is None and len(self.gpus) > 1 and needs_processes
@@ -730,7 +734,7 @@ class Trainer(TrainerState):
         precision = self._check_matmul_precision()
         if precision is None:
             return nullcontext()
-        return framework_of(self.backend).matmul_precision(precision)
+        return set_precision(framework_of(self.backend), precision)
 
     def _check_matmul_precision(self) -> str | None:
         if self.matmul_precision is None:
@@ -738,7 +742,7 @@ class Trainer(TrainerState):
         attempted = "train with this matmul_precision"
         fix = "Trainer(max_epochs, matmul_precision='highest')"
         framework = framework_of(self.backend)
-        return framework.check_matmul_precision(self.matmul_precision, attempted, fix)
+        return check_precision(framework, self.matmul_precision, attempted, fix)
 
     def _evaluator(self, model: Any, **settings: Any) -> Learner:
         """Return the learner of a prepared model that is not trained."""
@@ -796,8 +800,8 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
         )
     if number > 1:
         fix = "Trainer(max_epochs, num_gpus=1), or D2LDEV_BACKEND=jax"
-        framework_of(backend).require(
-            "train on several GPUs", f"train on {gpus_in_words(number)}", fix
+        require(
+            framework_of(backend), "train on several GPUs", f"train on {gpus_in_words(number)}", fix
         )
     return [gpu(i) for i in range(number)]
 

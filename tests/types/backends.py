@@ -18,6 +18,7 @@ from d2ldev import (
     Device,
     DeviceLike,
     DTypeLike,
+    Group,
     Learner,
     LiveTensor,
     Loaded,
@@ -94,6 +95,7 @@ def check_models(net: torch.nn.Linear, optimizer: torch.optim.Adam, path: str) -
     assert_type(d2l.load_into(net, {"weight": np.ones(2)}), torch.nn.Linear)
     assert_type(d2l.load_into(net, path, strict=False), Loaded)
     assert_type(d2l.learner(net, optimizer=optimizer), Learner)
+    assert_type(d2l.join_group(), Group | None)
 
 
 def check_tensors(x: torch.Tensor) -> None:

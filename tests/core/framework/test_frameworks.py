@@ -124,3 +124,12 @@ def test_an_optimizer_that_takes_no_state_says_so(small):
 def test_an_author_of_a_backend_has_eight_methods_of_files_to_know():
     methods = [x for name, x in vars(Files).items() if callable(x) and not name.startswith("_")]
     assert len(methods) == 8
+
+
+def test_a_framework_has_what_its_author_writes_and_the_state_of_the_core():
+    names = {"name", "distributions", "max_virtual_gpus", "virtual_gpus", "cannot", "state"}
+    areas = {each for each in ROOMS if each != "provision"}
+    found = {*dir(Small()), *Framework.__annotations__}
+    assert {name for name in found if not name.startswith("_")} == names | areas
+    documented = Framework.__doc__.partition("Attributes:")[2].partition("Raises:")[0]
+    assert {name for name in names | areas if name not in documented} == set()

@@ -85,7 +85,7 @@ def test_the_place_of_a_model_counts_where_no_devices_are_given():
         framework_of(backend).devices.uuid = lambda device: "GPU-1"
         framework_of(backend).parallel.gpu_library = lambda: "NCCL"
         net = backend.place(backend.mlp([3, 2]), "gpu:0")
-        backend.learner(net, group=framework_of(backend).group())
+        backend.learner(net, group=backend.join_group())
 
     for each in together(body):
         assert "gpu:0 of rank 0" in each.text

@@ -18,6 +18,7 @@ from processes import make_distribution
 import d2ldev
 from d2ldev import ArrayLoader
 from d2ldev._backend import framework_of
+from d2ldev.framework.group import list_versions
 from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 
@@ -145,7 +146,9 @@ def test_other_versions_are_refused_and_named(tmp_path, name):
 def test_the_versions_of_d2ldev_of_the_framework_and_of_python_are_compared(reference):
     names = "d2ldev", "array-api-strict", "numpy"
     others = {"backend": "reference", "python": platform.python_version()}
-    assert framework_of(reference)._program() == {name: version(name) for name in names} | others
+    assert (
+        list_versions(framework_of(reference)) == {name: version(name) for name in names} | others
+    )
 
 
 def test_data_that_ends_early_is_an_error_of_all_where_an_engine_waits_at_the_end_of_an_epoch():

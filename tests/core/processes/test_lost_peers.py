@@ -15,7 +15,6 @@ import pytest
 from launched import together
 
 import d2ldev
-from d2ldev._backend import framework_of
 from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 
@@ -260,7 +259,7 @@ def test_a_process_that_gives_up_ends_the_work_of_all():
     """As a thread does it that has seen the end of an engine."""
 
     def body(rank):
-        group = framework_of(d2ldev.get_backend("reference")).group()
+        group = d2ldev.get_backend("reference").join_group()
         with group.work():
             if rank == 1:
                 thread = threading.Thread(target=group.give_up, args=("its server has ended",))

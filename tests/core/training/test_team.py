@@ -13,13 +13,14 @@ from d2ldev._backend import framework_of
 from d2ldev.device import CPU
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
+from d2ldev.framework.group import join_group
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.team import ProcessGroup, SingleProcess
 
 
 def team():
     framework = framework_of(d2ldev.get_backend("reference"))
-    return ProcessGroup(framework, framework.group())
+    return ProcessGroup(framework, join_group(framework))
 
 
 def log_of(rank):

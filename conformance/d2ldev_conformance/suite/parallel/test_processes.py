@@ -31,6 +31,7 @@ from d2ldev import (
     UnsupportedValueError,
 )
 from d2ldev._backend import framework_of
+from d2ldev.framework.abilities import require
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, read_saved_values
 from d2ldev_conformance.suite.parallel.launching import command, run_launch
@@ -299,7 +300,7 @@ def take_one_gpu(backend: Backend, folder: Path) -> None:
         device = Trainer(1, min(backend.num_gpus(), 1), backend=backend).device
         net, text = backend.place(backend.mlp([3, 3]), device), ""
         try:
-            backend.learner(net, group=framework_of(backend).group())
+            backend.learner(net, group=backend.join_group())
         except UnsupportedValueError as error:
             text = str(error)
     (folder / f"one-gpu-{os.environ['RANK']}.txt").write_text(text)
@@ -324,7 +325,7 @@ def _launch(backend, folder, cases, program=PROGRAM, **others):
 @pytest.fixture(scope="module")
 def num_gpus(backend):
     """How many GPUs each process has."""
-    framework_of(backend).require("train in several processes", "train in 2 processes")
+    require(framework_of(backend), "train in several processes", "train in 2 processes")
     platforms = {backend.platform(device) for device in backend.devices()[1:]}
     if platforms - {"virtual"} and backend.num_gpus() < 2:
         pytest.skip("needs a GPU for each of two processes")
@@ -382,7 +383,7 @@ def test_processes_that_read_their_part_only_learn_the_same(runs):
 @requirement("processes.split-sequences", section=SECTION)
 @pytest.mark.parametrize("case", LISTED)
 def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, runs, case):
-    framework_of(backend).require(_LISTS, "split a list over 2 processes")
+    require(framework_of(backend), _LISTS, "split a list over 2 processes")
     assert_same_run(runs.together(case), runs.alone(**LISTED[case]))
 
 
@@ -452,7 +453,7 @@ def test_one_process_goes_on_with_the_run_of_two(runs):
 
 @requirement("processes.share-the-parameters", section=SECTION)
 def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs):
-    framework_of(backend).require(_SHARING, "train with shard='parameters'", "leave shard out")
+    require(framework_of(backend), _SHARING, "train with shard='parameters'", "leave shard out")
     options = {name: value for name, value in SHARED["shared"].items() if name != "checkpoint"}
     alone = runs.alone(**options)
     assert_same_run(runs.together("shared"), alone)
@@ -513,7 +514,7 @@ def test_an_error_in_a_callback_of_one_leaves_what_was_learned_in_all(failed, fa
 @requirement("processes.leave-what-was-shared", section=SECTION)
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_a_callback_of_one_leaves_whole_models_in_all(backend, failed, failing):
-    framework_of(backend).require(_SHARING, "train with shard='parameters'", "leave shard out")
+    require(framework_of(backend), _SHARING, "train with shard='parameters'", "leave shard out")
     _check_failed(failed, "parameters", failing)
 
 
@@ -543,7 +544,7 @@ def test_all_processes_say_which_of_them_share_a_gpu(runs):
 @pytest.fixture(scope="module")
 def beside_a_gpu(backend, tmp_path_factory):
     """What two processes find that see one real GPU: on the CPU, and with the GPU for both."""
-    framework_of(backend).require("train in several processes", "train in 2 processes")
+    require(framework_of(backend), "train in several processes", "train in 2 processes")
     folder = tmp_path_factory.mktemp("beside-a-gpu")
     found = _Runs(backend, folder, 0)
     variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
