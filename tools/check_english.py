@@ -30,6 +30,7 @@ DONE += ("docs/resuming.md", "docs/several-gpus.md", "docs/several-machines.md")
 DONE += ("docs/training.md", "docs/versions.md", "docs/virtual-gpus.md")
 DONE += ("d2ldev/_backend.py", "d2ldev/errors.py", "d2ldev/framework", "d2ldev/nesting")
 DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md")
+DONE += ("backends/d2ldev_tensorflow", "backends/d2ldev_torch")
 TO_DO: tuple[str, ...] = ("CHANGELOG.md", "docs")
 TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 
@@ -109,7 +110,8 @@ def split_sentences(paragraph: str) -> list[str]:
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"[*_]{1,2}(?=\S)|(?<=\S)[*_]{1,2}", "", " ".join(text.split()))
     text = re.sub(r"\b(e\.g|i\.e|etc|vs|cf)\.", r"\1", text)
-    return [part for part in re.split(r"(?<=[.!?])[\"')]*\s+(?=[\"'(A-Z0-9]|d2ldev)", text) if part]
+    start = r"[\"'(A-Z0-9]|(?:d2ldev|torch)\b"
+    return [part for part in re.split(rf"(?<=[.!?])[\"')]*\s+(?={start})", text) if part]
 
 
 def read_markdown(text: str) -> Iterator[tuple[int, str]]:

@@ -1,17 +1,19 @@
 """The TensorFlow backend: TensorFlow 2 and Keras 3 behind the d2ldev contract.
 
-Behaviour of TensorFlow that is put right, and where:
+The backend corrects these behaviours of TensorFlow:
 
-- A device that does not exist means the CPU to it: devices are checked before any scope.
-- ``tensor.device`` is where the operation ran, which may not be where the bytes are:
-  ``tensors.device_of``.
-- int32 tensors stay in the host's memory, whatever the scope (but on virtual GPUs)
-  (https://github.com/tensorflow/tensorflow/issues/46833): ``tensors``.
-- Variables cannot move, and a model computes elsewhere than where it is: ``models``.
-- Operands on other devices are silently copied: ``strict``.
+- ``tf.device`` falls back to the CPU if a device does not exist. d2ldev checks the device before it
+  enters a scope.
+- ``tensor.device`` names the device where the operation ran, and the bytes may be elsewhere.
+  ``tensors.device_of`` returns the device of the bytes.
+- int32 tensors stay in the host's memory, whatever the scope, except on virtual GPUs
+  (https://github.com/tensorflow/tensorflow/issues/46833). See ``tensors``.
+- Variables cannot move, and a model may compute on another device than its variables.
+  See ``models``.
+- Operations silently copy operands from other devices. See ``strict``.
 
-Strings have no place but the CPU, and int32 variables none in TensorFlow's GPU kernels
-(https://github.com/tensorflow/tensorflow/issues/59803): ``placement`` says where they are.
+Strings exist only on the CPU. TensorFlow's GPU kernels do not support int32 variables
+(https://github.com/tensorflow/tensorflow/issues/59803). ``placement`` returns where they are.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ libraries = ("keras",)
 
 
 def _distribution() -> str:
-    """Return the distribution that ``tensorflow`` was installed from; there are several."""
+    """Return the distribution that ``tensorflow`` was installed from; several provide it."""
     for name in ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly"):
         with suppress(PackageNotFoundError):
             version(name)

@@ -1,8 +1,8 @@
 """Devices: TensorFlow's logical devices, their names, their number, and how they start.
 
-TensorFlow initialises all of its devices together, with the first operation. What has to be set
-before (virtual GPUs, the memory policy) is set here, and GPUs are counted here before anything has
-started. Virtual GPUs are further logical CPUs, which TensorFlow keeps apart as it does GPUs.
+TensorFlow initialises all of its devices together, with the first operation. This module sets
+virtual GPUs and the memory policy before that, and counts GPUs without starting TensorFlow.
+Virtual GPUs are additional logical CPUs, which TensorFlow keeps apart as it does GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
-# Private, and the only place that says whether TensorFlow has started, and which scope is in force.
+# Private, but nothing else tells whether TensorFlow has started, and which scope is in force.
 from tensorflow.python.eager.context import async_wait, context
 
 from d2ldev.device import CPU, Device, gpu
@@ -33,7 +33,7 @@ from d2ldev.operations.devices import (
 )
 
 OF_THE_HOST = frozenset({tf.string, tf.resource, tf.variant})
-"""The dtypes that no device but the CPU can hold: strings, and handles of tables and the like."""
+"""The dtypes that only the CPU can hold: strings, and handles of tables and the like."""
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _NAME = re.compile(
@@ -43,10 +43,10 @@ _NAME = re.compile(
 
 
 class DeviceName(str):
-    """The name of a device, ``'/GPU:0'``, which ``tf.device`` takes, and which is a context itself.
+    """The name of a device, ``'/GPU:0'``: an argument of ``tf.device``, and a context manager.
 
-    A ``tf.device(name)`` can be neither compared nor printed. For a device that does not exist it
-    computes on the CPU, which is an error here.
+    The object that ``tf.device(name)`` returns can be neither compared nor printed. For a missing
+    device it computes on the CPU. A ``DeviceName`` raises ``DeviceUnavailableError`` instead.
     """
 
     __slots__ = ()
@@ -69,15 +69,15 @@ class DeviceName(str):
 
 
 _entered = threading.local()
-"""The contexts that each thread has entered by their names, the innermost last."""
+"""For each thread, the scopes that it has entered through a ``DeviceName``, innermost last."""
 
 
 class TensorFlowDevices(Devices):
-    """The devices of this process; a native device is what ``tf.device`` takes: ``'/GPU:0'``.
+    """The devices of this process; a native device is an argument of ``tf.device``: ``'/GPU:0'``.
 
     Attributes:
-        virtual_gpus: how many virtual GPUs there are, 0 for no GPU at all, None for the hardware's.
-        places: the device of every name that TensorFlow gave to a tensor, a variable or a device.
+        virtual_gpus: the number of virtual GPUs; 0 hides all GPUs; None uses the hardware's.
+        places: the device for each name that TensorFlow gave to a tensor, a variable or a device.
         patience: how many seconds a device may take to answer that it is idle.
 
     Raises:
@@ -139,7 +139,7 @@ class TensorFlowDevices(Devices):
         return self._names[device]
 
     def native_of_missing(self, device: Device) -> DeviceName | None:
-        self.native(CPU)  # whoever enters the name starts TensorFlow
+        self.native(CPU)  # to enter the name starts TensorFlow
         return None if self.virtual_gpus else DeviceName(f"/GPU:{device.index}")
 
     def from_native(self, native: Any) -> Device | None:
@@ -175,21 +175,21 @@ class TensorFlowDevices(Devices):
         if has_started():
             with tf.init_scope(), tf.device(self.native(device)):
                 tf.raw_ops.SyncDevice()
-            # After the other, which is queued under ``set_synchronous_execution(False)``.
+            # After ``SyncDevice``, which ``set_synchronous_execution(False)`` queues.
             async_wait()
 
     def is_idle(self, device: Device) -> bool:
         if not has_started():
             return True
-        # TensorFlow has no question that does not wait: a thread waits, for a short time. On the
-        # CPU, too: to ask whether TensorFlow queues anything there waits for all that is queued.
+        # TensorFlow can only be asked by waiting, so a thread waits for a short time. This holds on
+        # the CPU, too: asking TensorFlow whether it queues operations there waits for the queue.
         waiting = threading.Thread(target=self.synchronize, args=(device,), daemon=True)
         waiting.start()
         waiting.join(self.patience)
         return not waiting.is_alive()
 
-    # TensorFlow has no more than yes and no, which its kernels ask whenever they run, also in a
-    # ``tf.function`` that was traced before. Only XLA (``jit_compile=True``) asks when it compiles.
+    # TensorFlow can only switch TF32 on and off. Its kernels read the switch at each run, also in a
+    # ``tf.function`` that was traced before. Only XLA (``jit_compile=True``) reads it to compile.
 
     def matmul_precision(self) -> str:
         return "high" if tf.config.experimental.tensor_float_32_execution_enabled() else "highest"
@@ -200,23 +200,23 @@ class TensorFlowDevices(Devices):
         return partial(tf.config.experimental.enable_tensor_float_32_execution, before)
 
     def threads(self) -> int | None:
-        # 0, the default, leaves it to TensorFlow, which does not say what it takes.
+        # 0, the default, lets TensorFlow choose, and TensorFlow does not tell its choice.
         return int(tf.config.threading.get_intra_op_parallelism_threads()) or None
 
     def memory(self, device: Device) -> Memory:
         if self.virtual_gpus:
             return UNKNOWN_MEMORY
         total = nvml.memory_of(device.index) if tf.test.is_built_with_cuda() else None
-        if not has_started():  # and asking would start it
+        if not has_started():  # the next call would start it
             return Memory(0, 0, total)
         held = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
         return Memory(int(held["current"]), int(held["peak"]), total)
 
     def check_room(self, nbytes: int, device: Device) -> None:
-        """Refuse what is larger than all memory of a device: TensorFlow would wait for 10 seconds.
+        """Refuse a size above all memory of a device: TensorFlow would wait for 10 seconds.
 
         Raises:
-            MemoryError: if it is.
+            MemoryError: if ``nbytes`` is larger.
         """
         is_card = device is not CPU and self.virtual_gpus is None
         has_cuda = tf.test.is_built_with_cuda()
@@ -243,12 +243,12 @@ class TensorFlowDevices(Devices):
 
 
 def _run_operations_by_themselves() -> None:
-    """Let TensorFlow run an eager operation as it is, and make no function of it.
+    """Let TensorFlow run each eager operation directly, and not wrap it in a function.
 
-    Such a function receives what is on another device, such as a shape for a virtual GPU, under a
-    name that all threads share: threads take each other's operands. The price is that TensorFlow's
-    own int32 constants are on a virtual GPU; on a real one they stay in the host's memory.
-    https://github.com/tensorflow/tensorflow/issues/62523
+    A wrapping function would receive operands from another device under a name that all threads
+    share. The shape for a virtual GPU is an example. Threads would take each other's operands. As a
+    consequence TensorFlow's own int32 constants are on a virtual GPU. On a real GPU they stay
+    in the host's memory. https://github.com/tensorflow/tensorflow/issues/62523
     """
     pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context()._handle, False)
 
@@ -259,27 +259,27 @@ def has_started() -> bool:
 
 
 def own_task() -> str:
-    """Return how the names of this process's devices begin, among those of several processes."""
+    """Return the prefix of the names of this process's devices, among several processes."""
     server = context()._collective_ops_server_def
     return f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""
 
 
 def tasks_of_engine() -> int:
-    """Return between how many processes TensorFlow's engine has been started; 0 if it has not."""
+    """Return the number of processes that TensorFlow's engine connects; 0 before it starts."""
     server = context()._collective_ops_server_def
     return sum(len(job.tasks) for job in server.cluster.job) if server else 0
 
 
 def own_devices(kind: str | None = None) -> list[Any]:
-    """Return TensorFlow's devices of this process; it lists those of the others, too."""
+    """Return TensorFlow's devices of this process, without those of other processes."""
     devices = tf.config.list_logical_devices(kind)
     return [each for each in devices if each.name.startswith(own_task())]
 
 
 def wait_for_peers(size: int, timeout: float) -> None:
-    """Set after how many seconds of silence TensorFlow takes one of the processes for lost.
+    """Set the number of silent seconds after which TensorFlow takes a process for lost.
 
-    Called before a ``MultiWorkerMirroredStrategy`` is made, which has no argument for it.
+    Call it before making a ``MultiWorkerMirroredStrategy``, which has no argument for it.
     """
     first = "/job:worker/replica:0/task:0"
     milliseconds = int(1000 * timeout)
@@ -290,25 +290,25 @@ def wait_for_peers(size: int, timeout: float) -> None:
 
 
 def place_of(x: Any) -> str:
-    """Return the device of a tensor's bytes, as ``tf.device`` takes it; empty if it has none.
+    """Return the device of a tensor's bytes as ``tf.device`` takes it; empty without bytes.
 
-    In one of several processes the CPU has two names, of which ``tf.device`` knows one.
+    In one of several processes the CPU has two names, and ``tf.device`` knows one of them.
     """
     name: str = getattr(x, "backing_device", "")
     return name and f"/{name.rpartition('/')[2]}"
 
 
 def _configure(virtual: int) -> None:
-    """Make a process of one CPU, virtual GPUs, and nothing else."""
+    """Configure a process with one CPU and virtual GPUs alone."""
     cpus = tf.config.list_physical_devices("CPU")
     try:
-        # Otherwise operations would run on a real GPU, which d2ldev does not show.
+        # Otherwise operations would run on a real GPU, which d2ldev hides.
         tf.config.set_visible_devices([], "GPU")
         if virtual:
             made = [tf.config.LogicalDeviceConfiguration() for _ in range(virtual + 1)]
             tf.config.set_logical_device_configuration(cpus[0], made)
         late = has_started() and 0 < virtual != len(own_devices("CPU")) - 1
-    except RuntimeError:  # so says TensorFlow once it has started
+    except RuntimeError:  # TensorFlow has started
         late = True
     if late:
         raise DeviceUnavailableError(
@@ -321,36 +321,36 @@ def _configure(virtual: int) -> None:
 
 
 def let_memory_grow() -> None:
-    """Follow the memory policy: take what is needed, not all of it."""
+    """Follow the memory policy: let TensorFlow take memory as it needs it, not all at once."""
     if user_has_chosen([_GROWTH]):
         return
     for card in tf.config.get_visible_devices("GPU"):
         try:
             tf.config.experimental.set_memory_growth(card, True)
-        except ValueError:  # the user has divided it, with a limit for each part
+        except ValueError:  # the user has split the GPU, with a limit for each part
             continue
         except RuntimeError:  # TensorFlow has started
             warn_too_late("TensorFlow", f"{_GROWTH}=true")
             return
 
 
-# TensorFlow's parsed device of a name. ``tf.device`` parses a name anew, into another object.
+# TensorFlow's parsed device of a name, always the same object. ``tf.device`` makes a new one.
 default_specification = lru_cache(1024)(tf.DeviceSpec.from_string)
 
 
 class DefaultDevice:
     """A scope that says where tensors are made.
 
-    It is ``tf.device``, but for ``strict()``: an operation whose operands are elsewhere runs where
-    they are. A ``tf.device`` is the user's decision on where it runs.
+    It differs from ``tf.device`` only under ``strict()``. An operation with operands on another
+    device runs there. A ``tf.device`` is the user's decision on where operations run.
 
     Args:
-        native: what ``tf.device`` takes.
+        native: an argument of ``tf.device``.
     """
 
     def __init__(self, native: str) -> None:
         self._scope = tf.device(native)
-        self._theirs: Any = None  # what ``tf.device`` has set
+        self._theirs: Any = None  # the parsed device that ``tf.device`` has set
 
     def __enter__(self) -> None:
         self._scope.__enter__()

@@ -1,7 +1,7 @@
-"""Files: the layers of a ``keras.Sequential``, and what an optimizer has learned.
+"""Files: the layers of a ``keras.Sequential``, and the state of an optimizer.
 
-Kernels are ``(*window, in, out)``. Channels come last in what a convolution makes. A model's input
-that is flattened has the caller's order, which is the same in every framework.
+Kernels are ``(*window, in, out)``. A convolution puts channels last. If a model flattens its input,
+the input has the caller's order, which is the same in every framework.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _WITHOUT_PARAMETERS = (
 
 
 class TensorFlowFiles(Files):
-    """TensorFlow's tensors, Keras' models and optimizers in files."""
+    """TensorFlow's tensors, Keras models and optimizers in files."""
 
     def __init__(self, framework: Framework) -> None:
         super().__init__(framework.tensors)
         self._framework = framework
 
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
-        self.tensors.device_of(x)  # a tensor without bytes is refused, by name
+        self.tensors.device_of(x)  # refuses a tensor without bytes, by name
         return np.asarray(self.tensors.read(x.value() if isinstance(x, tf.Variable) else x))
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
-        # Of the array's own dtype: one copy less.
+        # The array's own dtype saves a copy.
         return self.tensors.from_data(array, None, native)
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
@@ -52,15 +52,15 @@ class TensorFlowFiles(Files):
             return None
         of = keras.layers
         layers = []
-        channels = 0  # in the last axis before it was flattened, if it was
+        channels = 0  # of the last axis before it was flattened, if it was
         has_channels = False
         for layer in model.layers:
             if getattr(layer, "data_format", None) == "channels_first":
-                return None  # Keras' Flatten transposes these, and a layer beside it may not
+                return None  # Keras's Flatten transposes these, and another layer may not
             if type(layer) is of.Flatten:
                 if has_channels:
                     shape = layer.input.shape
-                    channels = shape[-1] if len(shape) > 2 else 0  # or nothing is flattened
+                    channels = shape[-1] if len(shape) > 2 else 0  # or the layer flattens nothing
             elif type(layer) is of.Dense:
                 layout: Any = turn
                 if channels:
@@ -71,7 +71,7 @@ class TensorFlowFiles(Files):
                 layers.append(_layer(layer, turn))
                 has_channels = True
             elif layer.weights or not type(layer).__module__.startswith(_WITHOUT_PARAMETERS):
-                return None  # it may put what it is given into another order
+                return None  # the layer may reorder its input
         return layers
 
     def inputs(self, model: Any) -> Any:
@@ -79,7 +79,7 @@ class TensorFlowFiles(Files):
             return None
         try:
             return json.loads(json.dumps(model.get_build_config()))
-        except Exception:  # whatever a class of the user's raises
+        except Exception:  # a user's class may raise anything
             return None
 
     def complete(
@@ -96,8 +96,8 @@ class TensorFlowFiles(Files):
                 model.build_from_config(_with_tuples(inputs))
             elif not model.weights:
                 raise ValueError("it is not built: call it on a batch first, as model(x)")
-        # An optimizer makes its variables, all zeros, with the first step of ``fit``, for what is
-        # trainable then: so it has them sooner only if it gets their values.
+        # An optimizer makes its variables with the first step of ``fit``, all zeros, for the
+        # variables that are trainable then. So it is built here only if the file has its values.
         optimizer: Any = getattr(model, "optimizer", None)
         there = _of_optimizer(shapes)
         if is_of_keras(optimizer, "Optimizer") and not optimizer.built and there:
@@ -110,7 +110,7 @@ class TensorFlowFiles(Files):
         return ()
 
     def _lacks_some(self, model: Any, names: Iterable[str]) -> bool:
-        """Return whether a file has tensors that a model has not, but for those of an optimizer."""
+        """Return whether a model lacks tensors of a file, apart from its optimizer's."""
         mine = dict(placing.list_named_tensors(self._framework, model))
         return not {*names} - _of_optimizer(names) <= mine.keys()
 
@@ -121,13 +121,13 @@ class TensorFlowFiles(Files):
         if not is_of_keras(model, "Model"):
             return frozenset()
         is_of_another = _is_of_another(model, here, there)
-        # What two optimizers call by one name need not be the same: the momentum of SGD is a sum of
-        # gradients, and that of Adam a mean.
+        # Two optimizers may use one name for different values: SGD's momentum is a sum, Adam's is a
+        # mean of gradients.
         if not is_strict and here and is_of_another:
             return there
-        # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of
-        # it, and its state is passed over if the model is not compiled.
-        # What every optimizer has, before its first step too.
+        # As in Keras, a compiled model keeps its optimizer's state if the file has none. The file's
+        # state is ignored if the model is not compiled. Every optimizer has these two names, also
+        # before its first step.
         is_without = is_of_another and all(
             name.endswith((".iteration", ".learning_rate")) for name in there
         )
@@ -136,8 +136,8 @@ class TensorFlowFiles(Files):
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
         if not is_of_keras(optimizer, "Optimizer"):
             return None
-        # By the order of the variables: their names have those of layers in them, which count on
-        # from model to model.
+        # The order of the variables identifies them. Their names contain names of layers, and Keras
+        # numbers those through all models of a process.
         return {"class": _class_of(optimizer), "variables": self._variables_of(optimizer)}
 
     def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
@@ -146,7 +146,7 @@ class TensorFlowFiles(Files):
                 "it has not been built: call optimizer.build(model.trainable_variables) first"
             )
         if not isinstance(state, Mapping) or state.keys() != {"class", "variables"}:
-            raise ValueError(f"{describe(state)} is not a state of an optimizer of Keras'")
+            raise ValueError(f"{describe(state)} is not the state of a Keras optimizer")
         variables, values = self._variables_of(optimizer), state["variables"]
         here = _class_of(optimizer), [(tuple(x.shape), x.dtype.name) for x in variables]
         there = state["class"], [(tuple(x.shape), x.dtype.name) for x in values]
@@ -174,33 +174,33 @@ class TensorFlowFiles(Files):
                     f"its {name} is not a variable, and nothing can be written to it",
                     f"tf.Variable(...) in {cls}.build",
                 )
-        # What is kept under two names is one variable.
+        # Two names may belong to one variable.
         return list({id(x): x for _, x in named}.values())
 
 
 def _of_optimizer(names: Iterable[str]) -> set[str]:
-    """Return the names that are those of the optimizer of a compiled model."""
+    """Return the names that belong to the optimizer of a compiled model."""
     return {name for name in names if name.startswith("optimizer.")}
 
 
 def _is_of_another(model: Any, here: Set[str], there: Set[str]) -> bool:
-    """Return whether a state is that of another optimizer than a model's, or of fewer variables."""
-    # One that is still not built was not built for the file.
+    """Return whether a state belongs to another optimizer, or to fewer variables."""
+    # An optimizer that is not built by now does not fit the file.
     return here != there or not getattr(getattr(model, "optimizer", None), "built", False)
 
 
 def _restore_unbuilt(obj: Any) -> Callable[[], None]:
-    """Return a function that makes a layer or an optimizer as it is now, before it is built.
+    """Return a function that returns a layer or an optimizer to its present state, not built.
 
     Building sets attributes, and adds to the containers in them.
     """
     keras: Any = sys.modules["keras"]
-    tracker = sys.modules["keras.src.utils.tracking"].Tracker  # private; it knows all variables
+    tracker = sys.modules["keras.src.utils.tracking"].Tracker  # private; it has all variables
     kept: dict[int, tuple[Any, Any]] = {}
 
     def keep(held: Any) -> None:
-        x = getattr(held, "__wrapped__", held)  # of a dict that TensorFlow watches
-        # An OrderedDict cannot be changed past its own methods.
+        x = getattr(held, "__wrapped__", held)  # the dict inside TensorFlow's wrapper
+        # An OrderedDict can only be changed through its own methods.
         kinds = () if issubclass(type(x), OrderedDict) else (list, dict, set)
         base = next((kind for kind in kinds if issubclass(type(x), kind)), None)
         is_holder = base or isinstance(x, (tuple, keras.Layer, keras.Optimizer, tracker))
@@ -213,7 +213,7 @@ def _restore_unbuilt(obj: Any) -> Callable[[], None]:
 
     def unbuild() -> None:
         for x, content in kept.values():
-            # Past their own methods, which look for state to track.
+            # Not through their own methods, which look for state to track.
             if content is not None:
                 type(content).clear(x)
                 (list.extend if type(content) is list else type(content).update)(x, content)
@@ -223,30 +223,30 @@ def _restore_unbuilt(obj: Any) -> Callable[[], None]:
 
 
 def _with_tuples(config: Any) -> Any:
-    """Return a build configuration with tuples for shapes, which are lists in JSON."""
+    """Return a build configuration with a tuple for each shape; JSON has lists."""
     if isinstance(config, Mapping):
         return {key: _with_tuples(value) for key, value in config.items()}
     return tuple(map(_with_tuples, config)) if isinstance(config, list) else config
 
 
 def _fits(model: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a model, built for these inputs, has weights of shapes that a file has.
+    """Return whether a model that is built for these inputs has the shapes of a file's tensors.
 
-    It is built for a moment, and no weight gets memory: the inputs may be whatever a file says.
+    This builds the model for a moment, and gives no weight memory: a file may name any inputs.
     """
     keras: Any = sys.modules["keras"]
     unbuild = _restore_unbuilt(model)
     found: Counter[tuple[int, ...]] = Counter()
     with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
-        warnings.simplefilter("ignore")  # one says that it cannot be built
+        warnings.simplefilter("ignore")  # Keras warns about a model that it cannot build
         try:
             model.build_from_config(_with_tuples(inputs))
             found.update(tuple(x.shape) for x in model.weights)
-        except Exception:  # whatever a class of the user's raises
+        except Exception:  # a user's class may raise anything
             return False
         finally:
             unbuild()
-            # Private; Keras gives memory to what is in there at the end of its next scope.
+            # Private; Keras gives memory to these variables at the end of its next scope.
             sys.modules["keras.src.backend.common.global_state"].set_global_attribute(
                 "uninitialized_variables", []
             )
@@ -254,7 +254,7 @@ def _fits(model: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> boo
 
 
 def _class_of(optimizer: Any) -> str:
-    """Return the name of an optimizer's class, with those of the optimizers that it wraps."""
+    """Return the name of an optimizer's class, with the classes of the optimizers it wraps."""
     inner = ", ".join(_class_of(each) for _, each in inner_optimizers(optimizer))
     name = type(optimizer).__name__
     return f"{name}({inner})" if inner else name

@@ -1,12 +1,12 @@
-"""Models: what Keras' and TensorFlow's objects keep, and where they compute.
+"""Models: the contents of Keras's and TensorFlow's objects, and the device where they compute.
 
-Variables are moved in place: the same ``tf.Variable`` gets memory on another device, so that
-whoever holds one, an optimizer above all, still holds it.
+Variables move in place: the same ``tf.Variable`` gets memory on another device. So references to
+it stay valid, above all those of an optimizer.
 
-TensorFlow runs an operation on its default device, wherever the operands are, unless it is in a
-scope. Each object that was placed gets the scope of its device around its own ``call`` and
-``build``, on the object itself, as Keras wraps ``build`` in ``Layer.__new__``. So a model that is
-not built yet makes its variables where it was placed. Keras' classes are left alone.
+Outside of a scope TensorFlow runs an operation on its default device, wherever the operands are. So
+``place`` wraps ``call`` and ``build`` of the object in the scope of the device. It wraps them on
+the object, as Keras wraps ``build`` in ``Layer.__new__``. A model that is not built yet then makes
+its variables where it was placed. Keras's classes stay unchanged.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 from d2ldev_tensorflow.strict import allow_mixing
 
 OF_PROGRAMS = "_d2ldev_programs"
-"""The attribute of a model that has what was traced to train it."""
+"""The attribute of a model that holds its traced functions for training."""
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name", OF_PROGRAMS})
-# How the attributes begin in which TensorFlow has all others again.
+# The prefix of the attributes in which TensorFlow keeps the other attributes again.
 _OF_TRACKING = "_self_"
 _FLAT = str.maketrans("/:", "__")
 _WITHOUT_NAME = re.compile(r"^variable_\d+$")
-# Functions that Keras has traced, with the memory that the variables had then.
+# Functions that Keras has traced. They keep the memory that the variables had.
 _TRACED = ("train_function", "test_function", "predict_function")
-# The methods that make them.
+# The methods that make these functions.
 _MAKERS = tuple(f"make_{name}" for name in _TRACED)
-# What ``compile`` makes for ``fit``, and no list of a model's has: metrics, and mean losses.
+# ``compile`` makes these metrics and mean losses for ``fit``. No list of the model has them.
 _COMPILED = ("_loss_tracker", "_compile_metrics", "_compile_loss")
-# Keras' own of an optimizer, in which there is nothing else than its variables.
+# Keras's own attributes of an optimizer, which hold only its variables.
 _LISTED = frozenset(
     {
         "_variables",
@@ -55,17 +55,17 @@ _LISTED = frozenset(
     }
 )
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-# Most attributes are of these types, and hold no tensor.
+# Most attributes have one of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 
 
 def is_of_keras(x: Any, name: str) -> bool:
-    """Return whether something is of a class of Keras', which is not imported for the question."""
+    """Return whether an object is an instance of a Keras class, without importing Keras."""
     return isinstance(x, getattr(sys.modules.get("keras"), name, ()))
 
 
 def is_of_text(layer: Any) -> bool:
-    """Return whether a layer of Keras' looks up text or keys in a table, which the host has."""
+    """Return whether a Keras layer looks up text or keys in a table on the host."""
     names = "StringLookup", "IntegerLookup", "TextVectorization", "Hashing", "HashedCrossing"
     keras = sys.modules.get("keras")
     kinds = (getattr(getattr(keras, "layers", None), name, ()) for name in names)
@@ -73,12 +73,12 @@ def is_of_text(layer: Any) -> bool:
 
 
 def find_learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
-    """Return the layers with a vocabulary or limits that are not variables, each with its name.
+    """Return layers with a vocabulary or limits outside of variables, each with the attribute.
 
-    ``adapt`` or ``set_vocabulary`` has set them: those of a constructor are in the program.
+    ``adapt`` or ``set_vocabulary`` has set them. The program has those of a constructor.
     """
     layers = model._flatten_layers() if is_of_keras(model, "Layer") else []
-    # A ``TextVectorization`` has its vocabulary in a layer of its own.
+    # The vocabulary of a ``TextVectorization`` is in a layer inside it.
     lookups = {id(layer): getattr(layer, "_lookup_layer", layer) for layer in layers}
     inner = {id(lookup) for key, lookup in lookups.items() if id(lookup) != key}
     found = []
@@ -93,10 +93,10 @@ def find_learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
     return found
 
 
-class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
-    """Keras' layers, models, optimizers, metrics, seed generators and variables.
+class KerasObject(ABC):  # noqa: B024  # only ``isinstance`` uses it
+    """Keras layers, models, optimizers, metrics, seed generators and variables.
 
-    It knows them without importing Keras: before the import there are no such objects.
+    It recognizes them without importing Keras: before the import no such object exists.
     """
 
     @classmethod
@@ -109,7 +109,7 @@ class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
 
 
 class TensorFlowModels(Models):
-    """Keras' objects, modules and generators."""
+    """Keras objects, modules and generators."""
 
     types = (tf.Module, tf.random.Generator, KerasObject)
     packages = ("tensorflow", "keras")
@@ -123,7 +123,7 @@ class TensorFlowModels(Models):
         return n_in, n_out
 
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
-        import keras  # not before it is needed: who computes without Keras need not have it
+        import keras  # imported late, because computing without Keras does not need it
 
         if keras.config.backend() != "tensorflow":
             raise UnsupportedValueError(
@@ -135,7 +135,7 @@ class TensorFlowModels(Models):
             keras.layers.Dense(
                 bias.shape[0],
                 activation=activation if i < len(layers) - 1 else None,
-                # For clones of the model. With a seed it draws from no state.
+                # Clones of the model draw from it. With a seed it uses no random state.
                 kernel_initializer=keras.initializers.VarianceScaling(
                     1 / 3, "fan_in", "uniform", seed=i
                 ),
@@ -181,7 +181,7 @@ class TensorFlowModels(Models):
         return [f"{layer.name}.{what}" for layer, what in find_learned_beside_variables(model)]
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
-        # Keras' weights are variables, as those of a ``tf.Module`` are: all others are attributes.
+        # Keras weights and the weights of a ``tf.Module`` are variables: other tensors are not.
         is_model = not isinstance(obj, KerasObject) or is_of_keras(obj, "Layer")
         return vars(obj).keys() if is_model else ()
 
@@ -192,7 +192,7 @@ class TensorFlowModels(Models):
         _refill(x, new)
 
     def write(self, x: Tensor, new: Tensor) -> None:
-        # Into the memory that is there: a function that was traced computes with it.
+        # Keep the memory: a traced function computes with it.
         with tf.device(x.device):
             x.assign(new)
 
@@ -204,15 +204,15 @@ class TensorFlowModels(Models):
                 attributes[name] = None
         for function in attributes.values():
             if isinstance(function, tf.types.experimental.PolymorphicFunction):
-                # Private; it is as before its first call, for all who hold it.
+                # Private. It returns the function, for all holders, to its state before a call.
                 vars(function).update(vars(function._clone(None)))
         cls: type = type(obj)
         for function in _functions_of(cls):
-            # Private; TensorFlow keeps its traces for each object there.
+            # Private. TensorFlow keeps the traces for each object there.
             function._descriptor_cache.pop(obj, None)
 
     def place_context(self, device: Device) -> AbstractContextManager[Any]:
-        # Variables are moved now, also while a function is being traced.
+        # Move variables at once, also while a function is being traced.
         return tf.init_scope()
 
     def settle(self, obj: Any, device: Device) -> None:
@@ -227,7 +227,7 @@ class TensorFlowModels(Models):
 def _layer_parts(layer: Any) -> Iterator[Part]:
     yield from _variables(
         layer._variables
-        if hasattr(layer, "_variables")  # a metric's
+        if hasattr(layer, "_variables")  # a metric has this list
         else [*layer._trainable_variables, *layer._non_trainable_variables]
     )
     keras = sys.modules["keras"]
@@ -236,7 +236,7 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
             "are not made before it is built", "model(X), with one batch", is_made_there=True
         )
         yield "variables", lacking, None, None
-    # Past ``__setattr__``, which refuses some attributes of a layer that is built.
+    # Not through ``__setattr__``, which refuses some attributes of a built layer.
     put = vars(layer).__setitem__
     yield from _attributes(layer, _own_attributes(), (keras.Variable,), put)
     for kind in ("layers", "metrics", "seed_generators"):
@@ -245,9 +245,9 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
 
 
 def _list_compiled_variables(model: Any) -> list[Any]:
-    """Return the variables of a compiled model's metrics and mean losses; a layer has none."""
+    """Return the variables of a compiled model's metrics and mean losses; [] for a layer."""
     holders = [getattr(model, name, None) for name in _COMPILED]
-    # Metrics that the user has made, before the first batch of ``fit``.
+    # Metrics that the user has made. Before the first batch of ``fit`` they are only here.
     for name in ("_user_metrics", "_user_weighted_metrics"):
         given = getattr(getattr(model, "_compile_metrics", None), name, None)
         if given is not None:
@@ -257,21 +257,21 @@ def _list_compiled_variables(model: Any) -> list[Any]:
 
 
 def own_variables(optimizer: Any) -> list[Any]:
-    """Return the variables of an optimizer, without those of optimizers that it wraps."""
+    """Return the variables of an optimizer, without those of the optimizers that it wraps."""
     return _own_variables(optimizer, _attributes_of(optimizer))
 
 
 def _own_variables(optimizer: Any, attributes: Sequence[tuple[str, Any]]) -> list[Any]:
     variable = sys.modules["keras"].Variable
-    # Besides those that are listed Nadam's product, a plain attribute (``Nadam.build`` in Keras'
-    # ``src/optimizers/nadam.py``). Where another optimizer builds it, nothing tracks attributes:
-    # ``LossScaleOptimizer.build`` is under ``no_automatic_dependency_tracking``.
+    # Nadam keeps a product in a plain attribute, and no list has it (``Nadam.build`` in
+    # Keras's ``src/optimizers/nadam.py``). Keras does not track attributes where another optimizer
+    # builds one: ``LossScaleOptimizer.build`` has ``no_automatic_dependency_tracking``.
     kept = [x for _, x in attributes if isinstance(x, variable)]
     return list({id(x): x for x in [*optimizer._variables, *kept]}.values())
 
 
 def _attributes_of(optimizer: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an optimizer but for plain values and Keras' own lists."""
+    """Return an optimizer's attributes without plain values and Keras's own lists."""
     return [
         (name, value)
         for name, value in vars(optimizer).items()
@@ -282,8 +282,8 @@ def _attributes_of(optimizer: Any) -> list[tuple[str, Any]]:
 def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     attributes = _attributes_of(optimizer)
     variables = _own_variables(optimizer, attributes)
-    trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` has none
-    # TensorFlow's own variables have no path: see Keras' ``add_variable_from_reference``.
+    trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` lacks it
+    # TensorFlow's own variables have no path: see Keras's ``add_variable_from_reference``.
     paths = [str(getattr(x, "path", x.name)).translate(_FLAT) for x in trained]
     numbers = {path: number for number, path in enumerate(paths)}
     for name, value, put, key in _variables(variables):
@@ -296,9 +296,9 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
 
 
 def find_unlisted_attributes(optimizer: Any) -> Iterator[Part]:
-    """Yield the attributes with tensors, layers or variables that are in no list of Keras'.
+    """Yield the attributes with tensors, layers or variables that Keras does not list.
 
-    It lists its own variables, and those in attributes, their lists and their dicts.
+    Keras lists its own variables, and those in attributes, their lists and their dicts.
     """
     attributes = _attributes_of(optimizer)
     variables = _own_variables(optimizer, attributes)
@@ -310,13 +310,13 @@ def find_unlisted_attributes(optimizer: Any) -> Iterator[Part]:
 def _find_unlisted(
     attributes: Sequence[tuple[str, Any]], variables: Sequence[Any]
 ) -> list[tuple[str, Any]]:
-    """Return the attributes that may hold something beside an optimizer's variables."""
+    """Return the attributes that may hold more than an optimizer's variables."""
     known = set(map(id, variables))
     return [
         (name, value)
         for name, value in attributes
         if id(value) not in known
-        # Most are lists of momenta, which are walked slowly otherwise.
+        # Most are lists of momenta, and walking these is slow.
         and not (isinstance(value, list) and known.issuperset(map(id, value)))
     ]
 
@@ -332,7 +332,7 @@ def _parts_of_unlisted(
     trained = getattr(optimizer, "_trainable_variables", ())
     known = {id(x) for x in (*variables, *trained, *inner)}
     with_memory = (tf.Variable, tf.Tensor, KerasObject)
-    put = vars(optimizer).__setitem__  # past ``__setattr__``, which would track it
+    put = vars(optimizer).__setitem__  # not through ``__setattr__``, which would track it
     for name, value in unlisted:
         found = [x for x in _leaves(value, []) if id(x) not in known]
         if any(isinstance(x, with_memory) and not _stays_on_the_host(x) for x in found):
@@ -340,13 +340,13 @@ def _parts_of_unlisted(
 
 
 def _leaves(value: Any, found: list[Any]) -> list[Any]:
-    """Return what is in an attribute and in its lists and dicts, but for plain values."""
+    """Return the leaves of an attribute and of its lists and dicts, without plain values."""
     if type(value) in _PLAIN:
         return found
     if isinstance(value, (list, tuple)):
         for inner in value:
             _leaves(inner, found)
-    # Keras' variables first: whether something is a mapping takes long.
+    # Keras variables first: checking whether an object is a mapping is slow.
     elif not isinstance(value, sys.modules["keras"].Variable) and isinstance(value, Mapping):
         for inner in value.values():
             _leaves(inner, found)
@@ -356,7 +356,7 @@ def _leaves(value: Any, found: list[Any]) -> list[Any]:
 
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is in an attribute and in its lists and dicts, with names."""
+    """Yield the leaves of an attribute and of its lists and dicts, with their names."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _inside(f"{name}.{key}", inner)
@@ -368,9 +368,9 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _number_name(name: str, numbers: Mapping[str, int]) -> str:
-    """Return a name with the number of the variable that it is for, instead of its path.
+    """Return a slot's name with its variable's number instead of its variable's path.
 
-    In the path are the names of layers, which count on from model to model.
+    The path contains names of layers, and Keras numbers those through all models of a process.
     """
     end = name.rfind("_")
     while end > 0:
@@ -387,18 +387,18 @@ def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _list_wrapped(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the optimizers that one of Keras' own wraps."""
-    # That of one that scales the loss.
+    """Yield the optimizers that one of Keras's own optimizers wraps."""
+    # An optimizer that scales the loss has one.
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         yield "inner_optimizer", inner
-    # Those of a ``MultiOptimizer``, each for some of the variables.
+    # A ``MultiOptimizer`` has several, each for some of the variables.
     for index, inner in enumerate(getattr(optimizer, "_inner_optimizers", ())):
         yield f"optimizers.{index}", inner
 
 
 def _inner_optimizers(unlisted: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the optimizers in the attributes of a class of the user's."""
+    """Yield the optimizers in the attributes of a user's class."""
     if not unlisted:
         return
     keras: Any = sys.modules["keras"]
@@ -424,7 +424,7 @@ def all_optimizers(outermost: Any) -> Iterator[Any]:
 def _variables(variables: list[Any]) -> Iterator[Part]:
     names: set[str] = set()
     for index, variable in enumerate(variables):
-        # Keras makes some of them later, when they are first needed.
+        # Keras makes some variables later, when they are first needed.
         if variable._value is not None and not _stays_on_the_host(variable._value):
             name = variable.name
             # Keras numbers variables without a name from the start of the process.
@@ -438,7 +438,7 @@ def _variables(variables: list[Any]) -> Iterator[Part]:
 def _refill(x: tf.Variable, new: tf.Tensor) -> None:
     """Give a variable the memory of a tensor."""
     # TensorFlow has no call for that. A variable is a handle of memory, with a name and a
-    # shape: it gets another handle, made where ``new`` is, as ``tf.Variable`` makes its own.
+    # shape. It gets another handle on the tensor's device, as ``tf.Variable`` makes its own.
     old = x._handle
     with tf.device(place_of(new)):
         handle = tf.raw_ops.VarHandleOp(
@@ -446,10 +446,10 @@ def _refill(x: tf.Variable, new: tf.Tensor) -> None:
         )
         tf.raw_ops.AssignVariableOp(resource=handle, value=new)
     handle._handle_data = old._handle_data  # shape and dtype, for functions that are traced
-    vars(handle).update(vars(old))  # its name, and whose it is
+    vars(handle).update(vars(old))  # its name and its owner
     x._handle = handle
-    # A function that was traced before holds the old handle for ever. Without its memory it
-    # fails, instead of computing with forgotten values; and the memory is free at once.
+    # A function that was traced before holds the old handle forever. Without its memory the
+    # function fails, instead of computing with old values. The memory is free at once.
     nothing = tf.constant(np.zeros(0, x.dtype.as_numpy_dtype))
     tf.raw_ops.AssignVariableOp(resource=old, value=nothing)
 
@@ -474,10 +474,10 @@ def _stays_on_the_host(value: Any) -> bool:
 
 @lru_cache(1)
 def _own_attributes() -> frozenset[str]:
-    """Return the names in the ``__dict__`` of every layer and model, besides its variables."""
+    """Return the names in the ``__dict__`` of every layer and model, without its variables."""
     keras = sys.modules["keras"]
     x = keras.Input((1,), name="any")
-    # Keras 3.10 to 3.13 make no model whose output is its input.
+    # Keras 3.10 to 3.13 refuse a model whose output is its input.
     model = keras.Model(x, keras.layers.Identity(name="same")(x), name="any")
     made = keras.Layer(name="any"), keras.Sequential(name="any"), model
     return frozenset({"build", "call", OF_PROGRAMS, *_MAKERS}.union(*map(vars, made)))
@@ -502,12 +502,12 @@ def compute_at(obj: Any, native: str) -> None:
 
     Args:
         obj: the layer or the optimizer.
-        native: what ``tf.device`` takes; empty is where it is called.
+        native: an argument of ``tf.device``; empty for the device of the call.
     """
     compute = "call" if is_of_keras(obj, "Layer") else "apply"
     methods = vars(obj)
     if not isinstance(obj.build, _InScope):
-        # Past ``__setattr__``, which looks for state to track.
+        # Not through ``__setattr__``, which looks for state to track.
         methods["build"] = _BuildInScope(obj, native)
         scope = _InScopeOfText if is_of_text(obj) else _InScope
         methods[compute] = scope(getattr(obj, compute), native)
@@ -523,12 +523,12 @@ class _InScope:
     """A method that runs in the scope of a device.
 
     Args:
-        method: bound to its object.
-        native: what ``tf.device`` takes.
+        method: a bound method.
+        native: an argument of ``tf.device``.
     """
 
     def __init__(self, method: Callable[..., Any], native: str) -> None:
-        # Keras looks at a method's signature and at its marks.
+        # Keras reads a method's signature and its marks.
         update_wrapper(self, method)
         self._method = method
         self.native = native
@@ -539,7 +539,7 @@ class _InScope:
 
 
 class _InScopeOfText(_InScope):
-    """A method that looks up text on the host, beside tensors of a device, and returns numbers."""
+    """A method that looks up text on the host, beside tensors on a device, and returns numbers."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         with allow_mixing(), DefaultDevice(self.native):
@@ -554,8 +554,8 @@ class _InScopeOfText(_InScope):
 class _BuildInScope(_InScope):
     """A ``build`` that makes its variables on a device, also those that Keras makes later.
 
-    Where Keras only traces a model to find the shapes, it puts off making the variables until it
-    has left all scopes but its own.
+    Keras may only trace a model to find the shapes. Then it makes the variables after it has left
+    all scopes but its own.
     """
 
     def __init__(self, owner: Any, native: str) -> None:
@@ -574,13 +574,13 @@ class _BuildInScope(_InScope):
 class _MakeInScope(_InScope):
     """A method of a model that makes a function for ``fit``, ``evaluate`` or ``predict``.
 
-    XLA runs a function on the device of its call, and reads no variable of another one.
+    XLA runs a function on the device of its call, and reads no variable on another device.
 
     Args:
-        model: whose method it is.
+        model: the owner of the method.
         maker: the name of the method.
-        made: the attribute that it makes.
-        native: what ``tf.device`` takes.
+        made: the attribute that it sets.
+        native: an argument of ``tf.device``.
     """
 
     def __init__(self, model: Any, maker: str, made: str, native: str) -> None:
@@ -599,7 +599,7 @@ class _MakeInScope(_InScope):
         return result
 
     def _gather(self) -> None:
-        """Move what was compiled after the model was placed to the model's device."""
+        """Move metrics and losses that were compiled after ``place`` to the model's device."""
         compiled = _list_compiled_variables(self._model)
         for optimizer in all_optimizers(getattr(self._model, "optimizer", None)):
             compiled += own_variables(optimizer)

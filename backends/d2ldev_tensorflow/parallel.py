@@ -1,7 +1,7 @@
 """Several devices: copies of models, and ``tf.distribute`` between devices and processes.
 
-Batch normalization has the statistics of the examples on its own device, and keeps the first
-one's, unless it is made with ``synchronized=True``.
+Batch normalization uses the statistics of the examples on its own device, and keeps the first
+device's. With ``synchronized=True`` it uses the statistics of all examples.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TensorFlowParallel(Parallel):
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
         self.strategy: tf.distribute.Strategy | None = None
-        """The strategy of several processes, of which a process can have one."""
+        """The strategy of several processes; a process can have only one."""
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         with tf.device(place_of(x)):
@@ -54,7 +54,7 @@ class TensorFlowParallel(Parallel):
     def twin(self, model: Any) -> Any:
         if not is_of_keras(model, "Layer"):
             if isinstance(model, tf.Module):
-                # Of what is only traced there is no copy.
+                # A tensor that is only traced cannot be copied.
                 left = dict(Inventory(self._framework, model, "replicate a model").without_values)
                 return deep_copy(model, left)
             raise twin_refusal(model)
@@ -67,7 +67,7 @@ class TensorFlowParallel(Parallel):
                 for mine, theirs in zip(twin.variables, model.variables, strict=True):
                     mine.assign(theirs)
                 _learn_beside_variables(twin, model)
-        except Exception as error:  # whatever a class's own configuration raises
+        except Exception as error:  # a user's get_config() may raise anything
             problem = "Keras makes a copy from its get_config(), which failed"
             raise twin_refusal(model, problem) from error
         return twin
@@ -96,8 +96,8 @@ class TensorFlowParallel(Parallel):
         if not is_of_keras(model, "Layer"):
             raise UnsupportedValueError(
                 f"train {describe(model)} on {len(devices)} devices",
-                "whoever holds a variable of a tf.Module would have to hold another one",
-                "a keras.Model, whose variables may have a copy on each device",
+                "every object with a variable of the tf.Module would need another variable",
+                "use a keras.Model, whose variables may have a copy on each device",
             )
         return TensorFlowParallelLearner(self._framework, model, settings, devices)
 
@@ -113,7 +113,7 @@ class TensorFlowParallel(Parallel):
             # An evaluator trains nothing.
             number = sum(len(cluster.get(job, ())) for job in ("chief", "master", "worker"))
         except (AttributeError, TypeError, ValueError):
-            number = 2  # what cannot be read was set by a launcher, too
+            number = 2  # a launcher has set this variable, too, even if it cannot be read
         return "TF_CONFIG" if number > 1 else ""
 
     def join(self, group: Group) -> None:
@@ -126,15 +126,15 @@ class TensorFlowParallel(Parallel):
         if has_started():
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
-                "TensorFlow has begun already, and looks for the others only then",
+                "TensorFlow has started already, and looks for other processes only at its start",
                 "use d2ldev's backend before the first operation of TensorFlow",
             )
         if self._framework.virtual_gpus is None:
             let_memory_grow()
         wait_for_peers(group.size, 2 * group.timeout)
         distribute = tf.distribute.experimental
-        # On the CPU, whatever the device of the model is: it takes no virtual GPU, and it is made
-        # before the program says whether it uses a real one.
+        # On the CPU, whatever the model's device: a strategy cannot use virtual GPUs. It is made
+        # before the program says whether it uses a real GPU.
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": group.addresses}),
             task_type="worker",
@@ -154,7 +154,7 @@ class TensorFlowParallel(Parallel):
 
 
 def _learn_beside_variables(twin: Any, model: Any) -> None:
-    """Give a copy what preprocessing layers of a model have learned, and keep in no variable."""
+    """Give a copy the state that a model's preprocessing layers keep outside variables."""
     mine, theirs = (
         [layer for layer, what in find_learned_beside_variables(each) if what == "vocabulary"]
         for each in (twin, model)
@@ -164,4 +164,4 @@ def _learn_beside_variables(twin: Any, model: Any) -> None:
             new.set_vocabulary(words)
     for layer in twin._flatten_layers():
         if isinstance(layer, sys.modules["keras"].layers.Normalization):
-            layer.finalize_state()  # which computes with the variables
+            layer.finalize_state()  # computes with the variables

@@ -20,10 +20,10 @@ _OPTIMIZERS = {
 
 
 class Everything(tf.Module):
-    """A module that keeps tensors in every place where a module can.
+    """A module that keeps tensors wherever a module can.
 
     Args:
-        make: ``shape -> tensor``, on the device where the module is to be.
+        make: ``shape -> tensor``, on the module's device.
     """
 
     def __init__(self, make: Callable[[tuple[int, ...]], Tensor]) -> None:
@@ -54,7 +54,7 @@ class Network(keras.Model):
 
 
 class MaskedLayers(keras.Model):
-    """A dense layer of whose outputs some are masked, built with the first batch."""
+    """A dense layer and a mask of its outputs, built with the first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Attentive(keras.Model):
 
 
 class Masked(tf.Module):
-    """The same in a module."""
+    """A module with a mask of its outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,19 +125,19 @@ class Line(keras.Model):
 
 
 def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by a call of the framework's own."""
+    """Return a builder of a tensor by one of the framework's own functions."""
     return {"ones": lambda: tf.ones((2, 2))}
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
-    """Return builders of small objects, by name; each makes its object on the device given."""
+    """Return builders of small objects on a given device, by name."""
 
     def everything(device: Device) -> Everything:
         with backend.on(device):
             return Everything(lambda shape: backend.rand(shape, seed=len(shape)))
 
     def layers(device: Device) -> Any:
-        """Make a Keras model with statistics, a seed generator, a tie and tensors of its own."""
+        """Make a Keras model with statistics, a seed generator, a tied layer and own tensors."""
         with backend.on(device):
             tied = keras.layers.Dense(3)
             noise = keras.layers.Dropout(0.5, seed=1)
@@ -149,7 +149,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
             return net
 
     def train(make: Callable[[], Any], device: Device) -> Any:
-        """Make a model and the optimizer that has made two steps with it."""
+        """Make a model and its optimizer, after two steps."""
         net = backend.mlp([3, 4, 1], device=device)
         with backend.on(device):
             optimizer = make()
@@ -173,7 +173,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return builders of tensors that few calls can take, by name."""
+    """Return builders of tensors that few functions accept, by name."""
     return {
         "text": lambda: tf.constant(["a", "b"]),
         "resource": lambda: tf.Variable(1.0).handle,
@@ -189,7 +189,7 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
 
 
 def _leak() -> Any:
-    """Return a tensor of a graph that is done."""
+    """Return a tensor of a finished graph."""
     kept: list[Any] = []
 
     # AutoGraph would leave a file behind.
@@ -233,7 +233,7 @@ def lenet() -> Any:
 
 
 def loops(backend: Any) -> Mapping[str, Any]:
-    """Return loops by hand, by name; those that begin with another seed may have other rates."""
+    """Return loops by hand, by name. Another seed may give another rate."""
 
     def begin(make: Callable[[float], Any], seed: int, device: Device) -> Any:
         hidden, outer = (
@@ -264,7 +264,7 @@ def loops(backend: Any) -> Mapping[str, Any]:
 
 
 class Listed(keras.optimizers.Optimizer):
-    """An optimizer with its momenta in a list, as variables that Keras knows nothing of."""
+    """An optimizer with momenta in a list, as variables that Keras does not know."""
 
     def __init__(self) -> None:
         super().__init__(learning_rate=0.05)
@@ -284,7 +284,7 @@ class Listed(keras.optimizers.Optimizer):
 
 
 class Around(keras.optimizers.Optimizer):
-    """Lookahead: goes half of the way that another optimizer has gone in a step."""
+    """Lookahead: takes half of another optimizer's step."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(learning_rate=0.05)
@@ -292,7 +292,7 @@ class Around(keras.optimizers.Optimizer):
         self.slow: list[Any] = []
 
     def build(self, variables: Any) -> None:
-        """Keep where the variables begin."""
+        """Remember the first values of the variables."""
         if not self.built:
             super().build(variables)
             self.inner.build(variables)
@@ -310,10 +310,10 @@ class Around(keras.optimizers.Optimizer):
 
 
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
-    """Return builders of optimizers that count steps: for their scale, and for their rate."""
+    """Return builders of optimizers that count steps, for their scale or their rate."""
     optimizers = keras.optimizers
     return {
-        # So large that float32 overflows: some steps are left out, and the scale says which.
+        # So large that float32 overflows. The scale decides which steps are left out.
         "scaling": lambda _net: optimizers.LossScaleOptimizer(
             optimizers.Adam(0.01), initial_scale=2.0**127, dynamic_growth_steps=3
         ),
@@ -335,7 +335,7 @@ def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
-    """Return a builder of a network, and what freezes and thaws a part of it, by name."""
+    """Return builders of a network, and functions that freeze or thaw a part, by name."""
 
     def freeze(number: int, net: Any, is_frozen: bool) -> None:
         net.layers[number].trainable = not is_frozen
@@ -358,7 +358,7 @@ def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 
 def composites(_backend: Any) -> Mapping[str, Any]:
-    """Return builders of composite tensors, and what tells of one, by name."""
+    """Return builders of composite tensors, and functions that read one, by name."""
 
     def make_ragged(number: int) -> tf.RaggedTensor:
         return tf.ragged.constant([[[1.0, 2.0], [3.0]], [[1.0], [2.0, 4.0]]][number])
@@ -389,7 +389,7 @@ def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
 
 
 def models_of_sequences(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
-    """Return a builder of a model of sequences; Keras gives that of an MLP no third dimension."""
+    """Return a builder of a sequence model; Keras refuses a third dimension for an MLP."""
 
     def dense(device: Device) -> Any:
         layer = keras.layers.Dense(3, kernel_initializer=_draw_kernel(0))
@@ -410,5 +410,5 @@ def _layers(rate: float = 0.3) -> list[Any]:
 
 
 def _draw_kernel(seed: int) -> Any:
-    """Return an initializer that draws a kernel without the random state of Keras."""
+    """Return an initializer that does not use Keras's random state."""
     return keras.initializers.GlorotUniform(seed=seed)

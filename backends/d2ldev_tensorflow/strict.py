@@ -1,29 +1,29 @@
-"""Strict: operations refuse operands of different devices, and run where these are.
+"""Strict: operations refuse operands on different devices, and run on their operands' device.
 
-TensorFlow silently copies operands that are elsewhere, and runs an operation on its default device
-unless it is in a scope (https://github.com/tensorflow/tensorflow/issues/14133). All its eager
-operations, and the calls of its functions, go through three functions of one module, as attributes
-of it; these are replaced while a block is in force, and so are the functions that make tensors of
-arrays.
+TensorFlow silently copies operands from other devices. Outside of a scope it runs an operation on
+its default device (https://github.com/tensorflow/tensorflow/issues/14133). All eager operations and
+calls of its functions go through three functions of one module, as attributes of the module. While
+a block is in force, d2ldev replaces them and the functions that make tensors from arrays.
 
-- An operation whose operands agree runs where they are, also in ``backend.on``, which says where
-  tensors are made. In a ``tf.device`` of the user's it runs there, and mixing is refused, too.
-- Python numbers, NumPy arrays and lists are not operands, and 0-dim tensors of the CPU mix with
-  everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
-  tables, which are the host's.
-- Many functions of TensorFlow and Keras make tensors on their way: a window, a first state, zeros
-  for a gradient. So the result of an operation without operands, made in the block and outside of
-  every scope, has no place of its own: it mixes with everything, and so do results that are
-  computed from such tensors alone.
-- A variable is an operand. ``assign`` copies into it, which is what the user wrote; ``assign_add``
-  and optimizers compute, and refuse.
-- A call of a ``tf.function`` is one operation. Its operands are its arguments and what it captured;
-  it is refused when it is called, whatever it does with them. While it is traced, tensors have no
-  device. A call of ``tf.vectorized_map`` is one operation, too, with what its function closes over.
+- An operation runs where its operands are, also in ``backend.on``, which says where tensors are
+  made. In a user's ``tf.device`` the operation runs there, and mixing is refused, too.
+- Python numbers, NumPy arrays and lists are not operands. 0-dim tensors of the CPU mix with every
+  device, as in torch. So do shapes, axes, seeds and strings, and handles of iterators and tables,
+  which belong to the host.
+- Many functions of TensorFlow and Keras make tensors internally: a window, a first state, zeros
+  for a gradient. In the block and outside of every scope, an operation without operands therefore
+    makes an unplaced tensor. It mixes with every device. Results that are computed from unplaced
+    tensors alone are unplaced, too.
+- A variable is an operand. ``assign`` copies into it, as the user asked. ``assign_add`` and
+  optimizers compute, and refuse mixing.
+- A call of a ``tf.function`` is one operation. Its operands are its arguments and what it captured.
+  The call is refused, whatever the function does with them. Tensors have no device while it is
+  traced. A call of ``tf.vectorized_map`` is also one operation, and includes what its function
+  captures.
 
-``docs/mixing.md`` says what is not seen. The loops of Keras' models are left alone if Keras was
-imported before the block. A ``tf.py_function`` has its operands on the CPU; where it is called
-eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
+``docs/mixing.md`` lists what ``strict()`` does not see. It permits mixing in the loops of Keras
+models if Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU. In
+an eager call, TensorFlow raises an ``UnknownError`` that quotes the error inside the function.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from d2ldev_tensorflow.devices import (
 _Function = Callable[..., Any]
 _may_mix: Scopes[bool] = Scopes("tensorflow_may_mix")
 _EagerTensor = tf.__internal__.EagerTensor
-# How TensorFlow's name of the CPU ends; before it is the process, where there are several.
+# The end of TensorFlow's name of the CPU. Among several processes, the process comes before it.
 _HOST = "/device:CPU:0"
 _OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)
-# Every GPU kernel wants inputs of these names in the host's memory, as TensorFlow's registry of
-# kernels says; and what it computes from a seed, which is made where it is asked for.
+# Every GPU kernel reads inputs with these names from the host's memory, by TensorFlow's registry of
+# kernels. A seed is not an operand either: its result is made on the device of the scope.
 _READ_BY_THE_HOST = re.compile(
     r"(\w+_)?(shapes?|k?sizes?|dims?|dim\d|dimensions?|axis|axes|dilations?|strides|seed)"
     r"|num_\w+|paddings?(_\w+)?|shape_to_prepend|size_splits|size_indices|output_index|limit"
@@ -67,14 +67,14 @@ _READ_BY_THE_HOST = re.compile(
     r"|seq_len_max|alg|algorithm|begin|counter|crops|depth|end|index|k|key|maxval|minval|multiples"
     r"|nbins|nrows|perm|rank|shift|start"
 )
-# Writing values into a variable is a copy that the user wrote, as ``copy_`` is in torch; reading
-# them is done where it is. Data sets and their iterators are the host's, whatever they are given.
+# Writing values into a variable is a copy that the user wrote, as ``copy_`` is in torch. Reading
+# happens on the variable's device. Datasets and their iterators belong to the host.
 _LEFT_ALONE = re.compile(r"AssignVariableOp|ReadVariableOp|\w*(Dataset|Iterator)\w*")
-# In a scope it copies, which is what the user wrote.
+# In a scope it copies, as the user asked.
 _IDENTITY = "Identity"
-# Keras' methods that bring arrays to the model by themselves.
+# The methods of Keras that bring arrays to the model by themselves.
 _LOOPS = {"fit", "evaluate", "predict"}
-# The attribute of a tensor that has no place of its own.
+# The attribute that marks an unplaced tensor.
 _UNPLACED = "_d2ldev_unplaced"
 
 
@@ -100,17 +100,17 @@ class TensorFlowStrict(Strict):
         )
 
     def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
-        # Private: the cached zeros for gradients have a device, and could not mix.
+        # Private. The cached zeros for gradients have a device, and could not mix.
         context().zeros_cache().flush()
         return nullcontext()
 
-    # -- where operands are -----------------------------------------------------------------------
+    # -- the device of operands -------------------------------------------------------------------
 
     def _home_of(self, operation: str, inputs: Inputs, values: Sequence[Any]) -> str | None:
-        """Return TensorFlow's name of the device where all operands are; None if there are none.
+        """Return TensorFlow's name of the device of all operands; None without operands.
 
         Raises:
-            DeviceMismatchError: if they are on several.
+            DeviceMismatchError: if the operands are on several devices.
         """
         named: list[tuple[str, Any]] = []
         for index in inputs.operands:
@@ -122,7 +122,7 @@ class TensorFlowStrict(Strict):
         return self._find_common_device(operation, named)
 
     def _home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
-        """Return the same for inputs in one flat list, as in a call of a function."""
+        """Return the device of inputs in one flat list, as in a call of a function."""
         inputs = inputs_of(operation)
         if inputs is None or len(inputs.names) != len(values):
             return self._find_common_device(
@@ -139,15 +139,15 @@ class TensorFlowStrict(Strict):
             return None
         located = [(name, self._devices.from_native(there)) for name, there in places]
         error = mismatch(_title_of(operation), [(x, device) for x, device in located if device])
-        # Otherwise a layer of Keras makes a RuntimeError of it, to add what it was called with, and
-        # AutoGraph an error of its own, to add a line of the user's.
+        # These marks keep the error. Without them a Keras layer would raise a RuntimeError that
+        # adds its arguments. AutoGraph would raise an error that adds the user's line.
         vars(error).update(_keras_call_info_injected=True, ag_pass_through=True)
         raise error
 
     # -- functions that run operations ------------------------------------------------------------
 
     def _wrap(self, in_force: _Function, function: _Function) -> _Function:
-        """Wrap a function that runs operations on inputs as they are, before any conversion."""
+        """Wrap a function that runs operations on their inputs before any conversion."""
 
         def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
             if not in_force():
@@ -155,7 +155,7 @@ class TensorFlowStrict(Strict):
             known = inputs_of(operation)
             if known is None or known is _NOT_LOOKED_AT:
                 return function(ctx, operation, name, *inputs)
-            # The code from here on is the cost of strictness for an operation.
+            # Only the code from here on makes an operation slower under ``strict()``.
             default = _default_of(ctx)
             home: str | None = None
             for index in known.operands:
@@ -174,7 +174,7 @@ class TensorFlowStrict(Strict):
                 return _strip_places(function(ctx, operation, name, *inputs))
             if home is None or _runs_there(operation, home, default, outer, before):
                 return function(ctx, operation, name, *inputs)
-            # As ``tf.device`` does it, at a tenth of the time.
+            # ``tf.device`` does the same, in ten times the time.
             local.device_name, local.device_spec = home, default_specification(home)
             try:
                 return function(ctx, operation, name, *inputs)
@@ -205,7 +205,7 @@ class TensorFlowStrict(Strict):
 
 
 class Inputs(NamedTuple):
-    """The inputs of an operation: what each is called, and which of them are operands."""
+    """The names of an operation's inputs, and the indexes of the inputs that are operands."""
 
     names: tuple[str, ...]
     operands: tuple[int, ...]
@@ -216,7 +216,7 @@ _NOT_LOOKED_AT = Inputs((), ())
 
 @lru_cache(4096)
 def inputs_of(operation: str) -> Inputs | None:
-    """Return the inputs of an operation, as TensorFlow's registry has them; None for a function."""
+    """Return the inputs of an operation from TensorFlow's registry; None for a function."""
     if _LEFT_ALONE.fullmatch(operation):
         return _NOT_LOOKED_AT
     definition = op_def_registry.get(operation)
@@ -232,20 +232,20 @@ def inputs_of(operation: str) -> Inputs | None:
 def _place_of(value: Any) -> str | None:
     """Return TensorFlow's name of the device where an operand is.
 
-    None for what is not an operand: a 0-dim tensor of the CPU, a string, a handle, a number, and a
-    tensor that has no place of its own.
+    Return None for a value that mixes: a number, a string, a handle, a 0-dim CPU tensor, an
+    unplaced tensor.
     """
     if type(value) is not _EagerTensor:
-        # Keras' variable has one of TensorFlow's.
+        # A Keras variable contains one of TensorFlow's.
         variable = value if isinstance(value, tf.Variable) else getattr(value, "_value", None)
         value = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
         if type(value) is not _EagerTensor:
             return None
-    # Where the operation ran that made it. The bytes are elsewhere only where TensorFlow keeps them
-    # in the host's memory, as it does int32, shapes, and handles of variables.
+    # The device of the operation that made it. The bytes may be in the host's memory, where
+    # TensorFlow keeps int32, shapes, and handles of variables.
     there: str = value.device
     if value._datatype_enum() in _OF_THE_HOST:
-        # A variable's handle knows the shape of what it leads to; an iterator's does not.
+        # A variable's handle knows the shape of the variable; an iterator's handle knows none.
         data = getattr(value, "_handle_data", None)
         if data is None or not data.is_set:
             return None
@@ -259,7 +259,7 @@ def _place_of(value: Any) -> str | None:
 
 
 def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
-    """Return whether a tensor among the operands may have no place of its own, by a fast check."""
+    """Return whether an operand may be unplaced, by a fast check."""
     for index in inputs.operands:
         value = values[index]
         if _UNPLACED in value.__dict__ or not value._rank():
@@ -268,7 +268,7 @@ def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
 
 
 def _strip_places(result: Any) -> Any:
-    """Return the results of an operation as tensors that have no place of their own."""
+    """Mark the results of an operation as unplaced, and return them."""
     for x in result if isinstance(result, (list, tuple)) else (result,):
         if type(x) is _EagerTensor:
             x.__dict__[_UNPLACED] = True
@@ -276,13 +276,13 @@ def _strip_places(result: Any) -> Any:
 
 
 def _name(index: int, value: Any) -> str:
-    """Return the name of an input of a function; that of a variable is its own."""
-    name = getattr(value, "_name", None)  # of a variable's handle
+    """Return the name of a function's input: a variable's own name, or its number."""
+    name = getattr(value, "_name", None)  # the handle of a variable has one
     return name.partition(":")[0] if isinstance(name, str) else f"operand_{index}"
 
 
 def _title_of(operation: str) -> str:
-    """Return the name of an operation: that of ``'AddV2'`` is add, of ``'__inference_f_12'`` f."""
+    """Return a short name: 'add' for the operation ``'AddV2'``, 'f' for ``'__inference_f_12'``."""
     if operation.startswith("__"):
         return operation.removeprefix("__").partition("_")[2].rpartition("_")[0]
     return re.sub(r"(V\d+|VariableOp)$", "", operation).lower()
@@ -292,7 +292,7 @@ def _title_of(operation: str) -> str:
 
 
 def _wrap_conversion(in_force: _Function, function: _Function) -> _Function:
-    """Wrap a function that makes tensors of numbers and NumPy arrays, also for Keras."""
+    """Wrap the function that makes tensors from numbers and NumPy arrays, also for Keras."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
         made = function(value, ctx, dtype)
@@ -303,7 +303,7 @@ def _wrap_conversion(in_force: _Function, function: _Function) -> _Function:
 
 
 def _at_target(in_force: _Function, function: _Function) -> _Function:
-    """Wrap ``tape.gradient``, which begins with ones, to run where its target was computed."""
+    """Wrap ``tape.gradient`` to begin with ones on the device of its target."""
 
     def differentiate(tape: Any, target: Any, *arguments: Any, **named: Any) -> Any:
         is_free = in_force() and tf.executing_eagerly() and not context().device_name
@@ -317,7 +317,7 @@ def _at_target(in_force: _Function, function: _Function) -> _Function:
 
 @contextmanager
 def allow_mixing() -> Iterator[None]:
-    """Refuse nothing in a block: what computes on several devices brings operands of all."""
+    """Permit mixing in a block, for code that computes on several devices."""
     entry = _may_mix.enter(True)
     try:
         yield
@@ -326,7 +326,7 @@ def allow_mixing() -> Iterator[None]:
 
 
 def _free_to_mix(_: _Function, function: _Function) -> _Function:
-    """Wrap a function in which nothing is refused."""
+    """Wrap a function to permit mixing in it."""
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
@@ -337,7 +337,7 @@ def _free_to_mix(_: _Function, function: _Function) -> _Function:
 
 
 def _free_at_target(in_force: _Function, function: _Function) -> _Function:
-    """Wrap ``tape.jacobian``, which computes by one function that is made of the whole tape."""
+    """Wrap ``tape.jacobian``, which computes with one function made from the whole tape."""
     return _at_target(in_force, _free_to_mix(in_force, function))
 
 
@@ -349,10 +349,10 @@ def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
 
 
 def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:
-    """Return whether an operation runs at its operands by itself, or where the user said.
+    """Return whether an operation would run at its operands anyway, or where the user said.
 
-    ``outer`` is the device of the innermost scope, empty if there is none, and ``specification``
-    the same, parsed; ``default`` is where an operation runs that is in no scope.
+    ``outer`` is the device of the innermost scope, or empty. ``specification`` is ``outer`` as
+    TensorFlow's parsed device. ``default`` is the device of operations outside of every scope.
     """
     if outer:
         return home == outer or operation == _IDENTITY or not is_default_only(specification)
@@ -361,6 +361,6 @@ def _runs_there(operation: str, home: str, default: str, outer: str, specificati
 
 @lru_cache(1)
 def _default_of(ctx: Any) -> str:
-    """Return where TensorFlow, which has started, runs an operation that is in no scope."""
+    """Return the device of operations outside of every scope. TensorFlow has started."""
     devices = [name for name in ctx._context_devices if name.startswith(own_task())]
     return next((name for name in devices if "GPU" in name), devices[0])

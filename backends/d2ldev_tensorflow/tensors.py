@@ -1,15 +1,16 @@
 """Tensors: TensorFlow's tensors and variables.
 
-Its own operations know fewer dtypes than its tensors have: nothing fills with float8, only floats
-are cast to it, and ``tf.range`` counts in six dtypes, adding up the rounding errors of the shorter
-ones. On a GPU, nothing but a cast and ``tf.concat`` knows float8, and most operations keep int32 in
-the host's memory. bfloat16 and float8 are ``ml_dtypes``' in NumPy, as TensorFlow itself has them.
+TensorFlow's operations support fewer dtypes than its tensors. ``tf.fill`` refuses float8, and only
+floats are cast to it. ``tf.range`` counts in six dtypes, and adds up the rounding errors of the
+shorter ones. On a GPU, only casts and ``tf.concat`` support float8, and most operations keep int32
+in the host's memory. In NumPy, bfloat16 and float8 are the dtypes of ``ml_dtypes``, as in
+TensorFlow itself.
 
-An operation whose operand is on another device keeps the copy that it makes with the operand, for
-the next operation (``EagerCopyToDevice`` with ``mirror=true`` in TensorFlow's ``execute.cc``), and
-``tf.identity`` returns that copy's memory. So the second ``tf.identity`` of a tensor copies nothing
-and shares the memory of the first, which the tensor keeps alive. ``_copy_to_device`` keeps nothing.
-It waits until the bytes have arrived. Between logical CPUs, as virtual GPUs are, it shares memory.
+An operation copies an operand from another device. The operand keeps the copy for the next one
+(``EagerCopyToDevice`` with ``mirror=true`` in TensorFlow's ``execute.cc``). ``tf.identity`` returns
+the memory of that copy. So a second ``tf.identity`` of the tensor returns the same memory, and
+copies nothing. ``_copy_to_device`` keeps no copy. It waits until the bytes have arrived. Between
+logical CPUs, and so between virtual GPUs, it shares memory.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from d2ldev.nesting.containers import DICT, LIST, Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 
-# TensorFlow's operations end the process when memory of the CPU does not begin at a multiple of
-# this, and its ``from_dlpack`` does not look: https://github.com/dmlc/dgl/issues/995. Most of
-# NumPy's arrays do not begin so.
+# TensorFlow's operations end the process if memory of the CPU does not begin at a multiple of this.
+# Its ``from_dlpack`` does not check: https://github.com/dmlc/dgl/issues/995. Most NumPy arrays do
+# not begin at a multiple of it.
 _ALIGNMENT = 64
-# To look for the memory that so many elements need takes far less time than to write them.
+# From this many elements on, checking for memory takes far less time than writing the elements.
 _MANY = 2**28
 _EagerTensor = tf.__internal__.EagerTensor
 _ENUMS_OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)
@@ -44,10 +45,10 @@ _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
-# ``Snapshot`` knows them, and not those of 8 bits.
+# ``Snapshot`` supports these, and no dtype of 8 bits.
 _WITH_SNAPSHOT = frozenset(map(tf.as_dtype, _DTYPES))
-# A tape records no others. What records a copy runs ``Identity`` on it, which would bring int32 and
-# float8 from a GPU to the host.
+# A tape records only these. Recording a copy runs ``Identity`` on it, and would bring other dtypes
+# (int32, float8) from a GPU to the host.
 _WITH_GRADIENT = frozenset(
     map(tf.as_dtype, ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"))
 )
@@ -64,7 +65,7 @@ class TensorFlowTensors(Tensors):
     def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices
         self._places = devices.places
-        # The dicts and tuples in which a ``tf.Module`` keeps what is assigned to it.
+        # A ``tf.Module`` keeps the dicts and tuples that are assigned to it in these containers.
         module = tf.Module()
         module.mapping, module.pair = {}, ({},)
         self._containers = {
@@ -75,7 +76,7 @@ class TensorFlowTensors(Tensors):
             type(module.pair): LIST._replace(rebuild=lambda old, new: type(old)(tuple(new))),
         }
 
-    # -- asking -----------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
         try:
@@ -84,9 +85,9 @@ class TensorFlowTensors(Tensors):
             return self._device_of_array(x)
 
     def _device_of_array(self, x: Any) -> Device:
-        """Return the device of a variable, or of a tensor on a device that was not seen before."""
-        spread = isinstance(x, tf.Variable) and hasattr(x, "values")  # it has several then
-        # A variable's ``device`` is that of its memory, unlike a tensor's.
+        """Return the device of a variable, or of a tensor on a device that is not in ``places``."""
+        spread = isinstance(x, tf.Variable) and hasattr(x, "values")  # on several devices
+        # The ``device`` of a variable is the device of its memory, unlike a tensor's.
         whole = isinstance(x, tf.Variable) and not spread
         name = x.device if whole else getattr(x, "backing_device", None)
         device = self._devices.from_native(name)
@@ -107,7 +108,7 @@ class TensorFlowTensors(Tensors):
         )
 
     def stays_on_host(self, x: Tensor) -> bool:
-        # Private; a tenth of the time of ``x.dtype``, in each copy.
+        # Private; it takes a tenth of the time of ``x.dtype``, which each copy would spend.
         if type(x) is _EagerTensor:
             return x._datatype_enum() in _ENUMS_OF_THE_HOST
         return x.dtype in OF_THE_HOST
@@ -119,10 +120,10 @@ class TensorFlowTensors(Tensors):
         return tf.as_dtype(name)
 
     def address(self, x: Tensor) -> int:
-        self.device_of(x)  # a tensor that is only traced is refused, by name
-        x = tf.convert_to_tensor(x)  # of a variable: its memory, and no copy
+        self.device_of(x)  # refuses a tensor that is only traced, by name
+        x = tf.convert_to_tensor(x)  # a variable gives its memory, without a copy
         if x.dtype.name.startswith("float8") and not self._is_on_hardware(x):
-            # DLPack has no such dtype in TensorFlow; private, but NumPy's view of the CPU's memory.
+            # TensorFlow's DLPack lacks float8. Private, but it is NumPy's view of the CPU's memory.
             return int(x._numpy_internal().ctypes.data)
         has_none = x.dtype in OF_THE_HOST or x.dtype.is_quantized  # some releases end the process
         if has_none or x.dtype.name.startswith("float8"):
@@ -131,11 +132,11 @@ class TensorFlowTensors(Tensors):
                 f"TensorFlow gives none for a tensor of {x.dtype.name}",
                 "one of a number dtype has one: tf.cast(x, 'float32')",
             )
-        capsule = tf.experimental.dlpack.to_dlpack(x)  # which keeps the memory meanwhile
+        capsule = tf.experimental.dlpack.to_dlpack(x)  # the capsule keeps the memory alive
         return description_of(capsule).address
 
     def live(self) -> Iterable[Tensor]:
-        # A variable may take values of any shape; that of the one that it has is its value's.
+        # A variable may accept any shape; its present value has one.
         return [
             x.value() if isinstance(x, tf.Variable) and not x.shape.is_fully_defined() else x
             for x in super().live()
@@ -145,7 +146,7 @@ class TensorFlowTensors(Tensors):
         return isinstance(x, (_EagerTensor, tf.Variable))
 
     def nbytes(self, x: Tensor) -> int:
-        # A string has no fixed size, nor have handles: TensorFlow says 0.
+        # A string and a handle have no fixed size: TensorFlow says 0.
         return int(x.dtype.size) * math.prod(x.shape)
 
     def container_of(self, cls: type) -> Container | None:
@@ -157,8 +158,8 @@ class TensorFlowTensors(Tensors):
         if self._devices.virtual_gpus or not tf.executing_eagerly():
             with tf.device(native):
                 return self._settle(_constant(obj, dtype), native)
-        # On its way to a GPU, ``tf.constant`` leaves int32 and float8 behind, and has an internal
-        # error where the memory is too small.
+        # On the way to a GPU, ``tf.constant`` leaves int32 and float8 on the host. Where the memory
+        # is too small, it raises an internal error.
         with tf.device(_CPU_NAME):
             x = _constant(obj, dtype)
         return x if self._places[native] is CPU else _across(x, native)
@@ -201,7 +202,7 @@ class TensorFlowTensors(Tensors):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        dtype = dtype or tf.float32  # TensorFlow itself refuses what is not real
+        dtype = dtype or tf.float32  # TensorFlow itself refuses dtypes that are not real
         is_uniform = distribution == "uniform"
         self._check_room(math.prod(shape), dtype, native)
         with tf.device(native):
@@ -229,10 +230,10 @@ class TensorFlowTensors(Tensors):
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         there = self._places[native]
-        # Between logical CPUs and without a tape, one operation copies a tensor of most dtypes. To
-        # ask for each tensor takes a fifth of the time of its copy.
+        # Between logical CPUs and without a tape, one operation copies a tensor of most dtypes.
+        # Checking this once for all tensors saves a fifth of the time of each copy.
         is_simple = bool(self._devices.virtual_gpus) and not record.could_possibly_record()
-        # One block for all of them: to enter it takes a third of the time of a copy.
+        # One block for all tensors: entering it takes a third of the time of a copy.
         with tf.device(native):
             return [
                 _snapshot(x)
@@ -257,22 +258,22 @@ class TensorFlowTensors(Tensors):
         return self._settle(self._record_copy(x, native), native)
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
-        self.device_of(x)  # a tensor without bytes is refused, by name
-        # TensorFlow copies arrays, and gives a scalar for what has no dimensions.
+        self.device_of(x)  # refuses a tensor without bytes, by name
+        # TensorFlow copies arrays, and returns a scalar for a tensor without dimensions.
         return np.asarray(x.numpy())
 
     def read(self, x: Tensor) -> np.ndarray[Any, Any]:
         try:
             return x._numpy_internal()  # private; without a copy
-        except AttributeError:  # of a variable, or of what is only traced
+        except AttributeError:  # a variable, or a tensor that is only traced
             return self.to_numpy(x)
 
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, self.types):
             with tf.device(self._devices.native(self.device_of(x))):
                 return tf.identity(x)  # the same memory
-        # An unversioned capsule has no flag for read-only memory, so that its owner refuses to give
-        # it.
+        # An unversioned capsule has no flag for read-only memory. The array's owner refuses to make
+        # one for read-only memory.
         capsule = x.__dlpack__()
         described = description_of(capsule)
         if described.device_type == ON_CPU and described.address % _ALIGNMENT:
@@ -288,7 +289,7 @@ class TensorFlowTensors(Tensors):
         device = self.device_of(xs[0])
         with DefaultDevice(self._devices.native(device)):
             if device is CPU:
-                # For each number of tensors TensorFlow makes an operation anew, and keeps it.
+                # TensorFlow makes and keeps a new operation for each number of tensors.
                 return tf.constant(np.array([x.numpy() for x in xs], xs[0].dtype.as_numpy_dtype))
             return tf.stack(xs)
 
@@ -303,7 +304,7 @@ class TensorFlowTensors(Tensors):
             return x.read_value()
 
     def _settle(self, x: Tensor, native: Any) -> Tensor:
-        """Return a new tensor on the device asked for; TensorFlow puts some dtypes elsewhere."""
+        """Return a new tensor on the device asked for; TensorFlow puts some dtypes on another."""
         there = self._places[native]
         if not hasattr(x, "backing_device") or self.device_of(x) is there:
             return x  # or it is only traced, and settled when it is computed
@@ -318,7 +319,7 @@ class TensorFlowTensors(Tensors):
         return x
 
     def _record_copy(self, x: Any, native: str) -> tf.Tensor:
-        """Return a copy through which gradients flow back to where the tensor is.
+        """Return a copy through which gradients flow back to the tensor's device.
 
         Args:
             x: a tensor or a variable.
@@ -326,19 +327,19 @@ class TensorFlowTensors(Tensors):
         """
         if isinstance(x, tf.Variable):
             x = x.value()
-        # Half of the time of a copy, and only a tape wants it. Private, but what
-        # ``tf.custom_gradient`` asks itself.
+        # Only a tape needs a recorded copy, which takes twice the time. The check is private, and
+        # ``tf.custom_gradient`` uses it.
         if not record.could_possibly_record() or x.dtype not in _WITH_GRADIENT:
             return self._in_new_memory(x, native)
-        here = place_of(x)  # a tensor that is only traced has none
+        here = place_of(x)  # empty for a tensor that is only traced
 
         def back(gradient: Any) -> Any:
-            """Return the gradient where the tensor is, as an operation gives it."""
-            parts = _parts_of_composite(gradient)  # that of ``tf.gather`` has three
+            """Return the gradient on the tensor's device, as an operation returns it."""
+            parts = _parts_of_composite(gradient)  # the gradient of ``tf.gather`` has three
             if not here or all(place_of(part) in (here, "") for part in parts):
                 return gradient
             with tf.device(here):
-                # Itself recorded, for second gradients.
+                # Recorded, too, for second gradients.
                 return tf.nest.map_structure(
                     lambda part: self._record_copy(part, here), gradient, expand_composites=True
                 )
@@ -354,7 +355,7 @@ class TensorFlowTensors(Tensors):
             return _snapshot(x)
         if x.dtype == tf.string:
             return tf.raw_ops.DeepCopy(x=x)
-        if is_real and self._is_on_hardware(x):  # float8, which no operation of a GPU copies
+        if is_real and self._is_on_hardware(x):  # float8, which no operation on a GPU copies
             return _across(_across(x, _CPU_NAME), native)
         flat = tf.reshape(x, [-1])  # float8
         return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
@@ -369,9 +370,9 @@ class TensorFlowTensors(Tensors):
 def _constant(obj: Any, dtype: tf.DType | None) -> tf.Tensor:
     """Return a new tensor with the values of a number or a NumPy array."""
     if dtype is not None:
-        # By NumPy's rules, which convert where TensorFlow refuses, such as [1, 2] to float8.
+        # NumPy converts where TensorFlow refuses, for example [1, 2] to float8.
         obj = np.asarray(obj).astype(dtype.as_numpy_dtype)
-    return tf.constant(obj)  # which copies, also memory that is aligned
+    return tf.constant(obj)  # copies, also from aligned memory
 
 
 def _cast(x: Any, dtype: tf.DType) -> tf.Tensor:
@@ -390,30 +391,30 @@ def _snapshot(x: tf.Tensor) -> tf.Tensor:
 def _across(x: tf.Tensor, native: str) -> tf.Tensor:
     """Return a copy on another device of the hardware.
 
-    ``_copy_to_device`` is private. It moves the bytes of every dtype, and the tensor that is copied
-    keeps nothing of it.
+    ``_copy_to_device`` is private. It moves the bytes of every dtype, and the tensor does not keep
+    the copy.
 
     Raises:
-        RuntimeError: whatever the reason; ``tf.errors.ResourceExhaustedError``, if the memory there
-            is too small.
+        tf.errors.ResourceExhaustedError: if the memory on that device is too small.
+        RuntimeError: for any other reason.
     """
     try:
         return x._copy_to_device(_place(native))
     except RuntimeError:
-        # It has one exception for all reasons. An operation that asks for as much memory says so,
-        # if there is too little.
+        # It raises one exception for all reasons. An operation that needs as much memory tells
+        # whether there is too little.
         with tf.device(native):
             tf.fill((x.dtype.size * math.prod(x.shape),), tf.constant(0, tf.uint8))
         raise
 
 
 def _place(native: str) -> str:
-    """Return a device's name as ``place_of`` gives it, and as ``_copy_to_device`` takes it."""
+    """Return a device's name as ``place_of`` returns it, and as ``_copy_to_device`` takes it."""
     return f"/device:{native.rpartition('/')[2].removeprefix('device:')}"
 
 
 class _Exported:
-    """A tensor or a variable with the methods of DLPack, which TensorFlow 2.18's lack."""
+    """A tensor or a variable with the methods of DLPack, which TensorFlow 2.18 lacks."""
 
     def __init__(self, x: Any) -> None:
         self._x = tf.convert_to_tensor(x)
@@ -429,7 +430,7 @@ class _Exported:
 # -- containers -----------------------------------------------------------------------------------
 
 
-# Tensors of several parts.
+# The tensors of a composite tensor.
 _parts_of_composite = partial(tf.nest.flatten, expand_composites=True)
 _COMPOSITE = Container(
     _parts_of_composite,

@@ -11,7 +11,7 @@ requires = ("torch",)
 
 
 def _max_virtual_gpus() -> int:
-    """Return how many virtual GPUs the torch that is installed can have, without importing it."""
+    """Return the number of virtual GPUs that this torch supports, without importing it."""
     try:
         major, minor = version("torch").split(".")[:2]
     except PackageNotFoundError:
@@ -34,8 +34,8 @@ class TorchFramework(Framework):
         if virtual_gpus and not self.max_virtual_gpus:
             raise DeviceUnavailableError(
                 "make virtual GPUs",
-                f"torch {version('torch')} takes no backends that are written in Python, which "
-                "there are since torch 2.10",
+                f"torch {version('torch')} supports no backends that are written in Python, which "
+                "torch 2.10 added",
                 "pip install --upgrade 'torch>=2.10', or unset D2LDEV_VIRTUAL_GPUS",
             )
         super().__init__(virtual_gpus)
@@ -48,9 +48,9 @@ class TorchFramework(Framework):
         from d2ldev_torch.training import TorchTraining
 
         if virtual_gpus:
-            # Imported only where they are asked for: they change what torch knows of devices.
+            # Imported only on request: it changes the devices that torch knows.
+            from d2ldev_torch.virtual.areas import VirtualDevices, VirtualTensors
             from d2ldev_torch.virtual.patches import CANNOT
-            from d2ldev_torch.virtual.rooms import VirtualDevices, VirtualTensors
 
             self.cannot = {**self.cannot, **CANNOT}
             devices: TorchDevices = VirtualDevices(virtual_gpus)

@@ -1,11 +1,11 @@
-"""Devices: the CPU, and the accelerator that is there: CUDA or ROCm, else XPU, else MPS.
+"""Devices: the CPU, and the accelerator of the machine: CUDA or ROCm, else XPU, else MPS.
 
-``torch.device('cuda')`` is not equal to ``torch.device('cuda:0')``, nor ``'cpu:0'`` to ``'cpu'``:
-native devices are made in one spelling here.
+``torch.device('cuda')`` is not equal to ``torch.device('cuda:0')``, nor ``'cpu:0'`` to ``'cpu'``.
+So this module makes all native devices in one spelling.
 
-Counting makes no context, so that a later fork works: torch counts CUDA devices through NVML, and
-``torch.cuda.is_available``, which calls into the CUDA runtime, is not asked. Nor does anything here
-make a context on a GPU that has none.
+Counting makes no context, and a later fork works. torch counts CUDA devices through NVML.
+``torch.cuda.is_available`` is not called, because it calls the CUDA runtime. Nothing here makes a
+context on a GPU without one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ NATIVE_CPU = torch.device("cpu")
 
 
 class TorchDevices(Devices):
-    """The CPU and one kind of accelerator, by the module of torch that drives it.
+    """The CPU and one kind of accelerator.
 
     Args:
         type: the ``type`` of its ``torch.device``: ``'cuda'`` (also for ROCm), ``'xpu'``.
-        platform: what ``backend.platform`` calls it: ``'cuda'``, ``'rocm'``, ``'xpu'``.
-        module: ``torch.cuda`` or ``torch.xpu``.
+        platform: the result of ``backend.platform``: ``'cuda'``, ``'rocm'``, ``'xpu'``.
+        module: torch's module for the accelerator, ``torch.cuda`` or ``torch.xpu``.
 
     Attributes:
-        types: the types of all ``torch.device``s that stand for one of it.
-        streams: the module with ``Stream`` and ``stream``; None where there is one queue.
+        types: the types of all ``torch.device``s that name such an accelerator.
+        streams: the module with ``Stream`` and ``stream``; None if there is only one queue.
     """
 
     def __init__(self, type: str, platform: str, module: ModuleType) -> None:  # noqa: A002
@@ -55,7 +55,7 @@ class TorchDevices(Devices):
     count._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def current(self) -> int:
-        """Return the index of the device that ``torch.device(type)`` means."""
+        """Return the index of the current device, which ``torch.device(type)`` names."""
         return int(self._module.current_device()) if self._module.is_initialized() else 0
 
     def native(self, device: Device) -> torch.device:
@@ -66,7 +66,7 @@ class TorchDevices(Devices):
 
     def from_native(self, native: Any) -> Device | None:
         if isinstance(native, str) and native.startswith(f"{self.type}:"):
-            with suppress(RuntimeError):  # it is spelt so, and is none
+            with suppress(RuntimeError):  # the text may look like a device, and be invalid
                 native = torch.device(native)
         if not isinstance(native, torch.device):
             return None
@@ -74,7 +74,7 @@ class TorchDevices(Devices):
             return CPU
         if native.type not in self.types:
             return None
-        # Without an index it is torch's current device, as in torch itself.
+        # Without an index it names the current device, as in torch.
         return gpu(self.current() if native.index is None else native.index)
 
     def platform(self, device: Device) -> str:
@@ -84,14 +84,14 @@ class TorchDevices(Devices):
         return torch.get_default_device()
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        return self.native(device)  # torch.device is a context
+        return self.native(device)  # a torch.device is a context manager
 
     def synchronize(self, device: Device) -> None:
         if self._has_context(device):
             self._module.synchronize(device.index)
 
     def is_idle(self, device: Device) -> bool:
-        # What is in other streams than the current one is not asked for.
+        # Only the current stream is checked.
         return not self._has_context(device) or self._module.current_stream(device.index).query()
 
     def mark(self, device: Device) -> Any:
@@ -108,8 +108,8 @@ class TorchDevices(Devices):
         if self.type != "cuda":
             return None
         found = str(getattr(self._module.get_device_properties(device.index), "uuid", ""))
-        # Some drivers have no name for a card: all of them are 0 then.
-        return f"GPU-{found}" if found.strip("0-") else None  # as the driver's tools write it
+        # Some drivers have no UUID for a GPU, and report zeros.
+        return f"GPU-{found}" if found.strip("0-") else None  # as the driver's tools print it
 
     def matmul_precision(self) -> str:
         return matmul_precision()
@@ -130,27 +130,27 @@ class TorchDevices(Devices):
 
     def empty_cache(self, device: Device) -> None:
         if device is not CPU:
-            self._module.empty_cache()  # of all devices; does nothing without a context
+            self._module.empty_cache()  # of all devices; a no-op without a context
 
     def is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
-        # The CPU's allocator has no exception of its own, only these words, nor have sizes that
-        # no address reaches: https://github.com/pytorch/pytorch/pull/20618
+        # The CPU's allocator has no exception class of its own, only these words. The same holds
+        # for sizes above the address space: https://github.com/pytorch/pytorch/pull/20618
         words = ("DefaultCPUAllocator", "Storage size calculation overflowed")
         return isinstance(error, RuntimeError) and any(text in str(error) for text in words)
 
     def _has_context(self, device: Device) -> bool:
-        """Return whether a device is a GPU that this process uses: else nothing is queued there."""
+        """Return whether this process uses a GPU. On an unused GPU, nothing is queued."""
         if device is CPU or not self._module.is_initialized():
             return False
-        # Private, but what torch's own pinning of memory asks; other platforms have no such thing.
+        # Private, but torch's own memory pinning calls it. Other platforms lack it.
         ask = getattr(torch._C, f"_{self.type}_hasPrimaryContext", None)
         return True if ask is None else bool(ask(device.index))
 
 
 class MetalDevices(TorchDevices):
-    """The CPU and Apple's GPU, of which there is one, with its own names for everything."""
+    """The CPU and Apple's only GPU, which has its own names for everything."""
 
     def __init__(self) -> None:
         super().__init__("mps", "mps", torch.mps)
@@ -169,7 +169,7 @@ class MetalDevices(TorchDevices):
     def is_idle(self, device: Device) -> bool:
         if device is CPU:
             return True
-        event = torch.mps.Event()  # one that takes the time would disturb the next measurement
+        event = torch.mps.Event()  # an event with timing would disturb the next measurement
         event.record()
         return bool(event.query())
 
@@ -186,7 +186,7 @@ class MetalDevices(TorchDevices):
 
 
 def find_devices() -> TorchDevices:
-    """Return the devices of this machine; the count of CUDA's is 0 where there is no other kind."""
+    """Return the devices of this machine; CUDA with the count 0 if it has no accelerator."""
     if torch.version.hip is not None:
         return TorchDevices("cuda", "rocm", torch.cuda)
     if torch.version.cuda is None:

@@ -1,4 +1,4 @@
-"""Files: torch's layouts are the canonical ones; an optimizer's state is saved with its shapes."""
+"""Files: torch's layouts are canonical; the state of an optimizer is saved with its shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from d2ldev_torch.optimizers import States, is_kept_on_host, is_of_torch
 from d2ldev_torch.tensors import array_of, foreign_dtype, make_strided, view_unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-# What is in each state of an optimizer, and what only in some.
+# The keys of every optimizer's state, and the keys that only some states have.
 _REQUIRED = frozenset({"class", "shapes", "state", "param_groups"})
 _OPTIONAL = frozenset({"attributes", "own"})
 _CONVOLUTIONS: Any = torch.nn.modules.conv._ConvNd
@@ -35,9 +35,9 @@ class TorchFiles(Files):
     """Tensors, ``torch.nn.Sequential`` and ``torch.optim.Optimizer`` in files.
 
     Args:
-        tensors: the room of tensors.
-        kinds: what each type is to the framework.
-        keepers: how objects are looked through.
+        tensors: the area of tensors.
+        kinds: how the framework classifies types.
+        keepers: how to look inside objects.
     """
 
     wrappers = frozenset({WRAPPED})
@@ -70,7 +70,7 @@ class TorchFiles(Files):
             return None
         layers = []
         for layer in model:
-            # By the exact type: a parametrized layer computes its kernel from others.
+            # By the exact type: a parametrized layer computes its kernel.
             if type(layer) in _WITH_KERNELS:
                 layers.append(Layer(layer.weight, layer.bias))
             elif not _keeps_order(layer):
@@ -99,7 +99,7 @@ class TorchFiles(Files):
                 kept = {**module._parameters, **module._buffers}
                 waiting = {name: x for name, x in kept.items() if is_lazy(x)}
                 names = {name: join_path(plain_name(path), name) for name in waiting}
-                # All of a module's or none: its first batch would make those that it lacks, and
+                # All tensors of a module or none: its first batch would make the missing ones, and
                 # fail at the others.
                 if not waiting or not shapes.keys() >= {*names.values()}:
                     continue
@@ -107,14 +107,14 @@ class TorchFiles(Files):
                 sizes = _size_of_input(module, found)
                 if sizes is None:
                     continue
-                # Its first batch would leave the size at 0.
+                # The first batch would leave the size at 0.
                 for key, size in sizes.items():
                     undo(setattr, module, key, getattr(module, key))
                     setattr(module, key, size)
                 for name, x in waiting.items():
                     undo(_make_lazy, x, type(x))
                     x.materialize(found[name])
-        return ()  # those that the file lacks are among its tensors
+        return ()  # a file lacks these as tensors, too
 
     # -- optimizers -------------------------------------------------------------------------------
 
@@ -131,15 +131,15 @@ class TorchFiles(Files):
 
     def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         current = self.state(optimizer)
-        assert current is not None  # it was asked before
+        assert current is not None  # the caller has checked it
         _check(current, state)
         if not is_of_torch(optimizer):
             return self._states.check(optimizer, state)
         if not all(isinstance(kept, Mapping) for kept in state["state"].values()):
-            raise ValueError(f"{describe(state['state'])} is not what it keeps for its parameters")
+            raise ValueError(f"{describe(state['state'])} is not a state of its parameters")
         _check_next_step(optimizer, state)
         parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-        # Past ``load_state_dict``, which gives all that it keeps the parameters' dtype.
+        # Not by ``load_state_dict``, which casts the state to the parameters' dtype.
         states = {}
         for index, kept in state["state"].items():
             parameter, group = parameters[index]
@@ -161,7 +161,7 @@ class TorchFiles(Files):
         return put
 
     def _move(self, x: Any, device: torch.device) -> Any:
-        """Return what an optimizer keeps, with its tensors on a device."""
+        """Return a value of an optimizer's state, with its tensors on a device."""
         attempted = "load the state of an optimizer"
         return map_tensors(lambda tensor: tensor.to(device), x, self._kinds, attempted)
 
@@ -169,7 +169,7 @@ class TorchFiles(Files):
 def _empty_buffers(module: torch.nn.Module) -> list[str]:
     """Return the names of the buffers that a module registers as None, and sets in a call.
 
-    Layers of torch say by None that they have no such buffer: those of normalization without
+    In layers of torch, None means that they lack the buffer: for example normalization without
     running statistics.
     """
     if type(module).__module__.startswith("torch."):
@@ -180,20 +180,20 @@ def _empty_buffers(module: torch.nn.Module) -> list[str]:
 
 
 def _device_in(modules: Iterable[torch.nn.Module]) -> torch.device | None:
-    """Return the device of the first tensor that one of the modules has; None if none has any."""
+    """Return the device of the first tensor in the modules; None without tensors."""
     tensors = (x for module in modules for x in chain(module.parameters(), module.buffers()))
     return next((x.device for x in tensors), None)
 
 
 def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
-    """Return the attribute of a lazy layer of torch that says the size of its input.
+    """Return the attribute of a lazy torch layer that holds the size of its input.
 
     Args:
         module: the layer; another module has no such attribute.
-        shapes: those of a file, for all that waits for the first batch.
+        shapes: the file's shapes of all tensors that wait for the first batch.
 
     Returns:
-        None if the layer was made with other sizes than those of the file.
+        None if the layer was made with other sizes than the file's.
     """
     fitting: dict[str, tuple[int, ...]]
     first, second = (*next(iter(shapes.values())), 0, 0)[:2]
@@ -214,7 +214,7 @@ def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:
-    """Take the memory of a lazy parameter or buffer away again."""
+    """Turn a parameter or buffer back into a lazy one, without memory."""
     x.data = x.data.new_empty(0)
     x.__class__ = kind
 
@@ -225,30 +225,30 @@ def _keeps_order(layer: torch.nn.Module) -> bool:
 
 
 def _check(current: Mapping[Any, Any], saved: Any) -> None:
-    """Raise a ``ValueError`` if a state is of another optimizer than the current one."""
+    """Raise a ``ValueError`` if a state belongs to another optimizer than the current one."""
     if not isinstance(saved, Mapping) or not saved.keys() >= _REQUIRED:
-        raise ValueError(f"{describe(saved)} is not a state of an optimizer of torch's")
+        raise ValueError(f"{describe(saved)} is not the state of a torch optimizer")
     if lacking := current.keys() - saved.keys() or saved.keys() - current.keys() - _OPTIONAL:
         raise ValueError(f"{describe(saved)} has other parts: {', '.join(sorted(lacking))}")
     for key in ("class", "shapes"):
         if saved[key] != current[key]:
             raise ValueError(f"its {key}: {current[key]}, {saved[key]} in the state")
-    # Of the settings only the parameters: schedulers add some of their own, and releases of torch
-    # new ones. Those that the state lacks stay.
+    # Of the settings only the parameters: schedulers and new releases of torch add settings. The
+    # optimizer keeps those that the state lacks.
     if _parameters(saved["param_groups"]) != _parameters(current["param_groups"]):
         raise ValueError("its groups have other parameters")
     kept, count = saved["state"], sum(map(len, current["shapes"]))
     if not isinstance(kept, Mapping) or not all(
         isinstance(index, str) or (type(index) is int and 0 <= index < count) for index in kept
     ):
-        raise ValueError(f"{describe(kept)} is not what it keeps for its parameters")
+        raise ValueError(f"{describe(kept)} is not a state of its parameters")
 
 
 def _check_next_step(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -> None:
-    """Raise a ``ValueError`` if torch would fail in the next step, or broadcast what it keeps.
+    """Raise a ``ValueError`` if torch would fail in the next step, or broadcast the state.
 
-    What one of torch's own optimizers keeps depends on its settings. So a small one takes a step
-    with them. One that needs more than gradients, or a GPU, is not checked.
+    The state of torch's own optimizers depends on their settings. So a small one takes a step with
+    them. An optimizer that needs more than gradients, or a GPU, is not checked.
     """
     kind, first = type(optimizer), 0
     for now, then in zip(optimizer.param_groups, saved["param_groups"], strict=True):
@@ -271,9 +271,9 @@ def _check_next_step(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any])
 def _small_step(
     kind: Any, group: Mapping[str, Any], parameters: Sequence[Tensor]
 ) -> list[tuple[bool, Mapping[str, Any]]]:
-    """Return what an optimizer keeps for small parameters after a step, and whether before it.
+    """Return the state for small parameters after a step, and whether it exists before the step.
 
-    The axes of the small parameters are of the lengths 2, 3, 4 and so on.
+    The axes of the small parameters have the lengths 2, 3, 4 and so on.
     """
     small = [
         torch.zeros(tuple(range(2, 2 + x.dim())), dtype=x.dtype, device="cpu") for x in parameters
@@ -290,12 +290,12 @@ def _small_step(
 def _check_kept(
     example: Mapping[str, Any], kept: Mapping[Any, Any], lengths: Mapping[int, int]
 ) -> None:
-    """Raise a ``ValueError`` if what is kept for a parameter is not as in the example.
+    """Raise a ``ValueError`` if the state of a parameter differs from the example.
 
     Args:
-        example: of a small parameter.
-        kept: in the state.
-        lengths: of the parameter's axes, by those of the small one.
+        example: the state of a small parameter.
+        kept: the parameter's state in the file.
+        lengths: the lengths of the parameter's axes, by those of the small parameter.
     """
     for key, wanted in example.items():
         found: Any = kept.get(key)

@@ -1,8 +1,8 @@
-"""Models: what a torch module, optimizer and tensor keep.
+"""Models: the tensors of a torch module, optimizer and tensor.
 
-``Module.to`` moves parameters and buffers. ``place`` moves plain tensor attributes too, the tensors
-and modules in a module's lists and dicts, and optimizers. Parameters are moved in place, so that
-whoever holds one, an optimizer above all, still holds it.
+``Module.to`` moves parameters and buffers. ``place`` also moves plain tensor attributes, tensors
+and modules in a module's lists and dicts, and optimizers. Parameters move in place. So references
+to them stay valid, above all those of an optimizer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from d2ldev_torch import optimizers
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
-# What every module has in its ``__dict__``: hooks and flags, and the three that are read below.
+# The attributes of every module: hooks, flags, and the three that ``parts`` reads.
 _OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
-# What a module without slots takes; each slot makes it larger.
+# The size of a module without slots; each slot adds to it.
 _SIZE = torch.nn.Module.__basicsize__
-# The one module in a module that ``torch.compile`` has made.
+# The only module inside a module that ``torch.compile`` has made.
 WRAPPED = "_orig_mod"
-# Most attributes are of these types, and hold no tensor.
+# Most attributes have one of these types, and hold no tensor.
 _WITHOUT_TENSORS: frozenset[type] = frozenset({bool, int, float, str, type(None), torch.dtype})
 
 
@@ -47,7 +47,7 @@ class TorchModels(Models):
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> torch.nn.Module:
         modules: list[torch.nn.Module] = []
         for kernel, bias in layers:
-            # Made without memory: nothing is drawn from torch's random state, or made elsewhere.
+            # On ``meta`` it draws nothing from torch's random state, and takes no memory.
             n_out, n_in = kernel.shape
             linear = torch.nn.Linear(n_in, n_out, device="meta")
             linear.weight, linear.bias = torch.nn.Parameter(kernel), torch.nn.Parameter(bias)
@@ -94,7 +94,7 @@ class TorchModels(Models):
         return parts
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
-        # What is in no ``state_dict``: plain attributes, and buffers that are not persistent.
+        # ``state_dict`` lacks plain attributes, and buffers that are not persistent.
         obj = original(obj)
         if not isinstance(obj, torch.nn.Module) or "_parameters" not in vars(obj):
             return ()
@@ -113,20 +113,20 @@ class TorchModels(Models):
         return ()
 
     def is_refilled(self, x: Tensor) -> bool:
-        # Whatever others may hold as their parameter, also a frozen one.
+        # Other objects may hold these as their parameter, also frozen ones.
         return bool(
             x.is_leaf
             and (x.requires_grad or isinstance(x, torch.nn.Parameter) or x.grad is not None)
         )
 
     def overlaps(self, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        # Private, and a third of the time of what follows: most models share no memory.
+        # Private. It takes a third of the time of the code below: most models share no memory.
         with suppress(RuntimeError, ValueError):
             if len({x.untyped_storage()._cdata for x in xs}) == len(xs):
                 return
         addresses: list[tuple[int, int]] = []
         for index, x in enumerate(xs):
-            with suppress(RuntimeError, ValueError):  # it is sparse, or not initialised
+            with suppress(RuntimeError, ValueError):  # it is sparse, or not initialized
                 addresses.append((x.data_ptr(), index))
         end, last = 0, None
         for begin, index in sorted(addresses):
@@ -142,8 +142,8 @@ class TorchModels(Models):
         if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
             x.data = new
             return
-        # Its memory is that of the tensors it wraps, which ``data`` would leave where they are: as
-        # ``Module.to`` does, the two change places.
+        # Its memory belongs to the tensors that it wraps, and ``data`` would not move them. As in
+        # ``Module.to``, the two tensors swap.
         if isinstance(x, torch.nn.Parameter):
             new = torch.nn.Parameter(new, x.requires_grad)
         swap: Any = torch.utils.swap_tensors
@@ -152,15 +152,15 @@ class TorchModels(Models):
     def finish(self, obj: Any) -> None:
         obj = original(obj)
         if isinstance(obj, torch.nn.RNNBase):
-            # cuDNN wants the weights in one piece. They work in many pieces too, only slower: no
-            # reason to fail when memory is short.
+            # cuDNN prefers the weights in one piece. Without enough memory for it, they stay in
+            # pieces, which only makes them slower.
             with suppress(torch.OutOfMemoryError):
                 obj.flatten_parameters()
 
     def place_context(self, device: Device) -> AbstractContextManager[Any]:
         if not torch.is_inference_mode_enabled():
             return nullcontext()
-        # Tensors made in inference mode are for inference for good, and a model is to outlive it.
+        # A tensor made in inference mode can never be trained, and a model outlives the mode.
         stack = ExitStack()
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
@@ -168,7 +168,7 @@ class TorchModels(Models):
 
 
 def _extent(x: torch.Tensor) -> int:
-    """Return the bytes from the first element of a tensor to the end of its last one."""
+    """Return the number of bytes from the first element of a tensor to the end of its last one."""
     if not x.numel():
         return 0
     steps = zip(x.shape, x.stride(), strict=True)
@@ -176,15 +176,15 @@ def _extent(x: torch.Tensor) -> int:
 
 
 def original(obj: Any) -> Any:
-    """Return the module of which ``torch.compile`` made ``obj``; ``obj`` itself if it did not."""
+    """Return the module inside a module that ``torch.compile`` made; another object as itself."""
     return getattr(obj, WRAPPED, obj)
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a module, or of what it keeps, as it is without ``torch.compile``.
+    """Return the name of a module, or of its tensor, without the prefix of ``torch.compile``.
 
-    So a compiled model and a plain one read each other's files. torch's own distributed checkpoints
-    name them so, too.
+    So compiled and plain models read each other's files. torch's distributed checkpoints use the
+    same names.
     """
     return ".".join(part for part in name.split(".") if part != WRAPPED)
 
@@ -195,7 +195,7 @@ def _properties(module: torch.nn.Module) -> dict[str, Any]:
 
 @lru_cache(1024)
 def _slots_of(cls: type) -> tuple[str, ...]:
-    """Return the slots of objects of a class, outside of their ``__dict__``: mostly none."""
+    """Return the slots of a class's objects, outside of their ``__dict__``: mostly none."""
     return tuple(
         name
         for base in cls.__mro__

@@ -1,10 +1,11 @@
-"""Optimizers: all that one keeps, on its way into a file and back.
+"""Optimizers: how to write the whole state of an optimizer into a file and restore it.
 
-torch's own optimizers keep everything in ``state`` and ``param_groups``. Others keep momenta in
-attributes, or in an optimizer that they are around. So theirs are looked through, and an optimizer
-that has a ``state_dict`` and a ``load_state_dict`` of its own is asked through them, too.
+torch's own optimizers keep all state in ``state`` and ``param_groups``. Others keep momenta in
+attributes, or wrap another optimizer. So d2ldev looks through their attributes. It also calls their
+own ``state_dict`` and ``load_state_dict``.
 
-In a state a dict with the key ``_TAG`` stands for what is not a number, text, tensor or container.
+In a state, a dict with the key ``_TAG`` stands for any value but a number, text, tensor or
+container.
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ _TAG = "d2ldev"
 _SAME = {_TAG: "same"}
 _MISSING = object()
 _NO_SETTINGS: Mapping[str, Any] = {}
-# A file gives each of them back as it was.
+# A file restores values of these types exactly.
 _VALUES = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
-# They say at each call something else, and no file can hold what.
+# A file cannot hold the state of these objects, which changes with each call.
 _STATEFUL = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 
 
 @cache
 def _own_attributes() -> frozenset[str]:
-    """Return what torch itself and its schedulers give an optimizer, beside the state."""
-    # The first optimizer imports torch's compiler: one is made only for a program that has its own.
+    """Return the attributes that torch and its schedulers give an optimizer, beside the state."""
+    # The first optimizer imports torch's compiler. So this runs only for a user's own optimizer.
     plain = torch.optim.SGD([torch.zeros(1, device="cpu")], 1.0)
     return frozenset((*vars(plain), "step", "_opt_called"))
 
 
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the whole state of an optimizer is in ``state`` and ``param_groups``."""
+    """Return whether an optimizer keeps its whole state in ``state`` and ``param_groups``."""
     return type(optimizer).__module__.startswith("torch.optim.") and not _has_hooks(optimizer)
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a program has told an optimizer to change its state before it is read."""
+    """Return whether a program registered hooks that change the state before it is read."""
     attributes = vars(optimizer)
     return bool(
         attributes.get("_optimizer_state_dict_post_hooks")
@@ -64,7 +65,7 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
-    """Yield what an optimizer keeps; see ``Models.parts``."""
+    """Yield the parts of an optimizer; see ``Models.parts``."""
     numbers: dict[int, int] = {}
     groups: dict[int, Mapping[str, Any]] = {}
     number = 0
@@ -102,7 +103,7 @@ def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
 
 
 def is_simple(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether all that an optimizer keeps belongs to one parameter, or is a number."""
+    """Return whether each value of an optimizer belongs to one parameter, or is a number."""
     if is_of_torch(optimizer):
         return True
     values = [x for _, x in _attributes(optimizer)]
@@ -110,9 +111,9 @@ def is_simple(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def reduce(optimizer: torch.optim.Optimizer) -> Any:
-    """Return how ``pickle`` makes an optimizer again; see ``Parallel.reduce``.
+    """Return how ``pickle`` rebuilds an optimizer; see ``Parallel.reduce``.
 
-    torch itself sends no attribute but ``state``, ``param_groups`` and ``defaults``.
+    torch itself pickles only ``state``, ``param_groups`` and ``defaults``.
     """
     cls = type(optimizer)
     if is_of_torch(optimizer) or cls.__getstate__ is not torch.optim.Optimizer.__getstate__:
@@ -129,7 +130,7 @@ def reduce(optimizer: torch.optim.Optimizer) -> Any:
 
 
 class _ById:
-    """A dict by the ids of parameters, which are others in another process."""
+    """A dict by the ids of parameters. The ids differ in another process."""
 
     def __init__(self, parameters: list[torch.Tensor], values: list[Any]) -> None:
         self._operands = parameters, values
@@ -143,15 +144,16 @@ def _by_id(parameters: list[torch.Tensor], values: list[Any]) -> dict[int, Any]:
 
 
 def is_kept_on_host(key: str, group: Mapping[str, Any]) -> bool:
-    """Return whether a value of an optimizer's state is on the CPU wherever its parameter is.
+    """Return whether a value of an optimizer's state stays on the CPU.
 
-    torch's own policy, in ``Optimizer.load_state_dict``: the step is, unless the kernel reads it.
+    This is torch's policy in ``Optimizer.load_state_dict``: the step does, unless the kernel reads
+    it.
     """
     return key == "step" and not (group.get("capturable") or group.get("fused"))
 
 
 def _is_host_scalar(value: Any) -> bool:
-    """Return whether a value is a 0-dim CPU tensor, which torch combines with any device's."""
+    """Return whether a value is a 0-dim CPU tensor, which torch combines with any device."""
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu
 
 
@@ -169,13 +171,13 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 
 
 def _attributes(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """Return what an optimizer keeps beside its state."""
+    """Return the attributes of an optimizer, beside its state."""
     own = _own_attributes()
     return [(name, value) for name, value in vars(optimizer).items() if name not in own]
 
 
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the class of an optimizer says itself what its state is, and reads it."""
+    """Return whether the class of an optimizer defines how its state is read and written."""
     cls, base = type(optimizer), torch.optim.Optimizer
     if _has_hooks(optimizer):
         return True
@@ -186,8 +188,8 @@ class States:
     """States of optimizers that are not torch's own.
 
     Args:
-        kinds: what each type is to the framework.
-        keepers: how objects are looked through.
+        kinds: how the framework classifies types.
+        keepers: how to look inside objects.
     """
 
     def __init__(self, kinds: Kinds, keepers: Keepers) -> None:
@@ -197,21 +199,21 @@ class States:
         """Return the state of an optimizer as a nesting that a file can hold.
 
         Raises:
-            UnsupportedValueError: if it keeps something that no file can give back.
+            UnsupportedValueError: if a file cannot restore something in it.
         """
         return _Writer(self, optimizer, {}).state()
 
     def check(self, optimizer: torch.optim.Optimizer, state: Any) -> Callable[[], None]:
-        """Return a function that gives an optimizer a state, and that cannot fail.
+        """Return a function that sets the state of an optimizer and cannot fail.
 
         Raises:
-            ValueError: if the optimizer cannot have that state.
+            ValueError: if the state does not fit the optimizer.
         """
         own = state.get("own")
         if own is None:
             return _Reader(self, optimizer).check(state)
-        # The optimizer's own function may fail, and what it does is in no contract. So it is
-        # tried, and what can be seen of the optimizer is taken back.
+        # The optimizer's own function may fail halfway, and no contract says how. So it is tried
+        # first, and its visible changes to the optimizer are undone.
         before = map_tensors(
             lambda x: x.detach().cpu().clone(),
             _Writer(self, optimizer, {}, is_lenient=True).state(),
@@ -236,7 +238,7 @@ class States:
 
 
 def _on_device_of(optimizer: torch.optim.Optimizer, own: Any, kinds: Kinds) -> Any:
-    """Return a state whose tensors are where the parameters are; not those of one number."""
+    """Return a state with its tensors on the parameters' devices; 0-dim tensors stay."""
     devices = {x.device for x in parameters_of(optimizer)}
     if len(devices) != 1:
         return own
@@ -248,16 +250,16 @@ def _on_device_of(optimizer: torch.optim.Optimizer, own: Any, kinds: Kinds) -> A
 
 
 class _Writer:
-    """What one optimizer keeps, as a nesting that a file can hold.
+    """The state of one optimizer, as a nesting that a file can hold.
 
     Args:
-        states: how objects are looked through.
-        optimizer: which is not changed.
-        seen: what was found before, by its id: it is written once.
-        is_lenient: whether what no file can give back is left out.
+        states: how to look inside objects.
+        optimizer: stays unchanged.
+        seen: values that were found before, by their id; each is written once.
+        is_lenient: whether to leave out values that a file cannot restore.
 
     Attributes:
-        has_left_out: whether something was.
+        has_left_out: whether a value was left out.
     """
 
     def __init__(
@@ -272,14 +274,14 @@ class _Writer:
         self._kinds = states.kinds
         self._numbers = _numbers(optimizer)
         self._is_lenient, self.has_left_out = is_lenient, False
-        # An optimizer that was just made has nothing there, and no file can make an object.
+        # A new optimizer has nothing there, and a file cannot make objects.
         self._is_of_state = False
-        # The settings are written below, and an inner optimizer may have the same.
+        # The settings are written below, and an inner optimizer may share them.
         for x in (optimizer, optimizer.state, optimizer.param_groups):
             seen[id(x)] = x
 
     def state(self) -> dict[str, Any]:
-        """Return all of it; see ``States.of``."""
+        """Return the whole state; see ``States.of``."""
         optimizer = self._optimizer
         own = None if self._is_lenient else self._own()
         self._is_lenient |= own is not None
@@ -303,10 +305,10 @@ class _Writer:
         return told
 
     def _own(self) -> Any:
-        """Return what the optimizer says itself; None if it fails, or no file can hold that.
+        """Return the optimizer's own ``state_dict()``; None if it fails or no file can hold it.
 
-        Then all that it keeps has to be seen. The ``state_dict`` of some fails with newer releases
-        of torch.
+        Then its attributes have to hold all state. Some ``state_dict`` methods fail with newer
+        releases of torch.
         """
         if not _has_own_state(self._optimizer):
             return None
@@ -317,7 +319,7 @@ class _Writer:
         return own if _is_held(own, self._kinds) else None
 
     def _owner(self, x: Any) -> Any:
-        """Return what stands for a key of the state."""
+        """Return a file's form of a key of the state."""
         if isinstance(x, torch.Tensor) and id(x) in self._numbers:
             return self._numbers[id(x)]
         if isinstance(x, str):
@@ -401,7 +403,7 @@ class _Writer:
         return self._unknown(*hidden) if hidden else _SAME
 
     def _write_hidden(self, x: Any, path: str) -> tuple[Any, str] | None:
-        """Return a tensor in what cannot be changed, such as the variables of a function."""
+        """Return a tensor inside an object that cannot be changed, for example in a closure."""
         waiting, entered = [(x, path)], {*self._seen} - {id(x)}
         while waiting:
             value, name = waiting.pop()
@@ -432,18 +434,18 @@ class _Writer:
 
 
 class _Reader:
-    """A state that one optimizer is to get.
+    """A state to restore in one optimizer.
 
     Args:
-        states: how objects are looked through.
-        optimizer: which is not changed before the function that ``checked`` returns is called.
+        states: how to look inside objects.
+        optimizer: stays unchanged until the function that ``check`` returns is called.
     """
 
     def __init__(self, states: States, optimizer: torch.optim.Optimizer) -> None:
         self._states, self._optimizer = states, optimizer
         self._parameters = parameters_of(optimizer)
         self._puts: list[Callable[[], object]] = []
-        # A tensor of the state that is in two places stays one tensor.
+        # A tensor that occurs in two places of the state stays one tensor.
         self._moved: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def check(self, state: Mapping[str, Any]) -> Callable[[], None]:
@@ -504,13 +506,13 @@ class _Reader:
         }
 
     def _read(self, saved: Any, now: Any, path: str, device: torch.device) -> Any:
-        """Return a value of the state as the optimizer has it.
+        """Return a value of the state in the optimizer's form.
 
         Args:
             saved: the value.
-            now: what the optimizer has in its place; ``_MISSING`` if it has nothing there.
-            path: its name.
-            device: of its tensors, but for those that are on the CPU now.
+            now: the optimizer's present value; ``_MISSING`` if it has none.
+            path: the name of the value.
+            device: for its tensors; those that are on the CPU now stay there.
         """
         if isinstance(saved, torch.Tensor):
             is_on_host = isinstance(now, torch.Tensor) and now.is_cpu
@@ -530,7 +532,7 @@ class _Reader:
                 for i, (x, was) in enumerate(zip(saved, old, strict=False))
             ]
             if isinstance(now, (list, deque)) and type(now) is type(saved):
-                # Whoever else has the list has it then, too.
+                # Another holder of the list then sees the new items, too.
                 self._puts += [now.clear, lambda: now.extend(new)]
                 return now
             return deque(new, saved.maxlen) if isinstance(saved, deque) else type(saved)(new)
@@ -544,7 +546,7 @@ class _Reader:
         device: torch.device,
         keys: Mapping[Any, Any],
     ) -> Any:
-        """Return a mapping with the values of a state; the one that is there now, if one is."""
+        """Return a mapping with the values of a state; the present mapping, if there is one."""
         old = now if isinstance(now, Mapping) else {}
         new = {
             keys[label]: self._read(
@@ -629,7 +631,7 @@ def _write(x: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _is_value(x: Any) -> bool:
-    """Return whether a file gives a plain value, or an array, back as it was."""
+    """Return whether a file restores a plain value, or an array, exactly."""
     return type(x) in _VALUES or isinstance(x, np.generic) or type(x) is np.ndarray
 
 
@@ -640,12 +642,12 @@ def _is_key(x: Any) -> bool:
 
 
 def _is_held(x: Any, kinds: Kinds) -> bool:
-    """Return whether a file can hold all that is in a nesting."""
+    """Return whether a file can hold all values of a nesting."""
     return all(kind is TENSOR or _is_value(leaf) for _, leaf, kind in leaves(x, kinds))
 
 
 def _is_constant(written: Any) -> bool:
-    """Return whether nothing of an attribute is in its state."""
+    """Return whether the state holds nothing of an attribute."""
     if isinstance(written, Mapping):
         if _TAG not in written:
             return bool(written) and all(map(_is_constant, written.values()))

@@ -1,4 +1,4 @@
-"""Several devices, several processes: copies of modules, and torch's engine between processes."""
+"""Several devices and processes: copies of modules, and torch's engine between processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from d2ldev_torch.training import gradients, parametrized
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
-# The library that sends between GPUs of a type.
+# The communication library for GPUs of each type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
-# Those that send between GPUs alone: gloo goes by the host's memory.
+# These libraries serve GPUs alone. gloo sends through the host's memory.
 _OF_GPUS = ("nccl", "xccl")
 
-# What a layer has -> whose statistics these are, and how to get the others.
+# The statistics of a layer -> their examples, and the fix that changes them.
 _STATISTICS = {
     "global": ("all processes", "torch.nn.BatchNorm2d"),
     "local": (
@@ -45,8 +45,8 @@ class TorchParallel(Parallel):
     """Copies of modules, and ``torch.distributed``.
 
     Args:
-        framework: whose models are trained.
-        devices: its room of devices.
+        framework: the framework of the models.
+        devices: its area of devices.
     """
 
     process_per_device = True
@@ -57,8 +57,8 @@ class TorchParallel(Parallel):
     def twin(self, model: Any) -> Any:
         if not isinstance(model, torch.nn.Module):
             raise twin_refusal(model)
-        # torch copies no tensor that was computed with gradients, such as the weight that a hook
-        # of ``weight_norm`` makes anew before each forward pass.
+        # torch copies no tensor that was computed with gradients. For example, a ``weight_norm``
+        # hook computes the weight before each forward pass.
         attempted = f"replicate {type(model).__name__}"
         found = [x for _, x in list_named_tensors(self._framework, model, attempted)]
         memo = {id(x): x.detach().clone() for x in found if not x.is_leaf}
@@ -115,7 +115,7 @@ class TorchParallel(Parallel):
         timeout = timedelta(seconds=2 * group.timeout)
         engines = self._engines(group)
         with _through_interface(group.addresses[group.rank].rpartition(":")[0]):
-            # Not by ``init_method``: under torchrun rank 0 would leave it to the agent to listen.
+            # Not by ``init_method``: under torchrun, rank 0 would expect the agent to listen.
             # https://github.com/pytorch/pytorch/blob/main/torch/distributed/rendezvous.py
             store = distributed.TCPStore(  # type: ignore[attr-defined]
                 host, int(port), group.size, is_master=group.rank == 0, timeout=timeout
@@ -128,7 +128,7 @@ class TorchParallel(Parallel):
                     world_size=group.size,
                     timeout=timeout,
                 )
-            except ValueError as error:  # the driver shows a GPU that torch cannot use
+            except ValueError as error:  # the driver reports a GPU that torch cannot use
                 raise UnsupportedValueError(
                     attempted,
                     f"torch.distributed does not start with {engines}: {error}",
@@ -140,8 +140,8 @@ class TorchParallel(Parallel):
     def _engines(self, group: Group) -> str:
         """Return torch's engines, which are the same in all processes of a group.
 
-        NCCL does not start without a GPU. That torch has it says nothing about GPUs: the wheels
-        that most machines have are built for CUDA.
+        NCCL does not start without a GPU. A torch with NCCL may be on a machine without GPUs: the
+        usual wheels are built for CUDA.
         """
         kind = self._devices.type
         engine = _ENGINES.get(kind, "")
@@ -152,13 +152,13 @@ class TorchParallel(Parallel):
         found = {*group.gather("the engines of torch", engine if engine in _OF_GPUS else "")}
         if not engine and found == {""}:
             return "gloo"
-        # Not "gloo", which would send by way of the host what is on some processes' GPUs.
+        # Not "gloo": it would send the tensors on some processes' GPUs through the host.
         is_common = engine == "gloo" or len(found) == 1
         return f"cpu:gloo,{kind}:{engine}" if engine and is_common else "cpu:gloo"
 
     def gpu_library(self) -> str:
         kind = self._devices.type
-        # The program may have started others.
+        # The program may have started other engines.
         engines = dict(each.split(":") for each in distributed.get_backend_config().split(","))
         engine = engines.get(kind, _ENGINES.get(kind, "gloo"))
         return engine.upper() if engine in _OF_GPUS else ""
@@ -177,9 +177,9 @@ class TorchParallel(Parallel):
 
 
 def _check_engine(model: Any, settings: Settings, group: Group) -> None:
-    """Refuse a model on the CPU where the program has started an engine for GPUs alone.
+    """Refuse a model on the CPU if the program has started an engine for GPUs alone.
 
-    That with ``settings.shard`` begins there, also where the batches are on a GPU.
+    With ``settings.shard`` a model begins on the CPU, also if the batches are on a GPU.
     """
     engines = distributed.get_backend_config()
     is_on_cpu = isinstance(model, torch.nn.Module) and any(x.is_cpu for x in model.parameters())
@@ -196,14 +196,14 @@ def _check_engine(model: Any, settings: Settings, group: Group) -> None:
 
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915  # "get the address of an interface", of Linux
+_SIOCGIFADDR = 0x8915  # Linux: "get the address of an interface"
 
 
 @contextmanager
 def _through_interface(host: str) -> Iterator[None]:
-    """Let gloo take the network by which the processes have found each other.
+    """Let gloo use the network by which the processes have found each other.
 
-    Else it takes that of the machine's name, or none but this machine's own.
+    By default gloo uses the network of the machine's name, or only the machine itself.
     https://docs.pytorch.org/docs/stable/distributed.html#common-environment-variables
     """
     name = None if _INTERFACE in os.environ else _interface(host)
@@ -218,14 +218,14 @@ def _through_interface(host: str) -> Iterator[None]:
 
 
 def _interface(host: str) -> str | None:
-    """Return the name of the network interface with an address; None where nobody can tell."""
+    """Return the name of the network interface with an address; None if it is unknown."""
     with suppress(ImportError, OSError):
         import fcntl  # not on Windows
 
         wanted = socket.inet_aton(socket.gethostbyname(host))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             for _, name in socket.if_nameindex():
-                with suppress(OSError):  # it has no address
+                with suppress(OSError):  # the interface has no address
                     request = struct.pack("256s", name.encode())
                     if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == wanted:
                         return name
@@ -233,7 +233,7 @@ def _interface(host: str) -> str | None:
 
 
 def _leave(group: Group) -> None:
-    """End the engine with the process; where a process is lost, it would wait for it."""
+    """End the engine at exit; after a lost process it would wait for that process."""
     with suppress(D2LDevError, RuntimeError):
         group.check()
         if distributed.is_initialized():

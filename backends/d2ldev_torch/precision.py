@@ -1,9 +1,9 @@
-"""What torch multiplies float32 in: on CUDA by cuBLAS and cuDNN, on the CPU by oneDNN.
+"""The precision of float32 products in torch: on CUDA in cuBLAS and cuDNN, on the CPU in oneDNN.
 
-torch has an old interface (``torch.set_float32_matmul_precision``, for products alone, and
-``torch.backends.cudnn.allow_tf32``), and since 2.9 a new one, ``fp32_precision`` of each library
-and kind of operation. Where both were used and differ, asking by the old one raises. So both are
-set here, alike.
+torch has an old interface: ``torch.set_float32_matmul_precision``, for products alone, and
+``torch.backends.cudnn.allow_tf32``. Since 2.9 it has a new one: ``fp32_precision`` of each library
+and kind of operation. If they differ, reading the old one raises an error. So d2ldev sets both to
+the same value.
 https://docs.pytorch.org/docs/main/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
 """
 
@@ -16,18 +16,18 @@ from typing import Any
 import torch
 
 _HAS_NEW = hasattr(torch._C, "_set_fp32_precision_setter")
-# An operation without a precision of its own has its library's, and that the general one.
+# An operation without its own precision uses its library's, and a library the general one.
 _GENERAL = ("generic", "all")
 _LIBRARIES = (("cuda", "all"), ("mkldnn", "all"))
 _PRODUCTS = (("cuda", "matmul"), ("mkldnn", "matmul"))
 _CONVOLUTIONS = (("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
 _KEYS = (_GENERAL, *_LIBRARIES, *_PRODUCTS, *_CONVOLUTIONS)
-# torch's words for formats, and ours for what is computed in them.
+# torch's names of formats, and d2ldev's names of precisions.
 _PRECISIONS = {"bf16": "medium", "tf32": "high"}
 
 
 def matmul_precision() -> str:
-    """Return the least precise of what products and convolutions are computed in."""
+    """Return the lowest precision among those of products and convolutions."""
     uses_cuda = torch.version.cuda is not None or torch.version.hip is not None
     if not _HAS_NEW:
         precision = torch.get_float32_matmul_precision()
@@ -39,7 +39,7 @@ def matmul_precision() -> str:
 
 
 def set_matmul_precision(precision: str) -> Callable[[], None]:
-    """Set all of torch's switches, and return what puts each back."""
+    """Set all of torch's switches, and return a function that restores each."""
     put_back = _state()
     try:
         _set_old(precision, precision != "highest")
@@ -56,7 +56,7 @@ def set_matmul_precision(precision: str) -> Callable[[], None]:
 
 
 def _state() -> Callable[[], None]:
-    """Return what puts the switches back as they are now."""
+    """Return a function that restores the present switches."""
     new: dict[tuple[str, str], str] = {}
 
     def put_back_new() -> None:
@@ -65,8 +65,8 @@ def _state() -> Callable[[], None]:
 
     try:
         if _HAS_NEW:
-            # Read from the general one on, so that each says its own and not the one above it.
-            # Meanwhile nothing is computed less precisely than before.
+            # From the general one on: then each switch shows its own value, not an inherited one.
+            # Meanwhile no precision is lower than before.
             for key in _KEYS:
                 new[key] = _get(key)
                 _set(key, "ieee" if key in _PRODUCTS + _CONVOLUTIONS else "none")
@@ -87,7 +87,7 @@ def _convolutions() -> bool:
     """Return whether the old interface lets cuDNN compute in TensorFloat-32."""
     try:
         return bool(torch.backends.cudnn.allow_tf32)
-    except RuntimeError:  # it says yes, and the new one no
+    except RuntimeError:  # the old interface says yes, and the new one no
         return True
 
 
@@ -98,7 +98,7 @@ def _set_old(products: str, convolutions: bool) -> None:
 
 
 def _without_advice() -> warnings.catch_warnings[None]:
-    """Keep torch 2.9 and 2.10 from telling the user to use the new interface, which is used, too.
+    """Silence the advice of torch 2.9 and 2.10 to use the new interface: d2ldev sets both.
 
     https://github.com/Lightning-AI/pytorch-lightning/issues/21256
     """
@@ -115,7 +115,7 @@ def _set(key: tuple[str, str], value: str) -> None:
 
 
 def _find_binding(name: str) -> Callable[..., Any]:
-    # ``torch.backends.cudnn.rnn.fp32_precision`` and the general one have no public setter that
-    # works in every version.
+    # ``torch.backends.cudnn.rnn.fp32_precision`` and the general precision have no public setter
+    # that works in every version.
     function: Callable[..., Any] = getattr(torch._C, name)
     return function

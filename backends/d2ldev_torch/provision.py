@@ -20,10 +20,10 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
 }
 
-# The compiler starts it where tqdm is installed.
+# The compiler starts this thread where tqdm is installed.
 LASTING_THREADS = ("tqdm_monitor",)
 
-# Those of a loop by hand, and of them those that ``fit`` is given.
+# The optimizers of loops by hand, and the ones among them that the suite passes to ``fit``.
 _BY_HAND: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
     "SGD, two groups": lambda parameters: _of_two_groups(*parameters),
@@ -46,12 +46,12 @@ def _of_two_groups(*parameters: torch.nn.Parameter) -> torch.optim.Optimizer:
 
 
 def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by a call of the framework's own."""
+    """Return a builder of a tensor by one of the framework's own functions."""
     return {"ones": lambda: torch.ones(2, 2)}
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
-    """Return builders of small objects, by name; each makes its object on the device given."""
+    """Return builders of small objects on a given device, by name."""
 
     def everything(device: Device) -> Everything:
         return Everything(lambda shape: backend.rand(shape, seed=len(shape), device=device))
@@ -61,7 +61,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
             return torch.nn.LSTM(3, 4).to(backend.native(device))
 
     def train(optimizer: Callable[..., torch.optim.Optimizer], device: Device) -> Any:
-        """Return a model with gradients and the optimizer that has made a step with them."""
+        """Return a model with gradients and its optimizer, after a step."""
         net = backend.mlp([3, 4, 1], device=device)
         steps = optimizer(net.parameters())
         for seed in (1, 2):
@@ -82,7 +82,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return builders of tensors that few calls can take, by name."""
+    """Return builders of tensors that few functions accept, by name."""
     lengths = [torch.zeros(2), torch.zeros(3)]
     return {
         "meta": partial(torch.zeros, 2, device="meta"),
@@ -102,7 +102,7 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
 
 
 def _leak(transform: Callable[..., Any], x: Tensor) -> Tensor:
-    """Return what a function was given while it was transformed."""
+    """Return the tensor that a transformation passes to its function."""
     kept: list[Tensor] = []
 
     def keep(inner: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def loops(backend: Any) -> Mapping[str, Any]:
 
 
 class Listed(torch.optim.Optimizer):
-    """An optimizer with its momenta, and the number of its steps, in attributes."""
+    """An optimizer with its momenta and its number of steps in attributes."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.05})
@@ -173,7 +173,7 @@ class Listed(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take a step, which is the smaller the more there were."""
+        """Take a step, which gets smaller with the number of steps."""
         _compute(closure)
         self.steps += 1
         group = self.param_groups[0]
@@ -183,7 +183,7 @@ class Listed(torch.optim.Optimizer):
 
 
 class Around(torch.optim.Optimizer):
-    """Lookahead: goes half of the way that another optimizer has gone in two steps."""
+    """Lookahead: takes half of another optimizer's two steps."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, {})
@@ -216,12 +216,12 @@ _OF_OWN_TENSORS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "momenta in a list": Listed,
     "around another": lambda parameters: Around(torch.optim.Adam(parameters, 0.05)),
 }
-# torch replaces the ``step`` of a class when the first optimizer of it is made.
+# torch replaces a class's ``step`` when its first object is made.
 Around(Listed([torch.zeros(1, device="cpu")]))
 
 
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
-    """Return builders of torch's optimizers and of others, of a module, by name."""
+    """Return builders of torch's and other optimizers for a module, by name."""
 
     def make(name: str, net: torch.nn.Module) -> torch.optim.Optimizer:
         return {**_BY_HAND, **_OF_OWN_TENSORS}[name](net.parameters())
@@ -237,7 +237,7 @@ def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
-    """Return a builder of a network, and what freezes and thaws a part of it, by name."""
+    """Return builders of a network, and functions that freeze or thaw a part, by name."""
     build = partial(_network, backend)
     return {
         "parameters": (build, lambda net, is_frozen: net[0].requires_grad_(not is_frozen)),
@@ -258,7 +258,7 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 
 def composites(_backend: Any) -> Mapping[str, Any]:
-    """Return a builder of packed sequences of which the lengths differ, and what tells of one."""
+    """Return a builder of packed sequences of different lengths, and a function that reads one."""
 
     def pack(number: int) -> PackedSequence:
         lengths = ((4, 2), (4, 1, 1))[number]
@@ -335,7 +335,7 @@ def _layers(first: torch.nn.Module, last: torch.nn.Module, rate: float = 0.3) ->
 
 
 class Masked(torch.nn.Module):
-    """A linear layer of whose outputs some are masked."""
+    """A linear layer and a mask of its outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,10 +368,10 @@ class Attentive(torch.nn.Module):
 
 
 class Everything(torch.nn.Module):
-    """A module that keeps tensors in every place where a module can.
+    """A module that keeps tensors wherever a module can.
 
     Args:
-        make: ``shape -> tensor``, on the device where the module is to be.
+        make: ``shape -> tensor``, on the module's device.
     """
 
     mean: Tensor

@@ -1,16 +1,16 @@
-"""Strict: torch refuses operands of different devices by itself; here its error becomes d2ldev's.
+"""Strict: torch refuses operands on different devices; d2ldev replaces its error.
 
 On virtual GPUs most operators raise d2ldev's error themselves (``virtual``). Elsewhere torch raises
-a ``RuntimeError``. In a block a ``TorchFunctionMode`` is called in place of each function of torch.
-It calls the function, and looks at the operands only if that raises. It does not read torch's text.
-The error is a mismatch if operands that have to be on one device are on several.
+a ``RuntimeError``. A block puts a ``TorchFunctionMode`` before each function of torch. The mode
+calls the function, and inspects the operands only after an error. It does not read torch's text.
+The error is a mismatch if operands that need one device are on several.
 
 - torch keeps a stack of modes for each thread. The mode is on the stack of each thread that has
-  entered a block and not left it. Where no block is in force, as in another task, it does nothing.
+  entered a block and not left it. In a task outside of the block, the mode is a no-op.
 - A backward pass runs the user's hooks and functions past all modes, and on torch's own threads.
-  There it gets a mode of its own. An optimizer sorts its tensors past all modes, too.
-- Some refusals stay torch's own, because no mode sees them. Examples are a gradient that a function
-  of the user leaves on another device, and the errors of ``torch.compile`` and TorchScript.
+  It gets a mode of its own there. An optimizer sorts its tensors past all modes, too.
+- Some refusals stay torch's own, because no mode sees them. One example is a user's function that
+  leaves a gradient on another device. Others are the errors of ``torch.compile`` and TorchScript.
 
 Sources: https://docs.pytorch.org/docs/stable/torch.overrides.html, and
 https://github.com/pytorch/pytorch/blob/main/torch/utils/_device.py for the mode of
@@ -35,25 +35,25 @@ from d2ldev.framework import Framework, Strict
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.scopes import leave_in_turn, make_change
 
-# The second argument is copied from wherever it is.
+# The second argument is copied from any device.
 _COPIES = ("copy_", "_foreach_copy_", "data")
-# The second argument has indices, which may be of the host.
+# The second argument holds indices, which may be on the host.
 _INDEXED = ("__getitem__", "__setitem__", "index_put", "index_put_")
-# From this argument on, integers may be of the host: lengths of sequences, and places to split at.
+# From this argument on, integers may be on the host: lengths of sequences, and split points.
 _COUNTS = {
     **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), 1),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "tensor_split"), 1),
     "ctc_loss": 2,
 }
-# Their operands are looked at where the backward pass begins.
+# Their operands are inspected where the backward pass begins.
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
 class TorchStrict(Strict):
-    """torch's own refusal, raised in d2ldev's words at the operation.
+    """torch's own refusal, raised as d2ldev's error at the operation.
 
     Args:
-        framework: whose tensors and devices they are.
+        framework: the framework of the tensors and devices.
     """
 
     def __init__(self, framework: Framework) -> None:
@@ -61,10 +61,10 @@ class TorchStrict(Strict):
         self._blocks = _Blocks(_Mode(self, lambda: framework.state.strictness.in_force()))
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
-        # Private, but what all backward passes and all steps on lists begin with; no mode sees it.
+        # Private, but all backward passes and all steps on lists begin here, and no mode sees them.
         run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
         group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
-        # The engine hands its modes on to its threads, which are in no block.
+        # The engine passes its modes on to its threads, which are outside of all blocks.
         mode = _Mode(self, lambda: True)
         run_backward = self._explain(run, in_force, mode, self._mismatch_of_gradients)
         in_a_step = self._explain(group, in_force, nullcontext(), self._mismatch_in_a_step)
@@ -82,7 +82,7 @@ class TorchStrict(Strict):
         context: AbstractContextManager[Any],
         find: Callable[..., DeviceMismatchError | None],
     ) -> Callable[..., Any]:
-        """Return a function that runs in a context, and raises what is found about its error."""
+        """Return a function that runs in a context, and replaces a mismatch error by d2ldev's."""
 
         @functools.wraps(function)
         def explain(*args: Any, **kwargs: Any) -> Any:
@@ -120,14 +120,14 @@ class TorchStrict(Strict):
 
         replace([(threading.Thread, "start", start)])
 
-    # -- what an error is about -------------------------------------------------------------------
+    # -- the cause of an error --------------------------------------------------------------------
 
     def mismatch(
         self, error: RuntimeError, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> DeviceMismatchError | None:
-        """Return d2ldev's error for one that a function of torch has raised.
+        """Return d2ldev's error for an error that a function of torch has raised.
 
-        None if it is about something else than the devices of the operands.
+        Return None if the devices of the operands are not the cause.
         """
         if function in _BACKWARD or not self._may_be_about_devices(error):
             return None
@@ -140,8 +140,8 @@ class TorchStrict(Strict):
         stray = self._stray_generator(name, operands, kwargs)
         if stray is not None or not _differ(operands):
             return stray
-        # A 0-dim tensor of the host is a number to most functions. Whether to this one, the same
-        # call on one device tells: if it succeeds, nothing else was wrong.
+        # A 0-dim tensor on the host is a number to most functions. A call on one device tells
+        # whether it is to this one: if it succeeds, only the devices were wrong.
         others = [(each, device) for each, x, device in found if not _is_number(x)]
         if _differ(others) or _succeeds_on_one_device(function, args, kwargs):
             return mismatch(name.removeprefix("__").removesuffix("__"), operands)
@@ -155,7 +155,7 @@ class TorchStrict(Strict):
     def _stray_generator(
         self, name: str, operands: list[Operand], kwargs: Mapping[str, Any]
     ) -> DeviceMismatchError | None:
-        """Return the error of an operation whose generator is of another kind of device."""
+        """Return the error of an operation whose generator is on another kind of device."""
         generator, native = kwargs.get("generator"), kwargs.get("device")
         if generator is None:
             return None
@@ -165,7 +165,7 @@ class TorchStrict(Strict):
         else:
             place = from_native(torch.device(native or torch.get_default_device()))
         other = from_native(generator.device)
-        # torch looks at the kind alone.
+        # torch compares only the kinds of device.
         if place is None or other is None or place.kind == other.kind:
             return None
         return generator_mismatch(name, place, other)
@@ -173,18 +173,18 @@ class TorchStrict(Strict):
     def _mismatch_of_gradients(
         self, outputs: Iterable[Any], gradients: Iterable[Any], *_others: Any
     ) -> DeviceMismatchError | None:
-        """Return the error of a backward pass that begins with a gradient from elsewhere."""
+        """Return the error of a backward pass that begins with a gradient on another device."""
         for output, gradient in zip(outputs, gradients, strict=False):
             operands = operands_of(self._framework, (), {"output": output, "gradient": gradient})
-            if _differ(operands) and gradient.dim():  # a 0-dim one is copied
+            if _differ(operands) and gradient.dim():  # a 0-dim gradient is copied
                 return mismatch("backward", operands)
         return None
 
     def _mismatch_in_a_step(
         self, lists: Iterable[Sequence[Any]], *_others: Any
     ) -> DeviceMismatchError | None:
-        """Return the error of an optimizer whose state or gradients are not with the parameters."""
-        # The lists are of parameters, gradients, and each kind of state. Some kinds are empty.
+        """Return the error of an optimizer whose state or gradients are on another device."""
+        # The lists hold parameters, gradients, and each kind of state. Some kinds are empty.
         for together in zip(*filter(None, lists), strict=False):
             operands = operands_of(self._framework, [x for x in together if not _is_number(x)])
             if _differ(operands):
@@ -193,7 +193,7 @@ class TorchStrict(Strict):
 
 
 def generator_mismatch(operation: str, place: Device, other: Device) -> DeviceMismatchError:
-    """Return the error of an operation that draws on a device by a generator on another one."""
+    """Return the error of an operation that draws on one device by another's generator."""
     return DeviceMismatchError(
         f"run {operation}",
         f"its numbers are drawn on {place}, by a generator on {other}",
@@ -215,7 +215,7 @@ def _differ(operands: Iterable[Operand]) -> bool:
 
 
 def _is_number(x: torch.Tensor) -> bool:
-    """Return whether a tensor is a number of the host."""
+    """Return whether a tensor is a 0-dim tensor on the host."""
     return x.is_cpu and x.dim() == 0
 
 
@@ -229,7 +229,7 @@ def _free(name: str, args: Sequence[Any]) -> list[Any]:
         return tensors
     if name in _INDEXED:
         found = [x for x in tensors if x.is_cpu]
-        # Where no tensor is an index, what is assigned is copied.
+        # If no tensor is an index, the assigned value is copied.
         is_copy = name == "__setitem__" and not any(x.dim() for x in tensors)
         return [*found, args[2]] if is_copy else found
     if name in _COUNTS:
@@ -259,8 +259,8 @@ class _Mode(TorchFunctionMode):
     """Raises d2ldev's error in place of torch's.
 
     Args:
-        strict: tells what an error is about.
-        in_force: whether a block is, where the operation is run.
+        strict: finds the cause of an error.
+        in_force: tells whether a block is in force for the operation.
     """
 
     def __init__(self, strict: TorchStrict, in_force: Callable[[], bool]) -> None:
@@ -271,7 +271,7 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        # Up to here it is the price of a block for each operation.
+        # Only the code up to here makes each operation in a block slower.
         try:
             return function(*args, **kwargs) if kwargs else function(*args)
         except RuntimeError as error:
@@ -295,9 +295,9 @@ class _Blocks(threading.local):
         self.open: set[_Block] = set()
 
     def settle(self) -> None:
-        """Put the mode on the stack of this thread if a block is open; otherwise take it off.
+        """Put the mode on the stack of this thread if a block is open; otherwise remove it.
 
-        Other modes stay where they are, in their order.
+        Other modes keep their order.
         """
         stack = [
             torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())
@@ -306,7 +306,7 @@ class _Blocks(threading.local):
         if is_there and not self.open:
             _arrange([mode for mode in stack if mode is not self.mode])
         elif self.open and not is_there:
-            # Below the others: each of them, at its end, takes off the highest one. Only the mode
+            # Below the other modes: each of them removes the top mode when it ends. Only the mode
             # of ``torch.set_default_device`` has to be the lowest.
             default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
             first = 1 if stack and stack[0] is default else 0

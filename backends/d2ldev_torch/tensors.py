@@ -1,7 +1,7 @@
 """Tensors: ``torch.Tensor``, to and from NumPy, DLPack and other devices.
 
-NumPy's bfloat16 and float8 are those of ``ml_dtypes``. torch neither takes nor gives them: their
-bytes pass as unsigned integers of the same size.
+In NumPy, bfloat16 and float8 are the dtypes of ``ml_dtypes``. torch does not support these arrays.
+So their bytes are exchanged as unsigned integers of the same size.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 
 _Library: Any = torch.library.Library
 _ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
-# The parts of sparse tensors, which have no bytes but theirs.
+# The tensors that make up a sparse tensor. It has no other bytes.
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), (*_ROWS, "values")),
@@ -35,7 +35,7 @@ _DTYPE_NAMES = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype)
 }
-# torch counts in none of these: https://github.com/pytorch/pytorch/issues/58734
+# ``torch.arange`` does not support these: https://github.com/pytorch/pytorch/issues/58734
 _NEVER_COUNTED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
@@ -43,12 +43,12 @@ class TorchTensors(Tensors):
     """Tensors of torch on the CPU and one accelerator.
 
     Args:
-        devices: the room of devices.
+        devices: the area of devices.
     """
 
     types = (torch.Tensor,)
     plain_types = (torch.dtype, torch.device)
-    # As of batches in Lightning, accelerate, transformers and PyTorch Geometric.
+    # Batches in Lightning, accelerate, transformers and PyTorch Geometric have this method.
     move_method = "to"
     dtype_names = tuple(
         name
@@ -63,7 +63,7 @@ class TorchTensors(Tensors):
 
     def __init__(self, devices: TorchDevices) -> None:
         self._devices = devices
-        # The device of each of torch's devices, which is looked up for every tensor of a batch.
+        # The device of each native device. Moving a batch looks it up for every tensor.
         self._places: dict[torch.device, Device] = {}
 
     @property
@@ -71,14 +71,14 @@ class TorchTensors(Tensors):
         """The dtype that ``torch.set_default_dtype`` has set."""
         return str(torch.get_default_dtype()).removeprefix("torch.")
 
-    # -- asking -----------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
         try:
             if x.is_cpu:
                 return CPU
             native = x.device
-            place = self._places.get(native)  # one search: torch hashes its devices slowly
+            place = self._places.get(native)  # a single lookup: torch hashes its devices slowly
             if place is not None:
                 return place
         except AttributeError:
@@ -111,7 +111,7 @@ class TorchTensors(Tensors):
     def address(self, x: Tensor) -> int:
         try:
             return int(x.data_ptr())
-        # A sparse one has several, a nested one none, an uninitialized one not yet.
+        # A sparse tensor has several addresses; nested and uninitialized ones have none.
         except (RuntimeError, ValueError) as error:
             raise UnsupportedValueError(
                 "tell the address of a tensor",
@@ -126,7 +126,7 @@ class TorchTensors(Tensors):
         return Container(
             lambda packed: [getattr(packed, name) for name in names],
             lambda _: names,
-            # torch wants the batch sizes on the host.
+            # torch requires the batch sizes on the host.
             lambda old, new: PackedSequence(new[0], old.batch_sizes.clone(), new[1], new[2]),
             holds="pieces",
             saved=Container(
@@ -144,13 +144,13 @@ class TorchTensors(Tensors):
         if isinstance(obj, np.ndarray) and (foreign := foreign_dtype(obj)) is not None:
             x = torch.tensor(view_unsigned(obj), device=native).view(foreign)
             return x if dtype is None else x.to(dtype)
-        # ``torch.tensor`` copies, also memory that is aligned, and goes straight to the device.
+        # ``torch.tensor`` always copies, also aligned memory, and directly to the device.
         return torch.tensor(obj, dtype=dtype, device=native)
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=native)
 
-    # Sizes one by one, but for a scalar's: torch takes a third longer to read them from a tuple.
+    # Separate sizes, except for a scalar: torch takes a third longer to read them from a tuple.
 
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         return torch.zeros(*(shape or ((),)), dtype=dtype, device=native)
@@ -184,8 +184,8 @@ class TorchTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        # On one device ``clone`` takes two thirds of the time of ``to``. ``is`` comes first: to
-        # compare two of torch's devices takes a tenth of the time of a copy.
+        # On one device ``clone`` takes two thirds of the time of ``to``. ``is`` comes first:
+        # comparing two of torch's devices takes a tenth of the time of a copy.
         if x.is_cpu:
             return x.clone() if native is NATIVE_CPU else x.to(native)
         return x.clone() if x.device == native else x.to(native, copy=True)
@@ -196,13 +196,13 @@ class TorchTensors(Tensors):
         return [x.to(native, copy=True) for x in xs]
 
     def pin(self, x: Tensor) -> Tensor | None:
-        # A virtual GPU has none: there ``pin_memory`` is a copy. Without any GPU it raises.
+        # For virtual GPUs ``pin_memory`` is a plain copy. Without any GPU it raises an error.
         has_none = self._devices.streams is None or not self._devices.count()
         return None if has_none else x.pin_memory()
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
-        self.device_of(x)  # a tensor without bytes is refused, by name
-        # One copy: from a device, or within the CPU's memory; conjugated if ``x`` is lazily so.
+        self.device_of(x)  # refuses a tensor without bytes, by name
+        # One copy, from a device or within the CPU's memory. It resolves a lazy conjugate.
         return array_of(make_strided(x).to("cpu", copy=True))
 
     def read(self, x: Tensor) -> np.ndarray[Any, Any]:
@@ -212,22 +212,22 @@ class TorchTensors(Tensors):
             return self.to_numpy(x)
 
     def from_dlpack(self, x: Any) -> Tensor:
-        """Return a tensor on the memory of ``x``, after checks that torch leaves out.
+        """Return a tensor on the memory of ``x``, after checks that torch omits.
 
-        Given a negative stride torch ends the process, and given memory that was exported as
-        read-only it writes to it. Only arrays on the CPU, NumPy's above all, come with either.
+        torch ends the process at a negative stride, and writes to memory that was exported as
+        read-only. Only arrays on the CPU have either, above all NumPy's.
 
         Raises:
             BufferError: if the memory is read-only or is walked backwards, or ``x`` refuses.
         """
         if isinstance(x, torch.Tensor):  # also on a virtual GPU, for which DLPack has no name
-            self.device_of(x)  # a tensor without bytes is refused, by name
+            self.device_of(x)  # refuses a tensor without bytes, by name
             if x.requires_grad:
                 raise BufferError("it requires a gradient: x.detach()")
             return x.detach()
         if x.__dlpack_device__()[0] != ON_CPU:
             return torch.utils.dlpack.from_dlpack(x)
-        # Without a version it has no flag for read-only memory: its owner refuses to give that.
+        # Without a version the capsule has no flag for read-only memory, and the owner refuses it.
         capsule = x.__dlpack__()
         if description_of(capsule).is_walked_backwards:
             raise BufferError("torch has no negative strides")
@@ -282,7 +282,7 @@ torch.library.register_fake("d2ldev::seeded", _shape_of_seeded, lib=_library)
 
 
 def make_strided(x: torch.Tensor) -> torch.Tensor:
-    """Return a dense tensor, without its gradient."""
+    """Return a dense tensor without its gradient."""
     x = x.detach()
     return x if x.layout is torch.strided else x.to_dense()
 
@@ -297,7 +297,7 @@ def array_of(x: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def foreign_dtype(array: np.ndarray[Any, Any]) -> torch.dtype | None:
-    """Return torch's dtype of an array that torch does not take; None for any other."""
+    """Return torch's dtype for an array that torch refuses; None for any other array."""
     name = array.dtype.name
     return getattr(torch, name) if name.startswith(("bfloat16", "float8")) else None
 

@@ -1,4 +1,4 @@
-"""Training: ``GradientTape``, Keras' optimizers, ``tf.function``; and ``tf.data``'s prefetching."""
+"""Training: ``GradientTape``, Keras optimizers, ``tf.function``; prefetching by ``tf.data``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("d2ldev")
 
 
 class TensorFlowTraining(Training):
-    """Training of Keras' models and ``tf.Module``s."""
+    """Training of Keras models and ``tf.Module``s."""
 
     sharded_types = pipeline_types = (tf.data.Dataset,)
 
@@ -62,10 +62,10 @@ class TensorFlowTraining(Training):
         return Module
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        # A traced tensor has no device yet: the caller of its function decides.
+        # A traced tensor has no device yet: the caller of the traced function chooses it.
         with tf.device(place_of(prediction)):
             found = tf.argmax(prediction, -1)
-            # Lengths that are not known while a function is traced would be broadcast.
+            # While a function is traced, unknown lengths would be broadcast.
             labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))
             is_right = tf.reduce_sum(tf.cast(found == labels, tf.float32))
             counted = tf.reduce_sum(tf.cast(labels != NO_LABEL, tf.float32))
@@ -84,13 +84,13 @@ class TensorFlowTraining(Training):
             return tf.stack([tf.reduce_min(labels), tf.reduce_max(labels)])
 
     def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
-        # ``tf.data`` fails on a tensor that cannot be in a GPU's memory.
+        # ``tf.data`` fails on a tensor that a GPU's memory cannot hold.
         if not isinstance(batches, tf.data.Dataset) or not all(
             isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
             for spec in tf.nest.flatten(batches.element_spec)
         ):
             return None
-        # TensorFlow's own threads go ahead, also where eager execution would wait for each batch.
+        # TensorFlow's own threads read ahead, also where eager execution would wait for each batch.
         # They end with the iterator.
         if device is CPU:
             return batches.prefetch(depth)

@@ -1,6 +1,6 @@
-"""Compiled Keras models: the loss and the metrics that ``compile`` was given; their own methods.
+"""Compiled Keras models: the loss and the metrics given to ``compile``; the model's own methods.
 
-The objects in which Keras keeps them are private, and the only ones that have all of them.
+Keras keeps them in private objects. No public object has all of them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from d2ldev_tensorflow.models import is_of_keras
 
 
 def loss_of(model: Any) -> Any:
-    """Return the loss that a model was compiled with, and its weights, as Keras' ``fit`` calls it.
+    """Return the loss of a compiled model, with its weights, as Keras's ``fit`` calls it.
 
-    None if it was compiled without one.
+    Return None for a model that was compiled without a loss.
 
-    Functions, by their names too, give a number for each example, of targets that have got the rank
-    and the dtype of the prediction. Of several outputs, the losses are added. It is the same object
-    until the model is compiled again, so that what was traced with it is used again.
+    A function, also one given by name, returns a number for each example. Its targets have the rank
+    and the dtype of the prediction. The losses of several outputs are added. The object stays
+    the same until the model is compiled again. So functions that were traced with it stay valid.
     """
     given = model._compile_loss
     if given is None:
@@ -41,12 +41,12 @@ def _loss_of(given: Any, model: str) -> Any:
 
     class Compiled(CompileLoss):
         @property
-        def metrics(self) -> list[None]:  # the mean loss of each output, which Keras keeps
+        def metrics(self) -> list[None]:  # Keras keeps the mean loss of each output here
             return [None] * len(self._flat_losses or [None])
 
         def build(self, y_true: Any, y_pred: Any) -> None:
             try:
-                with tf.init_scope():  # it makes variables for these means
+                with tf.init_scope():  # Keras makes variables for these means
                     super().build(y_true, y_pred)
             except (KeyError, TypeError, ValueError) as error:
                 raise UnsupportedValueError(
@@ -59,9 +59,9 @@ def _loss_of(given: Any, model: str) -> Any:
 
 
 def metrics_of(model: Any) -> list[Callable[[Any, Any], Any]]:
-    """Return the metrics that a model was compiled with, of those that are means over examples.
+    """Return those metrics of a compiled model that are means over the examples.
 
-    The others are warned about.
+    It warns about the others.
     """
     given = getattr(model, "_compile_metrics", None)
     if given is None:
@@ -87,7 +87,7 @@ def metrics_of(model: Any) -> list[Callable[[Any, Any], Any]]:
 
 
 def _by_outputs(model: Any, given: Any) -> list[tuple[str | None, Any]]:
-    """Return each output's name, None if there is only one, with its metrics."""
+    """Return the metrics of each output, with its name; the name is None for a single output."""
     names, metrics = list(given.output_names or ()), given._user_metrics or ()
     if len(names) < 2:
         return [(None, metrics)]
@@ -103,11 +103,11 @@ def _by_outputs(model: Any, given: Any) -> list[tuple[str | None, Any]]:
 
 
 def _is_mean(metric: Any) -> bool:
-    """Return whether a metric, or one of this name, is the mean of a function over the examples."""
+    """Return whether a metric, or a metric's name, is the mean of a function over the examples."""
     import keras
 
     if isinstance(metric, str) and metric in ("accuracy", "acc"):
-        return True  # which function it is is known only with the first batch
+        return True  # only the first batch tells which function it means
     known = keras.metrics.get(metric)
     update = keras.metrics.MeanMetricWrapper.update_state
     return not isinstance(known, keras.metrics.Metric) or type(known).update_state is update
@@ -120,7 +120,7 @@ def _name_of(metric: Any) -> str:
 
 
 def _make_measure(metric: Any, index: int, output: str | None) -> Callable[[Any, Any], Any]:
-    """Return the mean of a metric over the examples of a batch, for one output."""
+    """Return a function: the mean of a metric over a batch, for one output."""
     import keras
     from keras.src.trainers.compile_utils import get_metric
 
@@ -133,7 +133,7 @@ def _make_measure(metric: Any, index: int, output: str | None) -> Callable[[Any,
         nonlocal known
         y_true, y_pred = of_output(y_true), of_output(y_pred)
         known = get_metric(metric, y_true, y_pred) if known is None else known
-        # Without the sums that the object keeps, which are the user's.
+        # Without the sums that the object keeps: they belong to the user.
         values = known._fn(y_true, y_pred, **known._fn_kwargs)
         return keras.ops.mean(keras.ops.cast(values, "float32"))
 
@@ -142,10 +142,10 @@ def _make_measure(metric: Any, index: int, output: str | None) -> Callable[[Any,
 
 
 def check_own_methods(model: Any, *names: str) -> None:
-    """Check that a model has no methods of its own that only Keras' own loops call.
+    """Check that a model does not override methods that only Keras's own loops call.
 
     Raises:
-        UnsupportedValueError: if a class of the user's overrides one of these.
+        UnsupportedValueError: if a user's class overrides one of these methods.
     """
     if not is_of_keras(model, "Model"):
         return
@@ -154,14 +154,14 @@ def check_own_methods(model: Any, *names: str) -> None:
     if own:
         raise UnsupportedValueError(
             f"train {describe(model)}",
-            f"nobody but Keras' own fit, evaluate and predict calls its {', '.join(own)}",
+            f"only Keras's own fit, evaluate and predict call its {', '.join(own)}",
             f"def training_step(self, batch), which returns the loss, in {type(model).__name__}; "
             "or model.fit(...)",
         )
 
 
 def check_speed(model: Any) -> None:
-    """Warn of what a model was compiled with to be faster in Keras' own ``fit``."""
+    """Warn about options of ``compile`` that only speed up Keras's own ``fit``."""
     # Where there are GPUs, Keras sets ``jit_compile`` by itself.
     is_asked = model.jit_compile and not model._resolve_auto_jit_compile()
     settings = {"jit_compile": is_asked, "steps_per_execution": model.steps_per_execution != 1}

@@ -1,4 +1,4 @@
-"""Datasets of which one process has its part of each batch."""
+"""Datasets that are sharded between processes: each process gets its part of each batch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import tensorflow as tf
 from d2ldev.framework import Sharded
 from d2ldev.framework.training import bounds, shard_refusal
 
-# ``autograph`` would write a file of Python for each function that it converts.
+# ``autograph`` would write a Python file for each function that it converts.
 _AS_IT_IS = tf.autograph.experimental.do_not_convert
 
 
 class ShardedDataset:
-    """The batches of a ``tf.data.Dataset``, of which one process has its part.
+    """One process's part of each batch of a ``tf.data.Dataset``.
 
-    The dataset itself is gone through whole, as with ``AutoShardPolicy.DATA``: it alone knows which
-    examples make a batch. What ``map`` does is done for the part alone.
+    Each process reads the whole dataset, as with ``AutoShardPolicy.DATA``: only the dataset knows
+    which examples make a batch. ``map`` processes the part alone.
 
     Args:
-        dataset: of batches.
-        rank, size: the number of the process, from 0, and how many there are.
+        dataset: yields batches.
+        rank, size: the number of the process, from 0, and the number of processes.
     """
 
     def __init__(self, dataset: Any, rank: int, size: int) -> None:
@@ -47,18 +47,18 @@ class ShardedDataset:
                 [tf.debugging.assert_equal(tf.shape(x)[0], length) for x in parts]
             ):
                 own = tf.nest.map_structure(lambda x: x[start:stop], batch)
-            # A dataset that shuffles without a seed has other batches in each process.
+            # A dataset that shuffles without a seed yields other batches in each process.
             content = tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(parts[-1]), 2**62)
             return own, number, length, content
 
         self._dataset = dataset.map(_AS_IT_IS(cut), tf.data.AUTOTUNE)
-        # A named tuple is one argument, as ``tf.data`` has it.
+        # ``tf.data`` passes a named tuple as one argument.
         self._is_tuple = type(dataset.element_spec) is tuple
 
     def map(self, function: Callable[..., Any]) -> ShardedDataset:
-        """Return the dataset with ``function(*batch)`` of each part, as ``tf.data`` has it.
+        """Return the dataset with ``function(*batch)`` of each part, as ``tf.data`` calls it.
 
-        It is traced without ``autograph``: what depends on the values of tensors is ``tf.cond``.
+        The function is traced without ``autograph``: use ``tf.cond`` to depend on a tensor's value.
         """
 
         def map_own(own: Any, *others: Any) -> Any:

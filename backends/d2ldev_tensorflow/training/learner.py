@@ -1,4 +1,4 @@
-"""Steps of training of a Keras model or a ``tf.Module``: ``GradientTape`` and ``tf.function``."""
+"""Training steps of a Keras model or a ``tf.Module``, with ``GradientTape``, ``tf.function``."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from d2ldev_tensorflow.training.precision import compute_in, find_policy
 class TensorFlowLearner(Learner):
     """A Keras model or a ``tf.Module`` that a Keras optimizer trains.
 
-    A model that has no variables yet, as Keras allows, gets them from the first batch. Layers may
-    be frozen and thawed between two steps: what ``trainable`` says counts from the next one on. So
-    an optimizer is built for all that may be thawed. One that the user has built for some variables
-    trains these and no others. One that averages variables (``use_ema``) averages in each step all
-    that it was built for, also what is frozen, as in Keras.
+    The first batch builds a Keras model that has no variables yet. Layers may be frozen and thawed
+    between two steps: ``trainable`` counts from the next step on. So an optimizer is built for all
+    variables that may be thawed. An optimizer that the user has built for some variables trains
+    only these. With ``use_ema`` an optimizer averages, in each step, all variables that it was
+    built for. As in Keras, that includes frozen ones.
 
     Python's ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of
     their own.
 
-    The model keeps what is traced, with the variables of an optimizer that is given by name. The
-    optimizer of the next training gets them, with its own values, as soon as this one is gone.
+    The model keeps traced functions, with the variables of an optimizer that is given by name. When
+    that optimizer is gone, the next training's optimizer gets the variables, with its own values.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
@@ -75,10 +75,10 @@ class TensorFlowLearner(Learner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
-        # Functional, that is: a list of them is one argument.
+        # A functional model takes a list of tensors as one argument.
         self._takes_list = is_of_keras(self._model, "Model") and hasattr(self._model, "inputs")
         self._is_layer = is_of_keras(self._model, "Layer")
-        # A module may be told, as Keras' layers are, that it is trained.
+        # A module may take ``training``, as Keras layers do.
         self._is_told = self._is_layer or "training" in signature(self._model).parameters
         self._is_ready = False
         self.sync()
@@ -94,7 +94,7 @@ class TensorFlowLearner(Learner):
 
     def build(self, inputs: tuple[Any, ...]) -> None:
         tensors = self._framework.tensors
-        # Text of NumPy's is not a tensor yet, and text tells nothing of the model's device.
+        # A string array is not a tensor yet, and does not tell the model's device.
         inputs = tf.nest.map_structure(
             lambda x: tf.constant(x) if isinstance(x, np.ndarray) else x, inputs
         )
@@ -110,10 +110,10 @@ class TensorFlowLearner(Learner):
         return bool(self._model.built if self._is_layer else self._model.variables)
 
     def _get_ready(self, device: Device | None) -> None:
-        """Train what is trainable now, as Keras does when a model is compiled.
+        """Prepare to train the variables that are trainable now, as Keras does in ``compile``.
 
         Args:
-            device: of the inputs, where a model without variables computes.
+            device: the inputs' device, where a model without variables computes.
         """
         self._flagged = self._list_flagged()
         flags = _list_flags(self._flagged)
@@ -123,12 +123,12 @@ class TensorFlowLearner(Learner):
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
                 "there is nothing to train: it has no trainable variables",
-                "model.trainable = True; Keras' layers in a keras.Model, and not in a tf.Module",
+                "model.trainable = True; Keras layers in a keras.Model, and not in a tf.Module",
             )
         variables = self._variables if is_trained else list(self._model.variables)
         for _, first in placing.list_named_tensors(self._framework, variables)[:1]:
             device = self._framework.tensors.device_of(first)
-        if device is None:  # the first batch will tell
+        if device is None:  # the first batch gives it
             return
         self._device = device
         if is_trained:
@@ -147,7 +147,7 @@ class TensorFlowLearner(Learner):
         if runs_eagerly:
             self._forward = self._compute_alone
         if runs_eagerly or self.settings.methods is not None:
-            # The model's own methods may draw and print what they compute, as in D2L.
+            # The model's own methods may draw and print intermediate values, as in D2L.
             self._steps, self._accumulations = (self._train,) * 2, (self._accumulate,) * 2
             self._evaluations = (self._measure,) * 2
         self._sums = placing.place(self._framework, self._sums, self._device)
@@ -155,16 +155,16 @@ class TensorFlowLearner(Learner):
         self._is_ready = True
 
     def _list_dependencies(self) -> Any:
-        """Return all that a traced function depends on, but for the places of variables."""
+        """Return all that a traced function depends on, except the devices of variables."""
         model, settings, optimizer = self._model, self.settings, self._optimizer
         if self._is_layer:
             modules = [(each, each.dtype_policy.name) for each in model._flatten_layers()]
         else:
             modules = [model, *model.submodules]
-        # The rate of an optimizer that is given by name is a variable; another's may be a schedule.
+        # An optimizer given by name has a variable as its rate. Another's may be a schedule.
         rate = getattr(optimizer, "_learning_rate", None)
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
-        # The variables of a model tell where it computes.
+        # The device of a model's variables is where it computes.
         place = None if model.variables else str(self._device)
         by = settings.optimizer if self._is_named() else (optimizer, rate)
         return modules, [id(x) for x in self._variables], by, how, place
@@ -185,7 +185,7 @@ class TensorFlowLearner(Learner):
         return not self._is_named() or program.lend(self._optimizer)
 
     def _list_captured(self) -> list[Any]:
-        """Return the tensors of which a traced function knows where they are."""
+        """Return the tensors whose devices a traced function has fixed."""
         objects = [self._model.variables]
         if not self._is_named() and self._optimizer is not None:
             objects.append(self._optimizer)
@@ -193,7 +193,7 @@ class TensorFlowLearner(Learner):
         return [getattr(x, "handle", x) for _, x in found]
 
     def _build(self, optimizer: Any) -> None:
-        # A ``MultiOptimizer`` takes the gradients of all that it was built for.
+        # A ``MultiOptimizer`` takes the gradients of all variables that it was built for.
         takes_all = hasattr(optimizer, "_inner_optimizers")
         if not optimizer.built:
             with devices.on(self._framework, self._device):
@@ -207,13 +207,13 @@ class TensorFlowLearner(Learner):
                 f"it was built for other variables than the {len(wanted)} that are trainable now",
                 f"keras.optimizers.{name}(...), not built yet; before what is frozen is thawed",
             )
-        # One that is given by name computes in steps only, in their scope. With a scope of its own
-        # it would refer to itself, and be in use until ``gc`` finds it.
+        # An optimizer given by name computes only in steps, in their scope. Its own scope would
+        # refer back to it, and keep it in use until ``gc`` runs.
         placed = optimizer.variables if self._is_named() else optimizer
         placing.place(self._framework, placed, self._device)
 
     def _list_trainable(self) -> list[Any]:
-        """Return the variables that are trainable, or would be without freezing."""
+        """Return the variables that are trainable, or are only frozen."""
         if not self._is_layer:
             return self._variables
         found = {id(x) for x in self._variables}
@@ -224,8 +224,8 @@ class TensorFlowLearner(Learner):
     # -- modes ------------------------------------------------------------------------------------
 
     def _list_flagged(self) -> list[Any]:
-        """Return what has a ``trainable`` flag: a Keras model's layers, and their variables."""
-        # Of a ``tf.Module`` the variables are trainable or not for ever.
+        """Return the objects with a ``trainable`` flag: a Keras model's layers and variables."""
+        # The flags of a ``tf.Module``'s variables never change.
         return [*self._model._flatten_layers(), *self._model.variables] if self._is_layer else []
 
     def modes(self) -> Any:
@@ -258,7 +258,7 @@ class TensorFlowLearner(Learner):
 
     @property
     def takes_mapping(self) -> bool:
-        # A Sequential has nothing but ``inputs``.
+        # A Sequential has only ``inputs``.
         return self._takes_list and isinstance(getattr(self._model, "input", None), Mapping)
 
     # -- steps ------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class TensorFlowLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
-        # This check takes a microsecond, for a model of ten layers.
+        # This check takes a microsecond for a model of ten layers.
         if not self.pending and _list_flags(self._flagged) != self._flags:
             self._get_ready(self._device)
         if self.settings.accumulate_grad_batches > 1:
@@ -276,7 +276,7 @@ class TensorFlowLearner(Learner):
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
             return loss, prediction
-        # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
+        # As separate arguments, as in a loop by hand: TensorFlow inspects a tuple more slowly.
         loss, prediction = self._steps[self._are_classes()](*inputs, y)
         return loss, prediction
 
@@ -292,7 +292,7 @@ class TensorFlowLearner(Learner):
         return loss, prediction
 
     def _are_classes(self) -> bool:
-        """Tell whether the host has seen that all labels of the batch are classes."""
+        """Return whether the host has seen that all labels of the batch are classes."""
         labels, program = self.labels, self._program
         if labels is None or not labels.are_all_among(program.classes):
             return False
@@ -320,10 +320,10 @@ class TensorFlowLearner(Learner):
             return loss, prediction
 
     def _accumulate(self, sums: list[Any] | None, *batch: Any) -> tuple[Tensor, Any, list[Any]]:
-        """Return the sums of the gradients too; None for a variable that no batch has used."""
+        """Return the gradients' sums, too; None for a variable that no batch has used."""
         with self._enter_device():
             loss, prediction, gradients = self._differentiate(batch)
-            # Those of an embedding have rows of their own in each batch.
+            # The gradient of an embedding has other rows in each batch.
             new = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
             if sums is not None:
                 pairs = zip(sums, new, strict=True)
@@ -341,19 +341,19 @@ class TensorFlowLearner(Learner):
     def _compute_gradients(
         self, inputs: Sequence[Any], y: Any, share: Tensor | None = None
     ) -> tuple[Tensor, Any, list[Any]]:
-        """Return the loss, the prediction, and the gradients of the loss or of a share of it."""
+        """Return the loss, the prediction, and the gradients of the loss times a share."""
         with tf.GradientTape() as tape:
             loss, prediction = self._compute_losses(inputs, y, training=True)
             part = loss if share is None else loss * tf.cast(share, loss.dtype)
-            # The factor is 1, except in an optimizer that works around the range of float16.
+            # The factor is 1, unless the optimizer scales float16.
             scaled = self._optimizer.scale_loss(part)
         return loss, prediction, tape.gradient(scaled, self._variables)
 
     def _update(self, gradients: list[Any]) -> None:
         if self.settings.gradient_clip_val:
             gradients = self._clip(gradients)
-        # In a replica, also the only one, Keras sums gradients by a function with a gradient of its
-        # own. TensorFlow keeps that for ever, and with it the whole traced step:
+        # In a replica Keras sums gradients by a function with a gradient of its own, even in a
+        # single one. TensorFlow keeps that function forever, and with it the whole traced step:
         # https://github.com/tensorflow/tensorflow/issues/97697
         if tf.distribute.has_strategy() or is_scaling(self._optimizer):
             self._optimizer.apply(gradients, self._variables)
@@ -376,7 +376,7 @@ class TensorFlowLearner(Learner):
         return self._compute_loss(prediction, y), prediction
 
     def _compute_prediction(self, inputs: Sequence[Any], *, training: bool) -> Any:
-        """Return the prediction; in float32 if it is computed in fewer bits."""
+        """Return the prediction; in float32 after computing in fewer bits."""
         if self._policy is None:
             return self._call(inputs, training=training)
         with compute_in(self._policy, self._model, self.settings):
@@ -399,7 +399,7 @@ class TensorFlowLearner(Learner):
         return self._model(list(inputs), **mode)
 
     def _compute_loss(self, prediction: Any, y: Any) -> Tensor:
-        """Return the loss with what layers add, such as regularization, as Keras' ``fit`` does."""
+        """Return the loss plus the layers' own losses (regularization), as Keras's ``fit`` does."""
         loss_of = self._loss
         if type(y) is _Classes:
             y = y.labels
@@ -411,8 +411,8 @@ class TensorFlowLearner(Learner):
         return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
-        """Return the gradients, shortened as ``torch.nn.utils.clip_grad_norm_`` does it."""
-        # That of an embedding has a row for each use: its norm is not that of their sums.
+        """Return the gradients, clipped as ``torch.nn.utils.clip_grad_norm_`` clips them."""
+        # An embedding's gradient has a row for each use. Their norm is not the norm of their sums.
         dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
         squares = [tf.reduce_sum(tf.cast(g, tf.float32) ** 2) for g in dense if g is not None]
         norm = tf.sqrt(tf.add_n(squares)) / self._optimizer.scale_loss(tf.ones(()))
@@ -429,29 +429,30 @@ def _list_flags(flagged: list[Any]) -> list[bool]:
 
 @dataclass(frozen=True)
 class _Classes:
-    """Labels that the host has seen, in what is traced for them."""
+    """Labels that the host has seen, for the functions traced for them."""
 
     labels: Any
 
 
 class _Program:
-    """What is traced for all learners that train one model in one way.
+    """The traced functions of all learners that train one model in one way.
 
-    It is traced with any of them, again for each shape, and holds none, nor the model.
+    TensorFlow traces them with any learner, again for each shape. They hold neither learner nor
+    model.
 
     Args:
-        tensors: of the variables of which it knows where they are. They are others when the model
-            has been moved.
+        tensors: the variables' tensors, whose devices the functions have fixed. After a move the
+            model has other tensors.
 
     Attributes:
         users: these learners.
         slots, handles: the variables of an optimizer that is given by name, which the steps
-            change, and where they were when they were traced.
+            change, and their handles at the trace.
         optimizer: a reference to the optimizer that has them; None before the first one.
         classes: the least number of classes for which a loss without a mask is traced.
-        greatest: the greatest label of the batch that is computed with, where all are known.
-        steps, accumulations, evaluations: for any labels, and for those that are all classes. They
-            compute the same numbers.
+        greatest: the greatest label of the current batch, where all labels are known.
+        steps, accumulations, evaluations: one function for any labels, and one for labels that
+            are all classes. They compute the same numbers.
     """
 
     def __init__(self, tensors: list[Any]) -> None:
@@ -469,10 +470,10 @@ class _Program:
         self.forward = _trace(self.users, TensorFlowLearner._compute_alone)
 
     def lend(self, optimizer: Any) -> bool:
-        """Give an optimizer the variables of the last one, with its own values.
+        """Give an optimizer the variables of the previous one, with its own values.
 
         Returns:
-            False if that one is in use, or its variables have been moved.
+            False if the previous one is in use, or its variables have been moved.
         """
         variables = optimizer.variables
         if self.optimizer is None:
@@ -490,10 +491,10 @@ class _Program:
         return True
 
     def admits(self, shape: tf.TensorShape) -> bool:
-        """Tell whether a loss without a mask may be traced for a prediction of such a shape.
+        """Return whether a loss without a mask may be traced for a prediction of this shape.
 
-        How many classes there are is known only now. If not all labels are classes, or the number
-        of classes may vary, what is traced has the mask.
+        Only the trace knows the number of classes. The loss needs a mask if some labels are not
+        classes, or if the number of classes may vary.
         """
         classes = shape[-1] if shape.rank else None
         if classes is None or self.greatest >= classes:
@@ -504,7 +505,7 @@ class _Program:
 
 def _find_programs(model: Any) -> Programs[_Program]:
     """Return the programs that a model keeps."""
-    # Past ``__setattr__``, which would track them.
+    # Not through ``__setattr__``, which would track them.
     return vars(model).setdefault(OF_PROGRAMS, Programs(4, ("_called", "_variable_read")))
 
 
@@ -512,14 +513,14 @@ def _trace(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any
     def call(*operands: Any) -> Any:
         return method(next(iter(users)), *operands)
 
-    # Without AutoGraph, as in Keras' own fit: it would wrap the errors of the code it converts.
-    # TensorFlow counts the traces of a function in all its objects, and warns; those of a partial
-    # it does not mix up.
+    # Without AutoGraph, as in Keras's own fit: it would wrap the errors of the code it converts.
+    # TensorFlow counts the traces of one function in all objects together, and warns. It counts
+    # each partial alone.
     return tf.function(partial(call), autograph=False)
 
 
 def _trace_twice(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
-    """Return what is traced for any labels, and for labels that are all classes."""
+    """Return a function traced for any labels, and one for labels that are all classes."""
 
     def call_with_classes(learner: TensorFlowLearner, *operands: Any) -> Any:
         *others, y = operands

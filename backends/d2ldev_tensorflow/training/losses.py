@@ -1,4 +1,4 @@
-"""Losses that are given by name: means over the examples of a batch, or over their weights."""
+"""Losses that are given by name: means over a batch, or weighted means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     logits, y = _mask_uncounted(widen(prediction), tf.cast(y, tf.int64), weights)
-    # A label that is not a class is an error on the CPU, and NaN on a GPU.
+    # A label that is not a class raises an error on the CPU, and gives NaN on a GPU.
     counts = (y >= 0) & (y < tf.shape(logits, tf.int64)[-1])
     y = tf.where(counts, y, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
@@ -32,14 +32,14 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 
 
 def _cross_entropy_of_classes(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    """Return the same, to the last bit, of labels that are all classes; sooner without weights."""
+    """Return the same loss, to the last bit, for labels that are all classes; without a mask."""
     if weights is not None:
         return _cross_entropy(prediction, y, weights)
     check_labels(prediction.shape, y.shape, y.dtype.name)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=tf.cast(y, tf.int64), logits=widen(prediction)
     )
-    # TensorFlow's optimizer would multiply by the reciprocal of a constant that ``/`` divides by.
+    # TensorFlow's optimizer would replace ``/`` by a constant with a product with its reciprocal.
     return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
 
 
@@ -56,7 +56,7 @@ def _match_shapes(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, 
 
 
 def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    """Return both with 0 where the weight is 0: 0 times an infinite loss would be NaN."""
     if weights is None:
         return prediction, y
     check_weights(y.shape, weights.shape)
@@ -74,15 +74,15 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     shape = tf.concat([tf.shape(weights), [-1]], 0)
     losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
     total = tf.reduce_sum(weights)
-    # 0 where all weights are.
+    # 0 if all weights are 0.
     return tf.reduce_sum(losses * weights) / (total + tf.cast(total == 0, total.dtype))
 
 
 LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
-# Those of labels that are known to be classes.
+# The losses for labels that are known to be classes.
 LOSSES_OF_CLASSES = {**LOSSES, "cross_entropy": _cross_entropy_of_classes}
 
 
 def widen(prediction: Tensor) -> Tensor:
-    """Return float32 of float16 and bfloat16: a mean over a batch needs more digits."""
+    """Return float16 and bfloat16 in float32: a mean over a batch needs more digits."""
     return tf.cast(prediction, tf.float32) if prediction.dtype.size < 4 else prediction

@@ -1,4 +1,4 @@
-"""Keras' optimizers: those that are given by name, and what they do to the loss."""
+"""Keras optimizers: optimizers that are given by name, and loss scaling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "momentum": ("SGD", {"momentum": MOMENTUM}),
     "adam": ("Adam", _ADAM),
     "adamw": ("AdamW", {**_ADAM, "weight_decay": WEIGHT_DECAY}),
-    # Keras adds it inside the root.
+    # Keras adds epsilon inside the root.
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
 
@@ -47,7 +47,7 @@ def make_optimizer(settings: Settings) -> Any:
 
 
 def is_scaling(optimizer: Any) -> bool:
-    """Return whether an optimizer scales the loss, which Keras lets it do in a replica only."""
+    """Return whether an optimizer scales the loss, which Keras permits only in a replica."""
     import keras
 
     parts = [optimizer, *getattr(optimizer, "_inner_optimizers", ())]

@@ -1,4 +1,4 @@
-"""Precisions: the dtype policies that Keras' layers have while they compute in fewer bits."""
+"""Precisions: the dtype policies of Keras layers while they compute in fewer bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 def find_policy(model: Any, settings: Settings) -> str | None:
-    """Return the name of the policy for a precision; None without one.
+    """Return the name of the policy for a precision; None for full precision.
 
     Raises:
         UnsupportedValueError: for a ``tf.Module``.
@@ -26,7 +26,7 @@ def find_policy(model: Any, settings: Settings) -> str | None:
     if not is_of_keras(model, "Layer"):
         raise UnsupportedValueError(
             f"train {describe(model)} with precision={settings.precision!r}",
-            "a tf.Module has no dtype policy, which Keras' layers have",
+            "a tf.Module has no dtype policy, which Keras layers have",
             "a keras.Model, or leave it out",
         )
     _warn_of_configuration(model, settings, policy)
@@ -35,12 +35,12 @@ def find_policy(model: Any, settings: Settings) -> str | None:
 
 @contextmanager
 def compute_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
-    """Give the layers of a model a policy for a block, as their functions are traced.
+    """Give the layers of a model a policy for a block, in which their functions are traced.
 
-    Those with a dtype of their own keep it.
+    Layers with a dtype of their own keep it.
 
     Raises:
-        UnsupportedValueError: if all that have weights have one.
+        UnsupportedValueError: if all layers with weights have a dtype of their own.
     """
     layers = _list_without_own_dtype(model)
     variables = [[*x._trainable_variables, *x._non_trainable_variables] for x in layers]
@@ -62,11 +62,11 @@ def compute_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
 
 
 def _list_without_own_dtype(model: Any) -> list[Any]:
-    """Return the layers that were not made with a dtype, as ``Dense(10, dtype='float32')`` is.
+    """Return the layers that were made without a dtype, unlike ``Dense(10, dtype='float32')``.
 
-    The parts of a layer, such as an attention's, have its policy. A layer that is made from a
-    configuration, by ``clone_model`` or from a file, is given all of its arguments, the defaults
-    too: it has a dtype of its own if that is not the most frequent one of these layers.
+    The parts of a layer have its policy, for example those of an attention layer. ``clone_model``
+    and files make a layer from a configuration, which lists all arguments, defaults included. Such
+    a layer has a dtype of its own if most of these layers have another dtype.
     """
     layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
     for layer in layers:
@@ -96,17 +96,17 @@ def _list_rebuilt_policies(model: Any) -> list[Any]:
 
 
 def _find_arguments(layer: Any) -> Any:
-    """Return the arguments that a layer was made with; None if they are not all plain."""
+    """Return the arguments that a layer was made with; None if some are not plain values."""
     return getattr(getattr(layer, "_auto_config", None), "config", None)  # private
 
 
 def _warn_of_configuration(model: Any, settings: Settings, policy: str) -> None:
-    """Warn that a precision may be one of layers for which the user named another one."""
+    """Warn if a precision may replace a dtype that the user chose for some layers."""
     if len({each.name for each in _list_rebuilt_policies(model)}) == 1:
         warn(
             f"precision={settings.precision!r} is for all layers of {describe(model)} that were "
-            "made from a configuration, which does not say which of them were given a dtype, such "
-            "as that of the logits\n"
-            f"  fix: make it by its code, and load_into it; or layer.dtype_policy = {policy!r} for "
-            "the layers that are to compute in it, and no precision",
+            "made from a configuration. A configuration does not tell which layers were given a "
+            "dtype, as those of the logits often are\n"
+            f"  fix: make the model by its code, and load_into it; or leave precision out, and set "
+            f"layer.dtype_policy = {policy!r} on the layers that are to compute in it",
         )

@@ -1,6 +1,6 @@
-"""Steps of training of a model that has a copy on each of several devices, or in each process.
+"""Training steps of a model that has a copy on each of several devices, or in each process.
 
-Of several devices ``tf.distribute.MirroredStrategy`` has a copy of each variable on each.
+For several devices, ``tf.distribute.MirroredStrategy`` copies each variable to each device.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class _OfParts:
-    """A strategy in which a loss of Keras' is the mean over the examples of its own device.
+    """A strategy in which a Keras loss is the mean over the examples of its own device.
 
-    Keras divides its losses, and no other functions, by this number, so that those of all devices
-    add up. Here each is multiplied by the share of the device instead.
+    Keras divides its losses, and no other functions, by this number, so that their sum over the
+    devices is right. d2ldev multiplies each loss by the share of the device instead.
     """
 
     @property
@@ -47,17 +47,17 @@ class _OfParts:
 
 
 class _Strategy(_OfParts, tf.distribute.MirroredStrategy):
-    """Of several devices."""
+    """The strategy for several devices."""
 
 
 class GroupStrategy(_OfParts, tf.distribute.MultiWorkerMirroredStrategy):
-    """Of several processes."""
+    """The strategy for several processes."""
 
 
 class TensorFlowParallelLearner(TensorFlowLearner):
-    """A Keras model whose variables have a copy on each of several devices while it is trained.
+    """A Keras model whose variables have a copy on each of several devices during training.
 
-    ``sync`` gives them back the ``tf.Variable``s that they had, with what was learned.
+    ``sync`` restores the model's own ``tf.Variable``s, with the trained values.
     """
 
     @property
@@ -68,8 +68,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
     ) -> None:
         self._devices = devices
-        # Not the default, whose groups of devices have numbers that two strategies of one process
-        # share: after one of two devices, one of three fails.
+        # Not the default: its numbers of device groups are shared by the strategies of a process.
+        # A strategy for three devices would fail after one for two.
         is_virtual = framework.virtual_gpus is not None
         reduction = (
             tf.distribute.ReductionToOneDevice if is_virtual else tf.distribute.NcclAllReduce
@@ -79,7 +79,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         )
         self._single: list[tuple[Any, Any]] = []
         self._mirrored: dict[int, Any] = {}
-        # An optimizer of its own, and none that learners share.
+        # The learner's own optimizer, which no other learner shares.
         super().__init__(framework, model, settings._replace(optimizer=make_optimizer(settings)))
         self.settings = settings
 
@@ -109,7 +109,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _get_ready(self, device: Device | None) -> None:
         self._gather()
         super()._get_ready(device)
-        for optimizer in all_optimizers(self._optimizer):  # it has its variables only now
+        for optimizer in all_optimizers(self._optimizer):  # its variables exist only now
             _check_optimizer(optimizer, len(self._devices))
         self._steps = (self._run_together(self._train, takes_parts=True),) * 2
         self._accumulations = (self._run_together(self._accumulate, takes_parts=True),) * 2
@@ -117,13 +117,13 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self._mirrored = {}
 
     def _run_together(self, method: Callable[..., Any], *, takes_parts: bool) -> Callable[..., Any]:
-        """Return a method that runs on all devices at once, each with operands of its own.
+        """Return a method that runs on all devices at once, each with its own operands.
 
         Args:
-            method: of this learner.
-            takes_parts: whether the last operand has one ``(inputs, others)`` for each device.
-                Not TensorFlow's values of each replica, which have all the same structure: parts
-                may have lists of other lengths, and lists of text.
+            method: a method of this learner.
+            takes_parts: whether the last operand holds one ``(inputs, others)`` for each device.
+                TensorFlow's per-replica values all need the same structure. Parts may have lists of
+                other lengths, and lists of text.
         """
 
         def run(*operands: Any) -> Any:
@@ -171,14 +171,14 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         return tf.concat(parts, 0)[:number] if parts[0].shape.rank else parts[0]
 
     def _compute_shares(self, y: Any, parts: list[Part]) -> list[Tensor]:
-        """Return what share of the loss of a batch each part of it has; 0 if it is empty."""
+        """Return each part's share of the loss of a batch; 0 for an empty part."""
         each = [tf.constant(part.share, tf.float64) for part in parts]
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
             return each
         sums = [_sum_weights(part.operands[1], leaves_out) * (part.number > 0) for part in parts]
         total = tf.add_n(sums)
-        # Where all weights are 0, the loss is what layers add to it.
+        # If all weights are 0, the loss is only the layers' own losses.
         pairs = zip(sums, each, strict=True)
         return [tf.where(total == 0, share, tf.math.divide_no_nan(x, total)) for x, share in pairs]
 
@@ -202,7 +202,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     # -- one variable and several -----------------------------------------------------------------
 
     def _spread(self) -> None:
-        """Give each variable a copy on each device, with its value."""
+        """Give each variable a copy of its value on each device."""
         if self._single:
             return
         with tf.init_scope(), self._strategy.scope():
@@ -220,7 +220,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self._settle(self._strategy, "")
 
     def _gather(self) -> None:
-        """Give each variable back the one that it had, with the value of the first device."""
+        """Restore the model's own variables, with the values of the first device."""
         if not self._single:
             return
         with tf.init_scope():
@@ -237,11 +237,11 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         for optimizer in all_optimizers(self._optimizer):
             compute_at(optimizer, native)
             optimizer._distribution_strategy = strategy
-            # What it is given is added up already. Past ``__setattr__``, which looks for state.
+            # Its gradients are summed already. Not through ``__setattr__``, which looks for state.
             vars(optimizer).pop("_all_reduce_sum_gradients", None)
             if strategy is self._strategy:
                 vars(optimizer)["_all_reduce_sum_gradients"] = list
-            # By the names of variables, which are others now.
+            # By the names of variables, which have changed.
             optimizer._trainable_variables_indices = {
                 optimizer._var_key(x): number
                 for number, x in enumerate(optimizer._trainable_variables)
@@ -249,7 +249,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
 
 def _sum_weights(y: Any, leaves_out: bool) -> Tensor:
-    """Return the sum of the weights of targets; without those of labels that do not count."""
+    """Return the sum of the weights of targets, without those of labels that do not count."""
     y, weights = y if isinstance(y, Weighted) else (y, None)
     if weights is not None and not leaves_out:
         return tf.reduce_sum(tf.cast(weights, tf.float64))
@@ -261,9 +261,9 @@ def _sum_weights(y: Any, leaves_out: bool) -> Tensor:
 
 
 class TensorFlowGroupLearner(TensorFlowLearner):
-    """A model of which each of several processes has one, with gradients that are added up.
+    """A model with a copy in each of several processes, whose gradients are summed.
 
-    What layers keep besides, such as the statistics of a normalization, is rank 0's after a step.
+    After a step, other state of layers is rank 0's, for example the statistics of a normalization.
     """
 
     def __init__(
@@ -275,18 +275,18 @@ class TensorFlowGroupLearner(TensorFlowLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
-        # A tensor: what is traced holds for any number.
+        # As a tensor, so that the traced function holds for any number.
         return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
 
     def _are_classes(self) -> bool:
-        return False  # each process knows its own labels alone, and all have to run the same
+        return False  # each process knows only its own labels, and all must run the same function
 
     def _get_ready(self, device: Device | None) -> None:
         super()._get_ready(device)
         kept = [x for x in self._model.variables if not x.trainable]
         self._is_synchronized = False
         if self._is_layer:
-            # Those of a layer that is frozen do not change, and may be many.
+            # The variables of a frozen layer do not change, and may be many.
             layers = list(self._model._flatten_layers())
             kept = [x for layer in layers for x in layer._non_trainable_variables]
             self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
@@ -295,7 +295,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         self._begin_as_first([*map(_variable, variables)])
 
     def _begin_as_first(self, variables: list[Any]) -> None:
-        """Give variables the values that they have in the process of rank 0."""
+        """Give variables the values that they have in the process with rank 0."""
         variables = [x for x in variables if x.dtype not in OF_THE_HOST]
         values = [tf.cast(x, _find_sent_dtype(x.dtype)) for x in variables]
         for variable, value in zip(
@@ -307,7 +307,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         return type(self), super()._list_dependencies()
 
     def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
-        if self._is_synchronized:  # such a layer asks the strategy that it is called in
+        if self._is_synchronized:  # these layers use the strategy that is in force
             return self._strategy.run(self._differentiate_part, (batch,))
         return self._differentiate_part(batch)
 
@@ -325,16 +325,16 @@ class TensorFlowGroupLearner(TensorFlowLearner):
             variable.assign(value)
 
     def _select_first(self, values: list[Any]) -> list[Any]:
-        """Return values whose sums over the processes are those of rank 0."""
+        """Return values whose sums over the processes are rank 0's values."""
         return [x if self._is_first else tf.zeros_like(x) for x in values]
 
     def _add_up(self, values: list[Any]) -> list[Any]:
-        """Return the sums over the processes of tensors, on the device of the model."""
+        """Return the sums of tensors over the processes, on the device of the model."""
         extended = self._strategy.extended
         found: dict[int, Any] = {}
         with allow_mixing():
             with self._strategy.scope(), tf.device(extended.worker_devices[0]):
-                for dtype in dict.fromkeys(x.dtype for x in values):  # what is sent at once has one
+                for dtype in dict.fromkeys(x.dtype for x in values):  # one dtype in each message
                     numbers = [i for i, x in enumerate(values) if x.dtype == dtype]
                     sent = [_copy(values[i]) for i in numbers]
                     sums = extended.batch_reduce_to("SUM", [(x, x) for x in sent])
@@ -345,12 +345,12 @@ class TensorFlowGroupLearner(TensorFlowLearner):
 
 
 def _variable(x: Any) -> Any:
-    """Return TensorFlow's variable of Keras' one."""
+    """Return the TensorFlow variable of a Keras variable."""
     return x if isinstance(x, tf.Variable) else x.value
 
 
 def _find_sent_dtype(dtype: Any) -> Any:
-    """Return a dtype that has the same numbers, and that TensorFlow adds up over processes."""
+    """Return a dtype with the same numbers that TensorFlow can sum over processes."""
     if dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
         return dtype
     return tf.float64 if dtype.is_floating else tf.int64
@@ -372,14 +372,14 @@ def _list_variables(model: Any, optimizer: Any) -> list[Any]:
 def _check_optimizer(optimizer: Any, number: int) -> None:
     """Refuse an optimizer that a mirrored strategy cannot run.
 
-    It changes no variable in a ``tf.cond``, and its variables have other names than the user's.
+    A mirrored strategy changes no variable in a ``tf.cond``, and renames the user's variables.
     """
     is_averaged = getattr(optimizer, "use_ema", False)
     refused = {
         "ema_overwrite_frequency": is_averaged and optimizer.ema_overwrite_frequency,
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
         "optimizers for some variables": hasattr(optimizer, "_inner_optimizers"),
-        "variables that are in no list of Keras'": any(find_unlisted_attributes(optimizer)),
+        "variables that Keras does not list": any(find_unlisted_attributes(optimizer)),
     }
     for what, is_used in refused.items():
         if is_used:

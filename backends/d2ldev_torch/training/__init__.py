@@ -22,8 +22,8 @@ class TorchTraining(Training):
     """Training of torch modules.
 
     Args:
-        framework: whose models are trained.
-        devices: its room of devices.
+        framework: the framework of the models.
+        devices: its area of devices.
     """
 
     loader_types = sharded_types = (torch.utils.data.DataLoader,)
@@ -85,7 +85,7 @@ class TorchTraining(Training):
         return shard_loader(loader, rank, size)
 
     def loader_state(self, loader: Any) -> list[bytes]:
-        # As bytes, which the file of a run takes whatever framework is trained.
+        # As bytes, which the file of a run accepts with any framework.
         return [generator.get_state().numpy().tobytes() for generator in _generators(loader)]
 
     def check_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
@@ -108,7 +108,7 @@ class TorchTraining(Training):
 
 
 def _check_state(native: torch.device, state: Any) -> None:
-    """Set a state on a temporary generator: torch refuses a wrong state."""
+    """Set a state on a temporary generator: torch raises an error if the state is wrong."""
     try:
         torch.Generator(native).set_state(state)
     except (RuntimeError, TypeError) as error:
@@ -116,32 +116,32 @@ def _check_state(native: torch.device, state: Any) -> None:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Return torch's own generator, the loader's and that of its sampler, each once.
+    """Return torch's own generator, the loader's and its sampler's, each once.
 
-    Torch's own belongs to ``random_state`` too, but another framework's model may be trained.
+    ``random_state`` covers torch's own generator, too, but not while another framework trains.
     """
-    # A ``batch_sampler`` of the user's has the sampler itself.
+    # A user's ``batch_sampler`` has the sampler itself.
     holders = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     own = (getattr(holder, "generator", None) for holder in holders)
     return list(dict.fromkeys([torch.default_generator, *(each for each in own if each)]))
 
 
 class SideStream(Copier):
-    """Copies to a GPU: of large batches beside what it computes, in a stream of their own.
+    """Copies to a GPU. A large batch is copied in a stream of its own, beside the computation.
 
-    A copy waits for everything that was queued before it in its stream. From memory that is not
-    pinned torch copies at a sixth of the speed, and Python waits until the bytes are on their way.
+    A copy waits for all earlier operations in its stream. From memory that is not pinned, torch
+    copies at a sixth of the speed. Python then waits until the bytes are on their way.
 
     Args:
-        tensors: the room of tensors, which makes the other copies.
+        tensors: the area of tensors, which makes the other copies.
         module: ``torch.cuda`` or ``torch.xpu``.
-        native: where to.
+        native: the GPU.
 
     Attributes:
-        large: from so many bytes on a batch is copied beside. At 50 GB/s the copy takes 0.35 ms, as
-            long as the calls that a step makes for a second stream.
-        pinned: from so many bytes on a tensor is pinned for its copy. A smaller one gains nothing
-            measurable by it, and torch asks the driver whether it is pinned already.
+        large: the number of bytes from which on a batch is copied in its own stream. At 50 GB/s
+            the copy takes 0.35 ms, as long as a step's calls for a second stream.
+        pinned: the number of bytes from which on a tensor is pinned for its copy. A smaller one
+            gains nothing measurable, and torch asks the driver whether it is pinned already.
     """
 
     large = 2**24
@@ -178,7 +178,7 @@ class SideStream(Copier):
         ]
 
     def mark_start(self) -> tuple[Any, list[torch.Tensor]]:
-        """Return the event after the copies of a batch, and these copies."""
+        """Return the event after the copies of a batch, and the copies."""
         copies, self._copies = self._copies, []
         return self._stream.record_event(), copies
 
@@ -187,14 +187,14 @@ class SideStream(Copier):
         current = self._module.current_stream(self._native)
         current.wait_event(event)
         for x in copies:
-            # Else the allocator, which knows only the side stream, would give the memory to the
-            # next batch while this one is still computed with.
+            # Without this call the allocator knows only the side stream. It would give the memory
+            # to the next batch during the computation with this one.
             x.record_stream(current)
 
 
 def _is_dense(x: Tensor) -> bool:
     """Return whether a tensor is plain memory of the host.
 
-    Tensors that a GPU computes, or that gradients flow through, keep their place in the queue.
+    A tensor on a GPU, or with gradients, keeps its place in the queue.
     """
     return bool(x.is_cpu and x.layout is torch.strided and not x.requires_grad)

@@ -1,4 +1,4 @@
-"""Hooks on the gradients of parameters, which torch leaves out of copies and of pickles.
+"""Hooks on the gradients of parameters, which torch omits from copies and pickles.
 
 https://github.com/pytorch/pytorch/blob/main/torch/nn/parameter.py
 """
@@ -16,18 +16,18 @@ Hook = Callable[[torch.Tensor], Any]
 
 
 def hooks_of(x: torch.Tensor) -> tuple[list[Hook], list[Hook]]:
-    """Return what a tensor calls with its gradient, and with itself when that is added up."""
+    """Return a tensor's hooks: those on its gradient, and those after its accumulation."""
     after = getattr(x, "_post_accumulate_grad_hooks", None)
     return [*(x._backward_hooks or {}).values()], [*(after or {}).values()]
 
 
 def has_hooks(x: torch.Tensor) -> bool:
-    """Tell whether a tensor is a leaf that has hooks."""
+    """Return whether a tensor is a leaf with hooks."""
     return x.is_leaf and any(hooks_of(x))
 
 
 def add_hooks(x: torch.Tensor, hooks: tuple[list[Hook], list[Hook]]) -> None:
-    """Add what ``hooks_of`` has returned for another tensor."""
+    """Add the hooks that ``hooks_of`` has returned for another tensor."""
     before, after = hooks
     tensor: Any = x
     for hook in before:
@@ -37,15 +37,15 @@ def add_hooks(x: torch.Tensor, hooks: tuple[list[Hook], list[Hook]]) -> None:
 
 
 def reduce(parameter: Any) -> Any:
-    """Return how ``pickle`` makes a parameter with its hooks again; see ``Parallel.reduce``."""
+    """Return how ``pickle`` rebuilds a parameter with its hooks; see ``Parallel.reduce``."""
     if not has_hooks(parameter):
         return NotImplemented
-    # The hooks are the state: one that is a method of the model has the parameter in it.
+    # The hooks are the state: a method of the model as a hook contains the parameter.
     return *parameter.__reduce_ex__(2), hooks_of(parameter), None, None, add_hooks
 
 
 class Hooks:
-    """The hooks of parameters, for ``copy.deepcopy`` of them together with their model."""
+    """The hooks of parameters, to be copied by ``copy.deepcopy`` together with their model."""
 
     def __init__(self, parameters: list[torch.Tensor]) -> None:
         self._of = [(x, hooks_of(x)) for x in parameters]
@@ -56,11 +56,11 @@ class Hooks:
 
 
 def check_hooks(model: Any, *, size: int, is_sharded: bool) -> None:
-    """Refuse hooks that would see something else where several processes train a model.
+    """Refuse hooks that would see other gradients if several processes train a model.
 
     Raises:
-        UnsupportedValueError: for one that is called before the gradients of all are added up, and
-            for each if a parameter is in parts.
+        UnsupportedValueError: for a hook that is called before the gradients are summed. If
+            parameters are sharded, for each hook.
     """
     named: Iterable[tuple[str, torch.Tensor]] = (
         model.named_parameters() if isinstance(model, torch.nn.Module) else ()

@@ -1,4 +1,4 @@
-"""Steps of training: autograd, the losses of ``torch.nn.functional``, and ``torch.optim``."""
+"""Training steps: autograd, the losses of ``torch.nn.functional``, and ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 def _cross_entropy(
     prediction: Tensor, y: Tensor, weights: Any = None, *, are_all_classes: bool = False
 ) -> Tensor:
-    """Return the mean over the labels that are classes; 0 if none is.
+    """Return the mean over the labels that are classes; 0 without any.
 
-    A kernel of CUDA that meets another one ends the use of the GPU, so that it is given none.
+    A CUDA kernel that meets another label makes the GPU unusable. So no other label reaches it.
 
     Args:
         prediction, y, weights: see ``loss_among``.
-        are_all_classes: whether the host has seen that all labels are.
+        are_all_classes: whether the host has seen that all labels are classes.
     """
     shape = y.shape
     _check_labels(prediction.shape, shape, y.dtype)
     prediction, y = _mask_uncounted(prediction, y, weights)
-    y = y.long()  # torch wants labels of 64 bits; other frameworks make them with 32
+    y = y.long()  # torch requires labels of 64 bits; other frameworks make 32
     if not are_all_classes:
         counts = y == y.clamp(0, prediction.shape[-1] - 1)
         y = y.masked_fill(~counts, NO_LABEL)
-    if y.dim() > 1:  # torch has the classes at axis 1
+    if y.dim() > 1:  # torch requires the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
     reduction = "none" if weights is not None else "mean" if are_all_classes else "sum"
     losses = torch.nn.functional.cross_entropy(
@@ -86,7 +86,7 @@ def _cross_entropy(
     return _mean(losses, weights)
 
 
-@lru_cache(maxsize=128)  # a step looks only whether it knows the shapes
+@lru_cache(maxsize=128)  # a step only checks whether the shapes are known
 def _check_labels(prediction: torch.Size, y: torch.Size, dtype: torch.dtype) -> None:
     check_labels(prediction, y, str(dtype).removeprefix("torch."))
 
@@ -101,7 +101,7 @@ def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 
 
 def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    """Return both with 0 where the weight is 0: 0 times an infinite loss would be NaN."""
     if weights is None:
         return prediction, y
     check_weights(y.shape, weights.shape)
@@ -115,12 +115,12 @@ def _reduction(weights: Any) -> str:
 
 
 def _mean(losses: Tensor, weights: Any) -> Tensor:
-    """Return the weighted mean of losses; without weights torch has taken the mean already."""
+    """Return the weighted mean of losses; torch has taken the unweighted mean already."""
     if weights is None:
         return losses
     losses, weights = losses.reshape(*weights.shape, -1).mean(-1), weights.to(losses.dtype)
     total = weights.sum()
-    return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
+    return (losses * weights).sum() / (total + (total == 0))  # 0 if all weights are 0
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
@@ -128,7 +128,7 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross_entropy": _cross_entropy,
     "bce": _bce,
 }
-# Those of labels that are known to be classes.
+# The losses for labels that are known to be classes.
 _LOSSES_OF_CLASSES: dict[str, Callable[[Any, Any], Tensor]] = {
     **_LOSSES,
     "cross_entropy": partial(_cross_entropy, are_all_classes=True),
@@ -140,7 +140,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @lru_cache
 def needs_closure(cls: Any) -> bool:
-    """Return whether a class of optimizers computes the loss several times in a step, as LBFGS."""
+    """Return whether a class of optimizers computes the loss several times a step, as LBFGS."""
     closure = inspect.signature(cls.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
@@ -151,16 +151,16 @@ def list_trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _plainly(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return modules or parameters by the names that they have without ``torch.compile``."""
+    """Return modules or parameters by their names without ``torch.compile``."""
     return [(plain_name(name), each) for name, each in named]
 
 
 class TorchLearner(Learner):
     """A ``torch.nn.Module`` that a ``torch.optim.Optimizer`` trains.
 
-    The optimizer of a model with lazy modules is made in the first step, when they have shapes.
-    The model is in training mode in ``step``, except for modules that are frozen by ``eval()``;
-    in evaluation mode in ``evaluate``; and after ``sync`` in the mode in which it was handed over.
+    The first step makes the optimizer of a model with lazy modules, which have shapes only then.
+    ``step`` puts the model into training mode, without the modules that ``eval()`` has frozen.
+    ``evaluate`` puts it into evaluation mode. ``sync`` restores the mode that it had before.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
@@ -205,7 +205,7 @@ class TorchLearner(Learner):
                 "net.float(), before the optimizer is made",
             )
         if isinstance(optimizer, str):
-            # All of them: a frozen one has no gradient, and may be thawed later.
+            # All parameters: a frozen one has no gradient, and may be thawed later.
             return _OPTIMIZERS[optimizer](parameters, lr=self.settings.lr)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UnsupportedValueError(
@@ -262,7 +262,7 @@ class TorchLearner(Learner):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        # A result of torch.compile takes anything, and gives it to the module that was compiled.
+        # The result of torch.compile passes all inputs on to the original module.
         return input_names(original(self._model).forward)
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -326,10 +326,10 @@ class TorchLearner(Learner):
             return self._compute_prediction(inputs)
 
     def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        """Add the gradients on a batch to those that are there; return its loss and prediction."""
+        """Add the gradients of a batch to the present ones; return its loss and prediction."""
         loss, prediction = self._compute_losses_of_step(inputs, y)
         self._backward(loss)
-        # Without the graph for the backward pass.
+        # Without the graph of the backward pass.
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
 
     def _compute_losses_of_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -345,7 +345,7 @@ class TorchLearner(Learner):
             ) from error
 
     def _lacks_variance(self, inputs: tuple[Any, ...]) -> bool:
-        """Tell whether a batch has one example, and the model normalizes batches."""
+        """Return whether a batch has one example, and the model normalizes batches."""
         flat = flatten(inputs, self._framework.state.kinds, "train")
         lengths = {len(x) for x in flat.tensors.values() if x.dim()}
         return lengths == {1} and self._framework.parallel.least_examples(self._model) > 1
@@ -354,7 +354,7 @@ class TorchLearner(Learner):
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def _of_the_whole_batch(self, loss: Tensor) -> Tensor:
-        """Return the loss of a batch, as an optimizer that looks at it has to see it."""
+        """Return the loss of a whole batch for an optimizer that uses the loss."""
         return loss
 
     def _compute_prediction(self, inputs: tuple[Any, ...]) -> Any:
@@ -375,7 +375,7 @@ class TorchLearner(Learner):
         return loss, prediction
 
     def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
-        """Return the prediction as it is computed in fewer bits, in float32."""
+        """Compute the prediction in fewer bits, and return it in float32."""
         with torch.autocast(self._place_of(inputs).type, self._narrow):
             prediction = self._model(*inputs)
         return self._map_prediction(
@@ -383,25 +383,25 @@ class TorchLearner(Learner):
         )
 
     def _place_of(self, inputs: tuple[Any, ...]) -> torch.device:
-        """Return torch's device of the model; that of the first input if it has no parameter."""
+        """Return torch's device of the model; without parameters, of the first input."""
         first = next(self._model.parameters(), None)
         if first is not None:
             return first.device
         return self._place_of_inputs(inputs)
 
     def _place_of_inputs(self, inputs: tuple[Any, ...]) -> torch.device:
-        """Return torch's device of the inputs; some may stay on the CPU, such as lengths."""
+        """Return torch's device of the inputs; some, such as lengths, may stay on the CPU."""
         flat = flatten(inputs, self._framework.state.kinds, "train")
         found = [x.device for x in flat.tensors.values()]
         return next((device for device in found if device != NATIVE_CPU), NATIVE_CPU)
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
-            # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
+            # Only the optimizer's parameters: nothing resets the gradients of others.
             torch.nn.utils.clip_grad_norm_(list_trained(optimizer), self.settings.gradient_clip_val)
 
     def _map_prediction(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
-        """Return a nesting with what a function makes of each tensor in it."""
+        """Return a nesting with a function's result for each tensor in it."""
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
         return map_tensors(
@@ -410,9 +410,9 @@ class TorchLearner(Learner):
 
     # -- modes ------------------------------------------------------------------------------------
 
-    # ``Module.train()`` puts every module in it into training mode, also those that the user put
-    # into evaluation mode to freeze them, such as the batch normalisation of a network that is
-    # fine-tuned. They stay in it here. Only the model's own flag is asked in every step.
+    # ``Module.train()`` puts all inner modules into training mode. A user may have put some into
+    # evaluation mode to freeze them, for example batch normalization in fine-tuning. These stay in
+    # it. A step only checks the model's own flag.
 
     def _train(self) -> None:
         if self._model.training:
@@ -439,7 +439,7 @@ class TorchLearner(Learner):
         return self._optimizer is not None and not self._is_lazy()
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        # In evaluation mode, in which no running mean is changed.
+        # In evaluation mode, which changes no running mean.
         self.predict(inputs)
         if self._optimizer is None and self.settings.optimizer is not None:
             self._optimizer = self._make_optimizer()
@@ -454,7 +454,7 @@ class TorchLearner(Learner):
     def check_modes(self, modes: Any) -> Callable[[], None]:
         known = {
             "frozen": [name for name, _ in _plainly(self._model.named_parameters())],
-            # Not the model itself, which is trained.
+            # Without the model itself, which is trained.
             "evaluation": [name for name, _ in _plainly(self._model.named_modules()) if name],
         }
         for key, names in known.items():
@@ -464,7 +464,7 @@ class TorchLearner(Learner):
 
         def put() -> None:
             for name, parameter in _plainly(self._model.named_parameters()):
-                # Not by ``requires_grad_``, which a parameter without a shape refuses.
+                # Not by ``requires_grad_``, which refuses a parameter without a shape.
                 parameter.requires_grad = name not in modes["frozen"]
             is_training = self._model.training
             self._model.eval()

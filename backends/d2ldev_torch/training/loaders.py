@@ -11,21 +11,21 @@ from d2ldev.operations.parallel import PartSampler, shard_copy
 
 
 def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[Any]:
-    """Return a loader of which one process reads its examples only.
+    """Return a loader for one process, which reads only its own examples.
 
     Args:
         loader: chooses its examples by number.
-        rank, size: the number of the process, from 0, and how many there are.
+        rank, size: the number of the process, from 0, and the number of processes.
 
     Raises:
-        UnsupportedValueError: for another loader.
+        UnsupportedValueError: for any other kind of loader.
     """
     if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
         raise shard_refusal(loader)
     if loader.num_workers and not loader.in_order:
         raise shard_refusal(loader, "with in_order=False its batches come in any order")
     parts = PartSampler(loader.batch_sampler, rank, size)
-    # Workers that persist are the other loader's.
+    # The workers of the other loader may persist.
     other: DataLoader[Any] = shard_copy(
         loader, DataLoader, parts, batch_sampler=parts, _iterator=None
     )

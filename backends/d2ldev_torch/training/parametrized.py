@@ -1,6 +1,6 @@
-"""Parametrized modules on their way to another process: torch itself pickles none of them.
+"""Parametrized modules on their way to another process: torch itself cannot pickle them.
 
-The class of such a module is made for it alone, with a property for each tensor that is computed.
+torch makes a class for each such module, with a property for each computed tensor.
 https://github.com/pytorch/pytorch/blob/main/torch/nn/utils/parametrize.py
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrizations, parametrize
 
-# It reads the files of hook-based ``weight_norm``, and knows the name of the tensor.
+# This hook reads the files of the older ``weight_norm``, and knows the name of the tensor.
 _HOOK = "weight_norm.<locals>._weight_norm_compat_hook"
 
 
 def reduce(obj: Any) -> Any:
-    """Return how ``pickle`` makes an object again; see ``Parallel.reduce``."""
+    """Return how ``pickle`` rebuilds an object; see ``Parallel.reduce``."""
     if isinstance(obj, torch.nn.Module):
         if not parametrize.is_parametrized(obj):
             return NotImplemented
@@ -32,7 +32,7 @@ def reduce(obj: Any) -> Any:
 
 
 def _make(cls: Any, names: tuple[str, ...]) -> torch.nn.Module:
-    """Return a module whose tensors of these names are computed, before it has its state."""
+    """Return a module that computes its tensors of these names, still without state."""
     module: torch.nn.Module = cls.__new__(cls)
     parametrize._inject_new_class(module)
     for name in names:
@@ -41,7 +41,7 @@ def _make(cls: Any, names: tuple[str, ...]) -> torch.nn.Module:
 
 
 def _hook(name: str) -> Any:
-    """Return the hook that ``weight_norm`` adds for the tensor of a name."""
+    """Return the hook that ``weight_norm`` adds for a tensor."""
     module = torch.nn.Module()
     module.register_parameter(name, torch.nn.Parameter(torch.ones(1, 1)))
     parametrizations.weight_norm(module, name)

@@ -1,4 +1,4 @@
-"""What a module has beside its parameters, buffers and modules, while a copy of it is trained."""
+"""A module's attributes beside parameters, buffers and modules, while a copy is trained."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from d2ldev.errors import UnsupportedValueError
 
 
 class PlainAttributes:
-    """The attributes of a module that torch knows nothing of, in a copy of it and back.
+    """The attributes of a module that torch does not know, in a copy and back.
 
-    The copy has the very same objects, so that what its ``forward`` appends to a list is in the
-    user's list. Only what holds something of the model, such as a list of its layers or one of its
-    methods, or a tensor, is copied with it: else the copy would compute with the user's parameters.
+    The copy shares the user's objects: if its ``forward`` appends to a list, it is the user's list.
+    An object with a tensor or a part of the model is copied with the model. Examples are a list of
+    its layers and one of its methods. Otherwise the copy would compute with the user's parameters.
 
     Args:
-        model: the user's own.
+        model: the user's model.
 
     Raises:
         UnsupportedValueError: if an attribute holds a parameter, which FSDP replaces by its parts.
@@ -32,7 +32,7 @@ class PlainAttributes:
         own = {id(x): x for x in _list_known(model)}
         values = [(each, *found) for each in model.modules() for found in _plain(each)]
         for _, name, value in values:
-            # Both have the model, and no forward computes with them.
+            # Both hold the model, and no forward pass computes with them.
             if name == "trainer" or isinstance(value, torch.optim.Optimizer):
                 self._shared[id(value)] = value
         for module, name, value in values:
@@ -40,17 +40,17 @@ class PlainAttributes:
                 self._sort(f"{type(module).__name__}.{name}", value, own)
 
     def _sort(self, where: str, value: Any, own: dict[int, Any]) -> None:
-        """Find out whether a value is shared or copied."""
+        """Decide whether a value is shared or copied."""
         memo = _Memo(own)
         try:
             deepcopy(value, memo)
-        except Exception:  # a lock or a file, for example: there is but one
+        except Exception:  # it exists only once, as a lock or a file
             self._shared[id(value)] = value
             return
         if any(isinstance(own[key], torch.nn.Parameter) for key in memo.met):
             raise UnsupportedValueError(
                 f"train the {type(self._model).__name__} with shard='parameters'",
-                f"{where} holds a parameter, in the place of which FSDP puts a part",
+                f"{where} holds a parameter, and FSDP replaces the parameter by a part",
                 "use it by its name in forward: self.layer.weight, or a torch.nn.ParameterList",
             )
         tensors = memo.tensors()
@@ -59,17 +59,17 @@ class PlainAttributes:
             self._shared[id(value)] = value
 
     def copy_to(self, device: torch.device) -> torch.nn.Module:
-        """Return the copy of the model; its plain tensors are on a device already."""
+        """Return a copy of the model; its plain tensors are on the device already."""
         placed = {key: x.to(device, copy=True) for key, x in self._tensors.items()}
         self._copy = deepcopy(self._model, {**self._shared, **placed})
         return self._copy
 
     def begin(self) -> None:
-        """Remember what the copy has before it is trained."""
+        """Remember the attributes of the copy before training."""
         self._before = [dict(_plain(module)) for module in self._copy.modules()]
 
     def bring_back(self) -> None:
-        """Give the user's model what the copy's ``forward`` has bound anew, or a copy of it."""
+        """Set the attributes that the copy's ``forward`` has set on the user's model."""
         known = zip(_list_known(self._copy), _list_known(self._model), strict=True)
         memo = {id(x): whole for x, whole in known}
         modules = zip(self._copy.modules(), self._model.modules(), self._before, strict=True)
@@ -83,19 +83,19 @@ class PlainAttributes:
 
     @staticmethod
     def _bring_back(value: Any, memo: dict[int, Any]) -> Any:
-        """Return a value of the copy as the user's model has it."""
+        """Return a value of the copy in the user's model's form."""
         if isinstance(value, torch.Tensor):
             return value.detach().cpu()
         seen = _Memo(memo)
         try:
             found = deepcopy(value, seen)
-        except Exception:  # there is but one
+        except Exception:  # it exists only once
             return value
         return found if seen.met else value
 
 
 class _Memo(dict[int, Any]):
-    """The memory of ``deepcopy``, which notices what it met of what it knew before."""
+    """The memory of ``deepcopy``, which records the known objects that it meets."""
 
     def __init__(self, known: dict[int, Any]) -> None:
         super().__init__(known)
@@ -108,13 +108,13 @@ class _Memo(dict[int, Any]):
         return super().get(key, default)
 
     def tensors(self) -> dict[int, torch.Tensor]:
-        """Return the tensors that were copied, by their identity."""
-        kept = self.setdefault(id(self), [])  # where ``deepcopy`` keeps what it has copied alive
+        """Return the copied tensors by the ids of their originals."""
+        kept = self.setdefault(id(self), [])  # ``deepcopy`` keeps the originals alive here
         return {id(x): x for x in kept if isinstance(x, torch.Tensor)}
 
 
 def _list_known(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield what torch knows of in a model, in the same order for a copy of it."""
+    """Yield the parts of a model that torch knows, in the same order for a copy of it."""
     yield from model.modules()
     yield from model.parameters()
     yield from model.buffers()

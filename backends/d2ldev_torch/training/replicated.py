@@ -1,4 +1,4 @@
-"""Steps of training in several processes, by ``DistributedDataParallel``."""
+"""Training steps in several processes, with ``DistributedDataParallel``."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 class TorchGroupLearner(TorchLearner):
     """A module that several processes train, each on a part of every batch.
 
-    Buffers, such as the running means of a batch normalisation, are computed from the part of rank
-    0, and all processes have them after each step.
+    Buffers, for example running means, are computed from rank 0's part. After each step all
+    processes have them.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
         super().__init__(framework, model, settings)
         self._size = group.size
         self._numbers = OwnNumbers(group.rank)
-        # Made in the first step, which builds a model with lazy modules.
+        # The first step makes it, after it has built a model with lazy modules.
         self._shared: _Shared | None = None
 
     def replace(self, parts: dict[str, Any]) -> None:
@@ -46,10 +46,10 @@ class TorchGroupLearner(TorchLearner):
             begin_as_the_first(self._framework, self._optimizer)
         if self._shared is None or self._shared.is_outdated():
             assert self._optimizer is not None
-            # An optimizer of the user's may train more than the model, such as a loss.
+            # A user's optimizer may also train parameters outside of the model, for example a loss.
             part = _Part(self._model, list_trained(self._optimizer), self._compute)
-            # In float16 gradients are multiplied after they were reduced: on the way they are as
-            # large as in one process.
+            # In float16, gradients are scaled after the reduction. During it they are as large as
+            # in one process.
             self._shared = _Shared(part, 1 if self._scaler is None else self._size)
         found = super().step(inputs, y)
         broadcast_buffers(self._shared.buffered)
@@ -70,7 +70,7 @@ class TorchGroupLearner(TorchLearner):
         # With ``accumulate_grad_batches`` the gradients stay in this process until ``flush``.
         is_reduced = self.settings.accumulate_grad_batches == 1
         loss, prediction = (shared.reducing if is_reduced else shared.part)(inputs, y)
-        # DDP takes the mean of the processes' gradients, and the sum is wanted.
+        # DDP computes the mean of the processes' gradients, and the step needs the sum.
         self._backward(loss * (portion.share * (self._size / shared.factor)))
         if is_reduced:
             shared.end_reduction([x for x in shared.trained if x.grad is None])
@@ -79,7 +79,7 @@ class TorchGroupLearner(TorchLearner):
     def _of_the_whole_batch(self, loss: Tensor) -> Tensor:
         assert self.portion is not None
         total = loss * self.portion.share
-        # On its own device: the program's engine may be one for GPUs alone.
+        # On its own device: the program's engine may serve only GPUs.
         distributed.all_reduce(total)
         return total.cpu()
 
@@ -93,12 +93,12 @@ class _Shared:
     """A model whose gradients are reduced by DDP.
 
     Args:
-        part: the loss of a part of a batch, of which it has the parameters.
-        factor: reduced gradients are multiplied by it.
+        part: a module that returns the loss of a part of a batch, and has the model's parameters.
+        factor: multiplies the reduced gradients.
 
     Attributes:
-        part: without DDP.
-        reducing: with it.
+        part: the module without DDP.
+        reducing: the module in DDP.
         trained: the parameters that are not frozen.
         buffered: the modules that have buffers.
     """
@@ -108,52 +108,52 @@ class _Shared:
         self._were_trained = [(x, x.requires_grad) for x in parameters]
         self.trained = [x for x in parameters if x.requires_grad]
         self.buffered = [module for module in part.modules() if module._buffers]
-        # In how many of the processes each parameter has a gradient: a gradient itself, so that it
-        # goes in one message with those of its dtype.
+        # The number of processes in which each parameter has a gradient. It is a gradient itself,
+        # so DDP sends it in one message with those of its dtype.
         part.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
         self._used = part.used
         self._unused: list[bool] = []
         self.part, self.factor = part, factor
         self.reducing = DistributedDataParallel(part)
-        # The buffers of rank 0 come after a step, and not before each forward pass. The argument
-        # of the same name is deprecated.
+        # Rank 0's buffers are sent after a step, not before each forward pass. The argument of
+        # the same name is deprecated.
         self.reducing.broadcast_buffers = False
-        # DDP measures what nobody reads, and prints that it cannot on devices other than CUDA's.
+        # DDP measures times that nobody reads, and prints a warning on devices other than CUDA's.
         # https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/logger.cpp
         self.reducing.logger = SimpleNamespace(
             set_runtime_stats_and_log=lambda: None, set_error_and_log=lambda _: None
         )
 
     def is_outdated(self) -> bool:
-        """Tell whether parameters were frozen or thawed, as by a callback."""
+        """Return whether parameters were frozen or thawed, for example by a callback."""
         return any(x.requires_grad is not was for x, was in self._were_trained)
 
     def zero_grad(self) -> None:
-        """Remove all gradients, also those that belong to no optimizer."""
+        """Remove all gradients, also of parameters outside of the optimizer."""
         for x in self.trained:
             x.grad = None
 
     def reduce(self) -> None:
-        """Reduce the gradients that are there."""
+        """Reduce the present gradients."""
         self.reducing(None, None)
         self.end_reduction(self.trained)
 
     def end_reduction(self, waited_for: Sequence[Tensor]) -> None:
         """Let DDP end its reduction, which waits for parameters that a batch does not use.
 
-        As in one process, a parameter that no process has used has no gradient afterwards; one that
-        only others have used has theirs.
+        As in one process, a parameter that no process has used then has no gradient. If only other
+        processes have used it, it has their gradient.
 
         Args:
-            waited_for: the parameters that have no part in the reduction yet.
+            waited_for: the parameters that DDP still waits for.
         """
         unused = [x.grad is None for x in self.trained]
-        if unused != self._unused:  # else a copy from the host would wait for a GPU in each step
+        if unused != self._unused:  # else each step would wait for a copy from the host
             self._unused = unused
             self._uses = torch.tensor([not is_unused for is_unused in unused]).to(self._used)
         self._used.grad = None
         zeros = [torch.zeros_like(x) for x in waited_for]
-        # A copy, into which DDP writes what all have.
+        # A copy, into which DDP writes the result.
         torch.autograd.backward([self._used, *waited_for], [self._uses.clone(), *zeros])
         if any(unused):
             assert self._used.grad is not None
@@ -167,21 +167,21 @@ class _Shared:
 
 
 class OwnNumbers:
-    """The random numbers of a forward pass, such as masks of dropout: others in each process.
+    """The random numbers of a forward pass, for example of dropout, which differ in each process.
 
-    The data may draw from the same generator, and all have to read the same batches. So the pass
-    draws from another place, which the generator's state and the rank decide, and the generator
-    goes on by one number in all processes. It stays as it is where no pass draws, and all learn
-    what one process learns. A run that goes on from a checkpoint, which has this state, draws the
-    same numbers.
+    The data may draw from the same generator, and all processes have to read the same batches. So
+    the pass draws from another state, which depends on the generator's state and the rank.
+    Afterwards the generator advances by one number in all processes. If no pass draws, it stays as
+    it is. All processes learn from one whether a pass has drawn. A run that resumes from a
+    checkpoint restores this state, and draws the same numbers.
 
     Args:
-        rank: of this process.
+        rank: the rank of this process.
     """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        # Whether a pass has drawn: that of a part without examples does not.
+        # Whether a pass has drawn: a part without examples draws nothing.
         self._are_drawn = False
 
     @contextmanager
@@ -210,7 +210,7 @@ def begin_as_the_first(framework: Framework, optimizer: Any) -> None:
 
     Args:
         framework: its area of files reads and restores the state of an optimizer.
-        optimizer: of this process, with the same parameters.
+        optimizer: this process's optimizer, with the same parameters.
     """
     is_first = distributed.get_rank() == 0
     state = [None]
@@ -225,7 +225,7 @@ def begin_as_the_first(framework: Framework, optimizer: Any) -> None:
 
 
 def broadcast_buffers(modules: Iterable[torch.nn.Module]) -> None:
-    """Give all processes the buffers of rank 0, in as few messages as there are dtypes."""
+    """Send rank 0's buffers to all processes, in one message for each dtype."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for module in modules:
         for x in module.buffers(recurse=False):
@@ -240,11 +240,11 @@ def broadcast_buffers(modules: Iterable[torch.nn.Module]) -> None:
 
 
 class _Part(torch.nn.Module):
-    """A module whose call is the loss of a part of a batch, which DDP is to see.
+    """A module that returns the loss of a part of a batch, for DDP.
 
     Args:
-        model: which is called for it, perhaps by a method of its own.
-        others: parameters that are trained besides the model's.
+        model: computes the loss, perhaps in a method of its own.
+        others: trained parameters outside of the model.
         compute: returns the loss and the prediction.
     """
 

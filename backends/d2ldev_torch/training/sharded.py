@@ -1,4 +1,4 @@
-"""Steps of training in several processes that share the parameters among them, by FSDP2."""
+"""Training steps in several processes with sharded parameters, by FSDP2."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from d2ldev_torch.training.replicated import OwnNumbers, begin_as_the_first, bro
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
-# FSDP gathers the parameters of one unit at a time: of each module in one of these.
+# FSDP gathers one unit at a time. Each module in one of these containers is a unit.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-# It keeps a state for each row and column, which torch cannot make of a part of a parameter.
+# It keeps a state for each row and column, which a part of a parameter cannot give.
 _OF_WHOLE_PARAMETERS = (torch.optim.Adafactor,)
 
 
 class TorchShardLearner(TorchLearner):
-    """A module of which each of several processes holds a part of every parameter.
+    """A module whose parameters are sharded between several processes.
 
-    The user's module stays on the host, whole. What is trained is a copy of it on the device of the
-    batches, which FSDP has split; ``sync`` gathers it, and the next step splits it again, so that
-    changes by the user in between count.
+    The user's module stays on the host, whole. FSDP splits a copy of it on the batches' device, and
+    the copy is trained. ``sync`` gathers it. The next step splits it again, with the user's
+    changes in between.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
@@ -47,7 +47,7 @@ class TorchShardLearner(TorchLearner):
         self._split: _Split | None = None
 
     def _check(self) -> None:
-        """Refuse what FSDP cannot split."""
+        """Refuse a model that FSDP cannot split."""
         attempted = f"train the {type(self._model).__name__} with shard='parameters'"
         if original(self._model) is not self._model:
             raise UnsupportedValueError(
@@ -103,7 +103,7 @@ class TorchShardLearner(TorchLearner):
         self._return()
 
     def leave(self) -> None:
-        # The other processes may not come to gather what was learned.
+        # Other processes may not reach the gathering of the parameters.
         self._return()
 
     def _return(self) -> None:
@@ -127,7 +127,7 @@ class TorchShardLearner(TorchLearner):
             return super().evaluate(inputs, y)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
-        if not self.is_built:  # as ``build`` calls it
+        if not self.is_built:  # during ``build``
             return super().predict(inputs)
         with self._spread(inputs):
             return super().predict(inputs)
@@ -136,18 +136,18 @@ class TorchShardLearner(TorchLearner):
         assert self.portion is not None
         with self._numbers.draw_own(self._place_of(inputs)):
             loss, prediction = self._compute_losses_of_step(inputs, y)
-        # FSDP takes the mean of the processes' gradients, and the sum is wanted.
+        # FSDP computes the mean of the processes' gradients, and the step needs the sum.
         self._backward(loss * (self.portion.share * self._size))
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
 
     @contextmanager
     def _spread(self, inputs: tuple[Any, ...]) -> Iterator[None]:
-        """Split the model where it is whole, on the device of the inputs, for a block there."""
+        """Split a whole model for a block, on the device of the inputs."""
         if not self.is_built:
             self.build(inputs)
         # Between its steps the whole model may be on the CPU.
         device = self._place_of_inputs(inputs)
-        # FSDP asks for the current device, which is the first one, and not for that of a tensor.
+        # FSDP reads the current device, which is the first one, and not the device of a tensor.
         is_current = device.type == "cpu"
         with nullcontext() if is_current else torch.get_device_module(device).device(device):
             if self._split is None:
@@ -168,17 +168,17 @@ class TorchShardLearner(TorchLearner):
 
 
 class _Split:
-    """A copy of a model of which each process has a part, which an optimizer trains meanwhile.
+    """A sharded copy of a model: each process has a part, and the optimizer trains the parts.
 
     Args:
-        whole: the user's own model.
-        optimizer: the user's own, of the whole model until now.
-        methods: the names of those that compute a loss.
-        mesh: of the processes.
-        device: of this process's part.
+        whole: the user's model.
+        optimizer: the user's optimizer; it trained the whole model until now.
+        methods: the names of the methods that compute a loss.
+        mesh: the mesh of the processes.
+        device: the device of this process's part.
 
     Attributes:
-        whole: the user's own model.
+        whole: the user's model.
         model: the copy.
     """
 
@@ -202,7 +202,7 @@ class _Split:
         parts: dict[Any, Any]
         parts = dict(zip(whole.parameters(), self.model.parameters(), strict=True))
         self._parameters = {part: x for x, part in parts.items()}
-        # Of the whole parameters, as ``gather`` has found it last.
+        # The state of the whole parameters, from the last ``gather``.
         self._state: dict[Any, dict[str, Any]] = {**optimizer.state}
         optimizer.state.clear()
         for x, values in self._state.items():
@@ -214,7 +214,7 @@ class _Split:
 
     @torch.no_grad()
     def gather(self) -> None:
-        """Give the whole model what was learned, one tensor after the other."""
+        """Copy the trained parameters and state into the whole model, one tensor at a time."""
         for part, whole in self._parameters.items():
             whole.copy_(part.full_tensor())
         for whole, part in zip(self.whole.buffers(), self.model.buffers(), strict=True):
@@ -233,7 +233,7 @@ class _Split:
                 name: value.full_tensor().to(whole.device) if isinstance(value, DTensor) else value
                 for name, value in values.items()
             }
-        self._plain.bring_back()  # last: a property of the user's may refuse what it is given
+        self._plain.bring_back()  # last: a user's property may refuse its value
 
     def restore(self) -> None:
         """Let the optimizer train the whole parameters again."""
@@ -244,11 +244,11 @@ class _Split:
 
 
 def _part_of(value: Any, part: Any, device: torch.device) -> Any:
-    """Return the part of a tensor of an optimizer's state that belongs to one of a parameter."""
+    """Return the part of a tensor of an optimizer's state for a part of a parameter."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.shape != part.shape:
-        return value.clone()  # such as the number of steps
+        return value.clone()  # for example the number of steps
     mesh = part.device_mesh
     parts = value.chunk(mesh.size())
     own = parts[mesh.get_rank()] if mesh.get_rank() < len(parts) else value[:0]
@@ -264,7 +264,7 @@ def _part_of(value: Any, part: Any, device: torch.device) -> Any:
 def _units(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the modules whose parameters are gathered together, the inner ones first.
 
-    A parameter that another module has, too, belongs to the model.
+    A parameter that another module shares belongs to the model.
     """
     in_containers = {
         id(child)
@@ -281,5 +281,5 @@ def _units(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _uses(module: torch.nn.Module) -> Counter[int]:
-    """Return how often each parameter is in a module."""
+    """Return how many times each parameter occurs in a module."""
     return Counter(id(x) for _, x in module.named_parameters(remove_duplicate=False))

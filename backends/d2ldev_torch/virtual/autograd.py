@@ -1,19 +1,18 @@
 """Backward passes on virtual GPUs, and gradients of operators that torch composes by device.
 
-torch's engine has a thread for each device that a backend's guard reports, and a guard in Python
-reports one: a gradient on ``vgpu:1`` would find no thread. So a backward pass runs on the thread
-that asked for it, which torch offers as an option of a thread.
+torch's engine has a thread for each device that a backend's guard reports. A guard in Python
+reports one device, so a gradient on ``vgpu:1`` would find no thread. Therefore a backward pass runs
+on the thread that calls it, which is an option of torch.
 https://docs.pytorch.org/docs/stable/generated/torch.autograd.grad_mode.set_multithreading_enabled.html
 
-The guard is asked for its type while C++ unwinds an exception, too, and Python calls nothing
-while an exception of its own is pending: the process would end for an error in a hook. So the
-guard takes the pending exception before it answers, and the engine raises it in the end.
+C++ asks the guard for its type also while it unwinds an exception. Python calls nothing during a
+pending exception, so an error in a hook would end the process. Therefore the guard takes the
+pending exception before it answers, and the engine raises it in the end.
 
-For attention, dropout and recurrent layers torch asks for the device before it chooses between a
-fused kernel and a composition of small ones, and so it does for the order of memory in the
-gradient of a group normalisation. There the whole operator runs on the CPU's aliases of its
-operands. Making an alias is itself an operation with a gradient, so that the gradient is the CPU's
-as well, and has gradients of its own.
+For attention, dropout and recurrent layers, torch chooses a fused kernel or a composition by the
+device. For the gradient of group normalization, it chooses the order of memory by the device. There
+the whole operator runs on CPU aliases of its operands. Making an alias is an operation with a
+gradient. So the gradient is the CPU's, too, and has gradients of its own.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from torch.autograd.variable import Variable
 from d2ldev_torch.virtual.kernels import Operands, Schema, autocast_of_kernels
 from d2ldev_torch.virtual.memory import as_cpu, as_virtual
 
-# As every call by ctypes into Python itself, it raises an exception that was pending.
+# Like every call by ctypes into Python itself, it raises a pending exception.
 _raise_pending = ctypes.pythonapi.PyErr_Occurred
 _raise_pending.restype = None
 _raise_pending.argtypes = []
 
 
-# The exception that the guard took last in each thread.
+# The last exception that the guard took in each thread.
 _taken = threading.local()
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """The answers about the current device; all but this one are fixed."""
+    """The guard's answers about the current device; all others are fixed."""
 
     def type_(self) -> Any:
         """Return the type of the device."""
@@ -52,7 +51,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 
 
 class CallingThreadEngine(torch._C._ImperativeEngine):
-    """torch's engine, which runs a backward pass on the thread that asked for it."""
+    """torch's engine, which runs a backward pass on the calling thread."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """See ``torch.autograd.backward``."""
@@ -60,7 +59,7 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
             with torch.autograd.set_multithreading_enabled(False):
                 return super().run_backward(*args, **kwargs)
         except SystemError:
-            # An exception without an exception: the guard has it.
+            # The C++ code reports an exception without an object: the guard has taken the object.
             error, _taken.error = getattr(_taken, "error", None), None
             if error is None:
                 raise
@@ -72,7 +71,7 @@ def install() -> None:
     Variable._execution_engine = CallingThreadEngine()
 
 
-# These operators are ``CompositeImplicitAutograd`` in torch, and ask for the device.
+# These operators are ``CompositeImplicitAutograd`` in torch, and depend on the device.
 # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml
 COMPOSED_BY_DEVICE = frozenset(
     (
@@ -93,7 +92,7 @@ class _AsCpu(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor], _output: torch.Tensor) -> None:
         ctx.index = inputs[0].device.index
-        # Kept to be asked whether it was changed: the kernels keep only its alias.
+        # Kept to check later whether it was changed: the kernels keep only its alias.
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
@@ -128,14 +127,14 @@ def run_composite(schema: Schema, *args: Any, **kwargs: Any) -> Any:
         torch._C._are_functorch_transforms_active()
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
     ):
-        # Mapped tensors, and a compiler's, have no memory of their own: torch composes for a
-        # device that it does not know.
+        # The tensors of ``vmap`` and of a compiler have no memory. For them torch's composition
+        # for an unknown device is used.
         return schema.op.decompose(*args, **kwargs)
     return run_differentiable(schema, *args, **kwargs)
 
 
 def run_differentiable(schema: Schema, *args: Any, **kwargs: Any) -> Any:
-    """Run a whole operator on the CPU: under its autocast, if ``torch.autocast('vgpu')`` is on."""
+    """Run a whole operator on the CPU, under the CPU's autocast if the virtual GPU's is on."""
     operands = Operands(schema, _to_cpu, _to_virtual)
     new, named = operands.to_cpu(args, kwargs)
     with autocast_of_kernels():

@@ -1,6 +1,6 @@
-"""The operators of ``torch.nn.SyncBatchNorm``, which have kernels for GPUs alone.
+"""The operators of ``torch.nn.SyncBatchNorm``, which has kernels for GPUs alone.
 
-They compute in float32 where the input has fewer bits, as those of CUDA do:
+For an input of fewer bits they compute in float32, as CUDA's kernels do:
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Normalization.cuh
 """
 
@@ -19,17 +19,17 @@ def _wide(x: _Tensor) -> _Tensor:
 
 
 def _others(x: _Tensor) -> list[int]:
-    """Return all axes except the axis of the channels."""
+    """Return all axes except the channels'."""
     return [i for i in range(x.dim()) if i != 1]
 
 
 def _along(values: _Tensor, x: _Tensor) -> _Tensor:
-    """Return one value for each channel in the shape that goes with ``x``."""
+    """Return one value for each channel, in a shape that broadcasts with ``x``."""
     return values.reshape([-1 if i == 1 else 1 for i in range(x.dim())])
 
 
 def stats(x: _Tensor, eps: float) -> tuple[_Tensor, _Tensor]:
-    """Return each channel's mean, and 1 over its standard deviation."""
+    """Return the mean of each channel, and 1 over its standard deviation."""
     variance, mean = torch.var_mean(_wide(x), _others(x), correction=0)
     return mean, (variance + eps).rsqrt()
 
@@ -44,7 +44,7 @@ def gather_stats(
     eps: float,
     counts: _Tensor,
 ) -> tuple[_Tensor, _Tensor]:
-    """Return what ``stats`` would return of several parts together, and update what runs."""
+    """Return the ``stats`` of several parts together, and update the running statistics."""
     counts = counts.to(means.dtype)[:, None]
     number = counts.sum()
     mean = (means * counts).sum(0) / number
@@ -98,7 +98,7 @@ def backward(
     of_products: _Tensor,
     counts: _Tensor,
 ) -> _Tensor:
-    """Return the gradient of the input, of sums over all parts."""
+    """Return the gradient of the input from the sums over all parts."""
     number = counts.sum()
     scale = invstd if weight is None else invstd * _wide(weight)
     along = _along(invstd**2 * of_products / number, x) * (_wide(x) - _along(mean, x))
@@ -113,4 +113,4 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "batch_norm_backward_reduce": backward_reduce,
     "batch_norm_backward_elemt": backward,
 }
-"""By the name of the operator."""
+"""The kernels, by the names of their operators."""

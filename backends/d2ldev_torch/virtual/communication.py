@@ -13,7 +13,7 @@ from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.memory import as_cpu
 
 _Library: Any = torch.library.Library
-# What has tensors of the device among its arguments, and an engine of the CPU's behind it.
+# The operators with tensors of the device among their arguments, for which the CPU has an engine.
 _NAMES = (
     *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "barrier"),
     *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
@@ -23,12 +23,12 @@ _NAMES = (
 
 
 def install() -> list[Any]:
-    """Register the operators with torch; return what they stay registered with."""
+    """Register the operators with torch; return the objects that keep them registered."""
     if not distributed.is_available():
         return []
     library = _Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        # torch's own kernels look for an engine that has registered itself for the device.
+        # torch's own kernels look for an engine that is registered for the device.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for name in _NAMES:
             op = getattr(torch.ops.c10d, name).default

@@ -1,4 +1,4 @@
-"""Kernels that copy between devices, or give a tensor other memory: the fallback refuses them."""
+"""Kernels that copy between devices, or change a tensor's memory: the fallback refuses them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _copy_(
 def _foreach_copy_(
     destinations: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
 ) -> None:
-    """Copy tensors of a list into those of another one, from device to device as ``copy_``."""
+    """Copy each tensor of a list into one of another list, across devices as ``copy_``."""
     xs, ys = (
         [as_cpu(x) if x.device.type == NAME else x for x in each]
         for each in (destinations, sources)
@@ -51,7 +51,7 @@ def _foreach_copy_(
 def _to_copy(
     x: torch.Tensor, *, device: torch.device | None = None, **options: Any
 ) -> torch.Tensor:
-    """Copy for ``to`` and all that is built on it."""
+    """Copy for ``to`` and the functions that use it."""
     target = x.device if device is None else device
     if target.type not in (NAME, "cpu"):
         elsewhere: torch.Tensor = _aten._to_copy.default(_on_cpu(x), device=target, **options)
@@ -66,12 +66,12 @@ def _to_copy(
 def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
     """Return ``[x.to(target, copy=True) for x in xs]``, in half of the time.
 
-    The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only where
+    The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only if
     something may hook into it: gradients, modes, ``torch.func``, a compiler.
     """
     index = -1 if target == NATIVE_CPU else index_of(target)
     if (
-        torch.compiler.is_compiling()  # which can trace none of the other questions
+        torch.compiler.is_compiling()  # first: a compiler cannot trace the other calls
         or torch.is_inference_mode_enabled()
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
@@ -108,7 +108,7 @@ def _resize_(
 
 
 def _set_(x: torch.Tensor, source: torch.Tensor | None = None) -> torch.Tensor:
-    """Give a tensor the memory of another one on its device, or none."""
+    """Give a tensor the memory of another one on its device, or no memory."""
     source = torch.empty(0, dtype=x.dtype, device=x.device) if source is None else source
     if x.device != source.device:
         raise schema_of(_aten.set_.source_Tensor).mismatch((x, source), {})
@@ -117,9 +117,9 @@ def _set_(x: torch.Tensor, source: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def _has_compatible_shallow_copy_type(x: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether ``x.data = other`` works, as between the CPU and CUDA: parameters move by it.
+    """Return whether ``x.data = other`` works, as between the CPU and CUDA. Parameters move so.
 
-    torch answers for the devices that it knows, and not for ``PrivateUse1``.
+    torch answers for the devices that it knows, and ``PrivateUse1`` is not one.
     """
     return all(
         one.layout is torch.strided and one.device.type in (NAME, "cpu") and not one.is_nested

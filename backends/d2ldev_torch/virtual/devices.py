@@ -1,8 +1,8 @@
-"""The devices ``vgpu:0``, ``vgpu:1`` ...: how many there are, and the errors of those that are not.
+"""The devices ``vgpu:0``, ``vgpu:1`` ...: their number, and the error for a missing one.
 
-The current one is always the first, and making another one current is refused. torch asks the C++
-half of a backend for its current device, and that of a backend in Python always answers 0:
-``device='vgpu'`` is the first one wherever it stands.
+The current device is always the first, and d2ldev refuses to make another one current. torch asks
+the C++ half of a backend for its current device. A backend in Python always answers 0 there, so
+``device='vgpu'`` means the first device everywhere.
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 """
 
@@ -50,7 +50,7 @@ def index_of(native: torch.device) -> int:
 
 
 def device_of(native: torch.device) -> Any:
-    """Return the ``Device`` that an error names; torch's own for ``meta`` and the like."""
+    """Return the ``Device`` that an error names; torch's own for other devices like ``meta``."""
     if native.type == "cpu":
         return CPU
     return gpu(native.index) if native.type == NAME else native

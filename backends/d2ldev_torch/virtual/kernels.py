@@ -1,8 +1,8 @@
-"""Every operator on a virtual GPU runs the kernel that the CPU has for it, on the same memory.
+"""Every operator on a virtual GPU runs the CPU's kernel, on the same memory.
 
-The operands are given to the CPU kernel as CPU tensors, and its results are given to the virtual
-GPU. So results are the CPU's bit for bit, and an operator without a CPU kernel has none on virtual
-GPUs, but for those of ``batch_norm.py``. Operands on different devices are refused here.
+The CPU kernel gets the operands as CPU tensors, and its results are given to the virtual GPU. So
+results are the CPU's, bit for bit. An operator without a CPU kernel has none on virtual GPUs,
+except those in ``batch_norm.py``. Operands on different devices are refused here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from d2ldev_torch.virtual.memory import (
 
 _Tensor = torch.Tensor
 
-# Arguments that CUDA's kernels, too, take from the host: CPU tensors index any tensor, and the
-# lengths of packed sequences are read by the host.
+# Arguments that CUDA's kernels also take from the host. CPU tensors index any tensor, and the host
+# reads the lengths of packed sequences.
 _HOST_ARGUMENTS = {
     **dict.fromkeys(
         (
@@ -51,12 +51,12 @@ _HOST_ARGUMENTS = {
     ),
     "_pack_padded_sequence": "lengths",
 }
-# Results that CUDA's kernels, too, return on the host.
+# Results that CUDA's kernels also return on the host.
 _HOST_RESULTS = {"_pack_padded_sequence": (1,), "_pad_packed_sequence": (1,)}
-# A 0-dim tensor of the host stands for a number, but not for an index or a piece of a tensor.
+# A 0-dim tensor on the host stands for a number, but not in these arguments.
 _NO_NUMBERS = frozenset(("index", "indices", "target", "tensors"))
 _NUMBERS = frozenset((bool, int, float, complex))
-# Types of arguments that are neither tensors nor devices, and hold none.
+# Arguments of these types contain neither tensors nor devices.
 _PLAIN = _NUMBERS | {type(None), str, torch.dtype, torch.memory_format}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _UNUSUAL = object()
@@ -69,8 +69,8 @@ class Schema:
         op: a ``torch._ops.OpOverload``.
 
     Attributes:
-        outs: the names of the arguments that results are written to.
-        host_results: the numbers of the results that are on the host.
+        outs: the names of the arguments that the operator writes its results to.
+        host_results: the indexes of the results on the host.
         is_random: whether it takes a generator.
     """
 
@@ -90,7 +90,7 @@ class Schema:
             for i, argument in enumerate(arguments)
             if isinstance(argument.type, torch.TensorType) and not argument.kwarg_only
         )
-        # Where a 0-dim tensor of the host stands for a number.
+        # The arguments in which a 0-dim tensor on the host stands for a number.
         self._numbers = frozenset(
             i
             for i in self._tensors
@@ -101,14 +101,14 @@ class Schema:
         self.is_random = "generator" in self._names
 
     def has_number(self, args: list[Any]) -> bool:
-        """Return whether a number stands where the operator takes a tensor, as in ``x + 2``."""
+        """Return whether a number is given for a tensor argument, as in ``x + 2``."""
         number = len(args)
         return any(i < number and type(args[i]) in _NUMBERS for i in self._tensors)
 
     def may_be_on_host(
         self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Return whether an operand may be on the CPU beside others on a virtual GPU."""
+        """Return whether an operand may be on the CPU, with others on a virtual GPU."""
         roles = {
             name
             for name, value in self.name_arguments(args, kwargs).items()
@@ -128,13 +128,13 @@ class Schema:
         return mismatch(self.name, operands)
 
     def run_quickly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a usual call by the CPU's kernel, on the tensors that its operands were made of.
+        """Run a common call with the CPU's kernel, on the tensors that the operands were made of.
 
-        Usual are whole tensors and numbers, without an ``out``. They need no aliases, which take
-        longer to make than the kernel runs on small tensors.
+        A common call has whole tensors and numbers, and no ``out``. It needs no aliases. Making
+        those takes longer than a kernel runs on small tensors.
 
         Returns:
-            Its result on the virtual GPU; ``_UNUSUAL``, with nothing done, for another call.
+            The result on the virtual GPU; ``_UNUSUAL``, with nothing done, for any other call.
         """
         if not self._may_be_quick or torch._C._is_any_autocast_enabled():
             return _UNUSUAL
@@ -160,7 +160,7 @@ class Schema:
             new.append(value)
         if index < 0 or (kwargs and not all(type(value) in _PLAIN for value in kwargs.values())):
             return _UNUSUAL
-        if has_number:  # only the whole call makes a tensor of it
+        if has_number:  # only the whole call turns it into a tensor
             result = self.op(*new, **kwargs)
         else:
             result = self._redispatch(CPU_KEYS, *new, **kwargs)
@@ -176,7 +176,7 @@ class Schema:
 
 
 def _take(result: Any, args: tuple[Any, ...], new: list[Any], index: int) -> Any:
-    """Return a result on the virtual GPU; an operand as itself, and a number as it is."""
+    """Return a result on the virtual GPU: an operand itself, a number unchanged."""
     if not isinstance(result, _Tensor):
         return result
     for operand, origin in zip(args, new, strict=True):
@@ -186,7 +186,7 @@ def _take(result: Any, args: tuple[Any, ...], new: list[Any], index: int) -> Any
 
 
 def _follow(args: tuple[Any, ...], new: list[Any]) -> None:
-    """Give operands the shapes that a kernel has given to what they were made of."""
+    """Give operands the shapes that the kernel has given to their CPU tensors."""
     for operand, origin in zip(args, new, strict=True):
         if origin is not operand and (
             origin.shape != operand.shape or origin.stride() != operand.stride()
@@ -202,7 +202,7 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
 
 @lru_cache(None)
 def schema_of(op: Any) -> Schema:
-    """Return the schema of an operator, of which there are some thousand."""
+    """Return the schema of an operator. There are some thousand operators."""
     return Schema(op)
 
 
@@ -216,9 +216,9 @@ class Operands:
     """The operands of one call, as CPU tensors.
 
     Args:
-        schema: of the operator.
+        schema: the schema of the operator.
         alias: makes a CPU tensor of an operand.
-        take: makes a tensor on the virtual GPU of an index of a result.
+        take: makes a tensor on the virtual GPU with an index from a result.
     """
 
     __slots__ = (
@@ -235,11 +235,11 @@ class Operands:
         self._schema, self._alias, self._take = schema, alias, take
         self._hosts: list[_Tensor] = []
         self._agree = True
-        # Whether a device was given that is none of ours, as in ``zeros_like(x, device='cpu')``.
+        # Whether the call names another kind of device, as in ``zeros_like(x, device='cpu')``.
         self._is_made_elsewhere = False
         self.holds_nested = False
         self.index = -1
-        # By the alias's identity, which is its own for as long as it is kept here.
+        # By the alias's id, which stays unique because the alias is kept here.
         self.aliases: dict[int, tuple[_Tensor, _Tensor]] = {}
 
     def to_cpu(
@@ -249,7 +249,7 @@ class Operands:
 
         Raises:
             DeviceMismatchError: if tensors are on different devices.
-            DeviceUnavailableError: if a virtual GPU is named that does not exist.
+            DeviceUnavailableError: if the call names a missing virtual GPU.
         """
         new = [self._convert(value) for value in args]
         named = {key: self._convert(value) for key, value in kwargs.items()} if kwargs else kwargs
@@ -289,7 +289,7 @@ class Operands:
         return value
 
     def to_virtual(self, result: Any) -> Any:
-        """Return the CPU kernel's results on the virtual GPU; operands as themselves."""
+        """Return the CPU kernel's results on the virtual GPU; an operand as itself."""
         if isinstance(result, _Tensor):
             known = self.aliases.get(id(result))
             if known is not None:
@@ -304,7 +304,7 @@ class Operands:
 
 
 def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on a virtual GPU by its CPU kernel."""
+    """Run an operator on a virtual GPU with its CPU kernel."""
     quick = schema.run_quickly(args, kwargs)
     if quick is not _UNUSUAL:
         return quick
@@ -317,12 +317,12 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     try:
         result = _call_kernel(schema, operands, new, named)
     except RuntimeError as error:
-        # The memory of a capsule cannot grow: a tensor that is to be resized is made anew.
+        # The memory of a capsule cannot grow: a tensor that has to grow is made anew.
         if not schema.outs or "not resizable" not in str(error):
             raise
         return _run_with_new_outs(schema, operands, new, named)
     for alias, operand in operands.aliases.values():
-        # An ``out`` that has become smaller, or that the kernel has given another order.
+        # The kernel may have made an ``out`` smaller, or changed its strides.
         if alias.shape != operand.shape or alias.stride() != operand.stride():
             resize(operand, alias)
         if alias.is_conj() != operand.is_conj():
@@ -333,12 +333,12 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
 def _run_with_new_outs(
     schema: Schema, operands: Operands, new: list[Any], named: dict[str, Any]
 ) -> Any:
-    """Let an operator make its results anew, and write each where its ``out`` is."""
+    """Let an operator make new results, and write each into its ``out``."""
     written = []
 
     def make(alias: _Tensor) -> _Tensor:
         operand = operands.aliases[id(alias)][1]
-        fresh = as_cpu(operand).clone()  # the alias may claim more memory than there is
+        fresh = as_cpu(operand).clone()  # the alias may claim more memory than it has
         operands.aliases[id(fresh)] = fresh, operand
         written.append((fresh, operand))
         return fresh
@@ -368,7 +368,7 @@ _NO_AUTOCAST: AbstractContextManager[Any] = nullcontext()
 
 
 def autocast_of_kernels() -> AbstractContextManager[Any]:
-    """Give the operators that a CPU kernel calls the autocast of virtual GPUs, not the CPU's."""
+    """Give the operators inside a CPU kernel the autocast of virtual GPUs, not the CPU's."""
     if not torch._C._is_any_autocast_enabled():
         return _NO_AUTOCAST
     return torch.autocast(
@@ -377,7 +377,7 @@ def autocast_of_kernels() -> AbstractContextManager[Any]:
 
 
 def fall_back(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator that has no kernel of its own for virtual GPUs."""
+    """Run an operator that has no own kernel for virtual GPUs."""
     return run_on_cpu(schema_of(op), *args, **kwargs)
 
 
@@ -390,7 +390,7 @@ SPARSE_MAKERS = frozenset(
         *(f"_sparse_{layout}_tensor_unsafe" for layout in _COMPRESSED),
     )
 )
-"""The operators that put together a sparse tensor, from its parts or from none."""
+"""The operators that make a sparse tensor, from its parts or without any."""
 
 
 def refuse_layout(op: Any, *_args: Any, **_kwargs: Any) -> Any:

@@ -1,8 +1,9 @@
-"""The memory of virtual GPUs: host memory under another device, and how much of it is in use.
+"""The memory of virtual GPUs: host memory on another device, and the number of bytes in use.
 
-torch exports a tensor's memory as a DLPack capsule and makes a tensor of one. In between, the
-device in the capsule is rewritten: the result is a real tensor of the ``PrivateUse1`` backend on
-the same memory, which it keeps alive. The way back gives the CPU's kernels their operands.
+torch exports a tensor's memory as a DLPack capsule, and makes a tensor from a capsule. In between,
+d2ldev rewrites the device in the capsule. The result is a real tensor of the ``PrivateUse1``
+backend on the same memory, and keeps it alive. The reverse way gives the CPU's kernels their
+operands.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def as_cpu(x: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor on the memory of one on a virtual GPU, without its history.
 
     Raises:
-        UnsupportedValueError: if it has no memory, as a fake tensor.
+        UnsupportedValueError: if it has no memory, for example as a fake tensor.
     """
     if x.is_nested:
         return _view_nested(as_cpu(_buffer_of(x)), x)
@@ -39,7 +40,7 @@ def as_cpu(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a tensor on a virtual GPU on the memory of a CPU tensor that was made for it.
+    """Return a tensor on a virtual GPU, with the memory of a new CPU tensor.
 
     Raises:
         UnsupportedValueError: for a layout or a dtype without plain memory.
@@ -51,12 +52,12 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
     except (BufferError, RuntimeError) as error:
         raise layout_refusal(f"make a tensor on {NAME}:{index}") from error
     if not x.data_ptr() and x._is_zerotensor():
-        return as_virtual(x.clone(), index)  # zeros that have no memory until they are needed
+        return as_virtual(x.clone(), index)  # zeros that take memory only when they are needed
     new = _import_capsule(capsule, _DL_EXTENSION, index, x)
     dtype = x.dtype
-    if new.dtype is not dtype:  # integers of fewer than eight bits
+    if new.dtype is not dtype:  # integers with fewer than eight bits
         raise layout_refusal(f"make a tensor on {NAME}:{index}")
-    # A storage is held once, from when it comes to a virtual GPU until it dies: views share it.
+    # Count a storage once, from here until it is freed: views share it.
     storage: Any = new.untyped_storage()
     if not (x.requires_grad or dtype.is_complex):
         storage.origin = x, index, x.data_ptr(), x.shape, x.stride(), dtype
@@ -66,10 +67,10 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def origin_of(x: torch.Tensor) -> tuple[torch.Tensor, int] | None:
-    """Return the CPU tensor of which a tensor on a virtual GPU was made, and the GPU's index.
+    """Return the CPU tensor behind a tensor on a virtual GPU, and the GPU's index.
 
-    It is an alias that costs nothing, which other calls share: it must not be given a history,
-    nor another shape. ``None`` for all that looks at its memory in another way, as a view may.
+    The CPU tensor is a free alias, which other calls share. So a caller must not give it a history
+    or another shape. Return None for a tensor with another view of its memory.
     """
     try:
         origin, index, address, shape, stride, dtype = x.untyped_storage().origin  # type: ignore[attr-defined]
@@ -86,12 +87,12 @@ def origin_of(x: torch.Tensor) -> tuple[torch.Tensor, int] | None:
 
 
 def forget_origin(storage: Any) -> None:
-    """Forget the CPU tensor of which a storage was made, when its memory becomes another."""
+    """Forget the CPU tensor behind a storage, because its memory changes."""
     vars(storage).pop("origin", None)
 
 
 def _import_capsule(capsule: object, device_type: int, index: int, x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the capsule of ``x``, on another device."""
+    """Return a tensor from the capsule of ``x``, on another device."""
     description = description_of(capsule)
     if description.data is None and x.numel():
         raise UnsupportedValueError(
@@ -102,7 +103,7 @@ def _import_capsule(capsule: object, device_type: int, index: int, x: torch.Tens
     description.device_type = device_type
     description.device_id = index
     new = _import(capsule)
-    # Lazy conjugation and negation are flags of a tensor, which a capsule does not carry.
+    # Lazy conjugation and negation are flags of a tensor, which a capsule lacks.
     if x.dtype.is_complex and x.is_conj():
         torch._C._set_conj(new, True)
     if x.is_neg():
@@ -120,8 +121,8 @@ def layout_refusal(attempted: str) -> UnsupportedValueError:
     )
 
 
-# A nested tensor is one dense tensor, and the sizes of its parts, which are on the host. The
-# kernels that return them read no element, so that the CPU's serve every device.
+# A nested tensor is one dense tensor, with the sizes of its parts on the host. The kernels that
+# return them read no element, so the CPU's kernels serve every device.
 _NESTED_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)
 _SIZES = (
     _aten._nested_tensor_size.default,
@@ -154,7 +155,7 @@ def set_memory(
 def resize(x: torch.Tensor, like: torch.Tensor) -> None:
     """Give a tensor the shape and strides of another.
 
-    Memory that has to grow is made anew, and views keep the old one.
+    Memory that has to grow is allocated anew, and views keep the old memory.
     """
     storage, offset = x.untyped_storage(), int(x.storage_offset())
     last = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
@@ -167,12 +168,12 @@ def resize(x: torch.Tensor, like: torch.Tensor) -> None:
 
 
 def join_memory(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Give aliases one storage where their operands have one.
+    """Give aliases one storage if their operands share one.
 
-    The CPU's kernels refuse to read what they write to, and know it by the storage.
+    The CPU's kernels refuse to read memory that they write to, and detect it by the storage.
 
     Args:
-        pairs: aliases as ``as_cpu`` makes them, each with its operand.
+        pairs: aliases made by ``as_cpu``, each with its operand.
     """
     by_address: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for alias, operand in pairs:
@@ -192,7 +193,7 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return as_cpu(view)
 
 
-# By the reference's identity: equal references are those of equal storages.
+# By the id of the reference: references to one storage are equal.
 _held: dict[int, ref[torch.UntypedStorage]] = {}
 
 
@@ -206,7 +207,7 @@ def count_used_bytes(index: int) -> int:
 
 
 def without_lenders(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Leave out the CPU tensors from which virtual GPUs have their memory."""
+    """Return the CPU tensors without those whose memory virtual GPUs share."""
     lent = {storage.data_ptr() for storage in _storages()}
     return [x for x in xs if type(x) is not torch.Tensor or _address(x) not in lent]
 

@@ -1,18 +1,18 @@
 """Replace functions of torch that need more than torch's hooks for backends in Python offer.
 
 - Storages: torch makes one with the allocator of its device. A backend in Python has none, and
-  the process would end; ``copy.deepcopy``, ``torch.load`` and pickling make storages. FSDP takes
-  their memory away, and gives it back.
-- ``x.new_tensor`` and ``x.new`` make a tensor on the current device, after they made ``x``'s
-  device the current one, which is always the first.
+  the process would end. ``copy.deepcopy``, ``torch.load`` and pickling make storages. FSDP frees
+  their memory, and allocates it again.
+- ``x.new_tensor`` and ``x.new``: torch makes ``x``'s device the current device, and a tensor on
+  it. For virtual GPUs that would always be the first device.
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/utils/tensor_new.cpp
-- Memory of other processes: a ``DataLoader`` would wait for ever for a batch that a worker puts on
-  a virtual GPU.
-- ``x.cuda(1)``, by which books move a tensor, and ``module.cuda(1)``, which calls it: the GPUs that
-  it means are the virtual ones, because these have taken the hardware's place.
-- ``torch.accelerator``: another current device would be silently ignored, waiting is an error,
-  and emptying the cache of pinned memory ends the process. Functions about an allocator's memory
-  raise an internal error of torch's.
+- Memory of other processes: if a worker puts a batch on a virtual GPU, a ``DataLoader`` would wait
+  forever.
+- ``x.cuda(1)``, which books use to move a tensor, and ``module.cuda(1)``, which calls it. They
+  mean the virtual GPUs, because these replace the hardware's.
+- ``torch.accelerator``: it would silently ignore another current device, and waiting is an error.
+  Emptying the cache of pinned memory ends the process. Functions about an allocator's memory raise
+  an internal error of torch.
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/DeviceAccelerator.cpp
 """
 
@@ -31,15 +31,15 @@ from d2ldev_torch.virtual.memory import as_virtual, bytes_of, forget_origin
 _CAN_RESIZE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 NO_RESIZE = (
-    f"torch {torch.__version__} gives a storage of a backend in Python no other memory, which "
-    "torch does since 2.12"
+    f"torch {torch.__version__} cannot give other memory to a storage of a backend in Python; "
+    "torch 2.12 and later can"
 )
 CANNOT = {} if _CAN_RESIZE else {"train with sharded parameters": f"FSDP frees memory: {NO_RESIZE}"}
-"""What virtual GPUs lack with this torch, by the names of ``Framework.cannot``."""
+"""The operations that virtual GPUs lack with this torch; see ``Framework.cannot``."""
 
 
 def install(aten: Any) -> None:
-    """Replace them, for the whole process.
+    """Replace the functions for the whole process.
 
     Args:
         aten: a ``torch.library.Library``.
@@ -49,7 +49,7 @@ def install(aten: Any) -> None:
     _make_new_tensors()
     _move_to_gpus()
     _answer_accelerator()
-    # Virtual GPUs read the host's memory as it is, whether or not it can be paged.
+    # Virtual GPUs read the host's memory directly, pageable or not.
     aten.impl("_pin_memory", lambda x, *_: x.clone(), "CPU")
 
 
@@ -71,11 +71,11 @@ def _make_storages() -> None:
         if self.device.type != NAME:
             return change_size(self, size)
         old, new = (storage_type(length, device=self.device) for length in (0, size))
-        self._swap_data_ptr_(old)  # of two storages with memory it swaps that of one size only
+        self._swap_data_ptr_(old)  # for two storages with memory, it requires equal sizes
         kept = min(size, old.nbytes())
         bytes_of(new)[:kept] = bytes_of(old)[:kept]
         self._swap_data_ptr_(new)
-        forget_origin(self)  # it would keep the memory that FSDP frees
+        forget_origin(self)  # it would keep alive the memory that FSDP frees
         return self
 
     storage_type.__new__ = new
@@ -127,7 +127,7 @@ def _move_to_gpus() -> None:
         native = torch.device("cuda", device or 0) if is_index else torch.device(device)
         if native.type == "cuda":
             native = torch.device(NAME, native.index or 0)
-        # torch's own method for the device, as ``cuda`` is CUDA's.
+        # torch's own method for the device, which corresponds to ``cuda``.
         return getattr(self, NAME)(native, *args, **kwargs)  # type: ignore[no-any-return]
 
     tensor_type.cuda = cuda
@@ -135,7 +135,7 @@ def _move_to_gpus() -> None:
 
 def _answer_accelerator() -> None:
     def set_device(index: int) -> int:
-        if index >= 0:  # torch takes a negative one for none
+        if index >= 0:  # torch ignores a negative index
             torch_module.set_device(index)
         return 0
 

@@ -1,9 +1,9 @@
 """Random numbers on a virtual GPU: ``torch.Generator(device='vgpu:1')``, and its devices.
 
-torch asks a device's hooks for a generator, and hooks in Python have none, so that the CPU's takes
-its place: https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
-For C++ the generator is on the CPU, whose operators take it. Operators of virtual GPUs check its
-device here.
+torch asks a device's hooks for a generator. Hooks in Python have none, so the CPU's generator
+replaces it. For C++ the generator is on the CPU, and the CPU's operators accept it. This module
+checks the generator's device for operators on virtual GPUs.
+https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _generators: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 class _Metaclass(type(_Generator)):  # type: ignore[misc]
-    """Counts every generator of torch as an instance of ``Generator``."""
+    """Makes every generator of torch an instance of ``Generator``."""
 
     def __instancecheck__(cls, instance: object) -> Any:
         if cls is Generator:
@@ -33,7 +33,7 @@ class _Metaclass(type(_Generator)):  # type: ignore[misc]
 
 
 class Generator(_Generator, metaclass=_Metaclass):  # type: ignore[misc]
-    """A generator of any device, also of a virtual GPU."""
+    """A generator on any device, also on a virtual GPU."""
 
     _place: torch.device | None = None
 
@@ -48,7 +48,7 @@ class Generator(_Generator, metaclass=_Metaclass):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """The device that it was made for."""
+        """The device of the generator."""
         return self._place or super().device
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ def install() -> None:
 
 
 def run_random(schema: Schema, *args: Any, **kwargs: Any) -> Any:
-    """Run an operator on a virtual GPU that may have been given a generator.
+    """Run an operator on a virtual GPU, and check the device of its generator.
 
     Raises:
         DeviceMismatchError: if the generator is on another device.
@@ -79,7 +79,7 @@ def run_random(schema: Schema, *args: Any, **kwargs: Any) -> Any:
 
 
 def _device_drawn_on(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """Return the device that an operator is given, else that of its operands."""
+    """Return the device among an operator's arguments, or else its operands' device."""
     if kwargs.get("device") is not None:
         return torch.device(kwargs["device"])
     operands = (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))

@@ -14,24 +14,24 @@ from d2ldev.errors import DeviceUnavailableError
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.devices import count as device_count
 
-# Everything is computed when its call returns, as on the CPU: its events, which do nothing, serve.
+# A call returns only after its computation, as on the CPU. So the CPU's no-op events are enough.
 __all__ = ["Event", "stream"]
 
 _current: ContextVar[int] = ContextVar("d2ldev_current_vgpu", default=0)
 
 
 class Stream(torch.cpu.Stream):
-    """A stream that does nothing; ``torch.distributed.checkpoint`` asks for ``synchronize``."""
+    """A stream that does nothing; ``torch.distributed.checkpoint`` calls ``synchronize``."""
 
     def synchronize(self) -> None:
-        """Return at once: everything was computed when its call returned."""
+        """Return at once: every call returns after its computation."""
 
 
 _stream = Stream()
 
 
 def current_stream(_device: Any = None) -> Stream:
-    """Return the one stream that there is."""
+    """Return the only stream."""
     return _stream
 
 
@@ -41,12 +41,12 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return True: there is nothing to initialise."""
+    """Return True: virtual GPUs need no initialization."""
     return True
 
 
 def current_device() -> int:
-    """Return the index of ``torch.device('vgpu')``, 0, or that of the innermost ``device``."""
+    """Return the index of ``torch.device('vgpu')``: 0, or the innermost ``device``'s."""
     return _current.get()
 
 
@@ -54,7 +54,7 @@ def set_device(device: Any) -> None:
     """Accept the first virtual GPU as the current device.
 
     Raises:
-        DeviceUnavailableError: for another one.
+        DeviceUnavailableError: for any other one.
     """
     index = _index(device)
     if index > 0:
@@ -68,13 +68,12 @@ def set_device(device: Any) -> None:
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Change what ``current_device`` returns; without an index a device is the first one as ever.
+    """Change the result of ``current_device``. A device without an index stays the first one.
 
-    torch's own code enters it around code that names its devices: a checkpoint to keep the random
-    state, and a storage that is moved around its copy.
+    torch's own code enters it around code that names its devices. A checkpoint does so to keep the
+    random state, and a storage does so for a copy. FSDP does so to name its device.
     https://github.com/pytorch/pytorch/blob/main/torch/utils/checkpoint.py
     https://github.com/pytorch/pytorch/blob/main/torch/_utils.py
-    FSDP asks for it, to name its device.
     """
     token = _current.set(_index(device))
     try:
@@ -84,7 +83,7 @@ def device(device: Any) -> Iterator[None]:
 
 
 def synchronize(device: Any = None) -> None:
-    """Return at once: everything was computed when its call returned."""
+    """Return at once: every call returns after its computation."""
     _index(device)
 
 

@@ -380,7 +380,7 @@ def test_modes_of_another_model_are_refused(backend, modes):
 
 def test_several_gpus_refuse_variables_that_no_list_of_keras_has(backend):
     batches = [(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))]
-    with pytest.raises(UnsupportedValueError, match="variables that are in no list of Keras'"):
+    with pytest.raises(UnsupportedValueError, match="variables that Keras does not list"):
         Trainer(1, 2, backend=backend).fit(backend.mlp([2, 1]), batches, optimizer=Listed())
 
 

@@ -1,6 +1,6 @@
-"""The rooms of virtual GPUs, and their registration with torch.
+"""The areas of virtual GPUs, and their registration with torch.
 
-torch is told once for a process, and only when virtual GPUs were asked for.
+d2ldev registers them once in a process, and only if the user asks for virtual GPUs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class VirtualDevices(TorchDevices):
     """The CPU and virtual GPUs ``vgpu:0`` to ``vgpu:{number - 1}``, in place of the hardware's.
 
     Args:
-        number: of virtual GPUs.
+        number: the number of virtual GPUs.
 
     Raises:
-        DeviceUnavailableError: if another package uses the one spare device type of torch's.
+        DeviceUnavailableError: if another package uses torch's one spare device type.
     """
 
     def __init__(self, number: int) -> None:
@@ -54,7 +54,7 @@ class VirtualDevices(TorchDevices):
         if not _libraries:
             _set_up()
         super().__init__(NAME, "virtual", torch_module)
-        self.types = (NAME, "cuda", "xpu", "mps")  # a program says which GPU, and means this one
+        self.types = (NAME, "cuda", "xpu", "mps")  # a program that names another GPU means this one
         self.streams = None
 
     def native_of_missing(self, device: Device) -> None:
@@ -64,12 +64,12 @@ class VirtualDevices(TorchDevices):
         return True  # nothing is queued
 
     def mark(self, device: Device) -> None:
-        """Return None: it has no clock but the CPU's."""
+        """Return None: a virtual GPU only has the CPU's clock."""
 
     def memory(self, device: Device) -> Memory:
         return Memory(
             memory.count_used_bytes(device.index), None, None
-        )  # it has no size of its own
+        )  # its memory has no limit of its own
 
 
 class VirtualTensors(TorchTensors):
@@ -89,7 +89,7 @@ class VirtualTensors(TorchTensors):
         return copies(xs, native)
 
 
-# Operators stay registered with torch for as long as these objects live.
+# torch keeps the operators registered as long as these objects exist.
 _libraries: list[Any] = []
 _Library: Any = torch.library.Library
 _SPARSE_KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
@@ -102,7 +102,7 @@ def _set_up() -> None:
     aten = _Library("aten", "IMPL")
     _libraries.extend((everything, aten))
     everything.fallback(fall_back, "NestedTensorPrivateUse1")
-    # Under autocast most operators compute as ever: as for CUDA, and not for PrivateUse1.
+    # Under autocast most operators compute as before, as on CUDA but unlike ``PrivateUse1``.
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for key in (*_SPARSE_KEYS, "QuantizedPrivateUse1"):
         everything.fallback(refuse_layout, key)
@@ -131,15 +131,15 @@ def _name_the_device() -> None:
 
 
 def _register(aten: Any, name: str) -> None:
-    """Give an operator its kernel for virtual GPUs, where the fallback would not be called.
+    """Register an operator's kernel for virtual GPUs where the fallback would not be called.
 
-    The fallback stands behind the kernels that torch composes for any device. Those run the
-    CPU's composition instead: in one call, and with our error for operands that do not agree.
+    torch calls its compositions for any device before the fallback. d2ldev runs the CPU's
+    composition instead, in one call, and with its own error for operands on different devices.
     """
     op = operator_named(name)
     schema = schema_of(op)
     if schema.name in SPARSE_MAKERS:
-        # torch puts together those of compressed layouts without a kernel of the device.
+        # torch composes operators on compressed layouts if the device has no kernel.
         for key in ("AutogradPrivateUse1", "PrivateUse1", *_SPARSE_KEYS):
             aten.impl(name, partial(refuse_layout, op), key)
         return
@@ -164,14 +164,14 @@ def _register(aten: Any, name: str) -> None:
             aten.impl(name, partial(op.redispatch, CPU_KEYS), "PrivateUse1")
     elif schema.name not in _ABOUT_STORAGE and (
         any(_has(name, key) for key in _COMPOSED)
-        # The CPU's kernel, and a composition for all others.
+        # The CPU's kernel serves the CPU, and a composition serves all other devices.
         or (_has(name, "CPU") and _has(name, "CompositeImplicitAutograd"))
     ):
         aten.impl(name, partial(run_on_cpu, schema), "PrivateUse1")
 
 
 _COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-# They ask about the tensor itself, its storage above all, and not about its elements.
+# These operators read the tensor itself, above all its storage, and not its elements.
 _ABOUT_STORAGE = frozenset(
     (
         *("_has_same_storage_numel", "_new_zeros_with_same_feature_meta", "is_same_size"),
@@ -182,7 +182,7 @@ _ABOUT_STORAGE = frozenset(
 
 
 def _is_view(op: Any) -> bool:
-    """Return whether an operator makes or changes a view: its result has its operand's storage."""
+    """Return whether an operator makes or changes a view: its result shares the storage."""
     returned = (value.alias_info for value in op._schema.returns)
     return torch.Tag.inplace_view in op.tags or any(
         alias is not None and not alias.is_write for alias in returned
