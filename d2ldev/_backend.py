@@ -1009,7 +1009,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         group: Group | None = None,
         shard: Shard | None = None,
         batch_norm: Statistics | None = None,
-    ) -> Learner:
+    ) -> Learner[TensorT]:
         """Return a learner, which trains a model step by step on the model's device.
 
         ``d2ldev.Trainer`` is the loop around it.

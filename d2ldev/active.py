@@ -25,6 +25,7 @@ from d2ldev.registry.selection import (
     set_process,
 )
 from d2ldev.scopes import Entry
+from d2ldev.typing import Array
 
 
 class ActiveBackend(FollowsSelection, Backend):
@@ -130,7 +131,7 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
             scoped.leave(entry)
 
 
-def backend_of(x: Any) -> Backend:
+def backend_of(x: Array) -> Backend:
     """Return the backend whose tensor ``x`` is, importing no framework that is not there already.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The types in public signatures: tensors, devices, dtypes, shapes and options that are text.
+"""The types in public signatures: tensors, devices, data, callbacks and options that are text.
 
 ``Backend[TensorT, NativeDeviceT]`` is generic in the framework's own two types. Without them it is
 ``Backend[Any, Any]``, as the handle ``backend`` is, whose framework changes.
@@ -12,7 +12,7 @@ Held by ``tests/types``, under mypy and pyright.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from d2ldev.device import Device
@@ -35,8 +35,12 @@ from d2ldev.options import (
 )
 
 __all__ = [
+    "JSON",
     "Activation",
+    "Array",
+    "Callback",
     "DTypeLike",
+    "DataModule",
     "DeviceLike",
     "History",
     "Keep",
@@ -52,10 +56,12 @@ __all__ = [
     "OptimizerName",
     "Period",
     "Precision",
+    "Scheduler",
     "Shape",
     "Shard",
     "Statistics",
     "SupportsDLPack",
+    "Target",
     "TensorT",
 ]
 
@@ -80,6 +86,11 @@ DeviceLike: TypeAlias = Device | str | NativeDeviceT
 Shape: TypeAlias = int | Sequence[int]
 """The sizes of a tensor; an integer is the size of its one axis."""
 
+Target: TypeAlias = TensorT | Sequence[Any] | Mapping[str, Any] | None
+"""The target of a batch: a tensor, or a nesting of tensors; None for a loss without a target."""
+
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+"""A value that JSON can hold."""
 
 History: TypeAlias = dict[str, list[float]]
 """Name -> one number per epoch."""
@@ -120,3 +131,44 @@ class SupportsDLPack(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+
+class Array(Protocol):
+    """A NumPy array, or a tensor of any framework."""
+
+    @property
+    def shape(self) -> Any: ...
+
+
+class DataModule(Protocol):
+    """An object with data loaders, such as D2L's ``DataModule``.
+
+    ``Trainer`` also uses its methods ``val_dataloader`` and ``predict_dataloader``.
+
+    Source: D2L, section 3.2.3.
+    """
+
+    def train_dataloader(self) -> Iterable[Any]: ...
+
+
+class Scheduler(Protocol):
+    """A scheduler of learning rates, such as those of ``torch.optim.lr_scheduler``."""
+
+    # Some take a metric.
+    @property
+    def step(self) -> Callable[..., Any]: ...
+
+
+class _EndsSteps(Protocol):
+    def on_step_end(self, step: int, loss: Any, /) -> object: ...
+
+
+class _EndsEpochs(Protocol):
+    def on_epoch_end(self, epoch: int, history: History, /) -> object: ...
+
+
+Callback: TypeAlias = Callable[[int, History], object] | _EndsEpochs | _EndsSteps
+"""A function of ``(epoch, history)``, or an object with hooks.
+
+The hooks are ``on_epoch_end(epoch, history)`` and ``on_step_end(step, loss)``; it has one or both.
+"""

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Mutable
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from d2ldev.errors import quote
+
+T = TypeVar("T")
 
 
 class Container(NamedTuple):
@@ -48,7 +50,7 @@ class Container(NamedTuple):
         return self.saved or self.items or self
 
 
-class Broadcast:
+class Broadcast(Generic[T]):
     """Mark a value in a batch as the same for all parts: ``split`` and ``Trainer`` do not split it.
 
     The model, the loss and the metrics get the value itself, on one device as on several.
@@ -63,7 +65,7 @@ class Broadcast:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: T) -> None:
         self.value = value
 
     def __repr__(self) -> str:

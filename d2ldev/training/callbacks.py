@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.operations.arguments import whole_number
 from d2ldev.options import MODES, PERIODS, Mode, Period, problem_of
-from d2ldev.typing import History
+from d2ldev.typing import Callback, History, Scheduler
 
 HOOKS = ("on_step_end", "on_epoch_end")
 # What the names of hooks are made of, in Keras, Lightning, and slips of the pen.
@@ -21,6 +21,12 @@ _OF_HOOKS = {
     *("backward", "batch", "begin", "checkpoint", "end", "epoch", "exception", "fit", "grad"),
     *("start", "step", "test", "train", "training", "val", "validation"),
 }
+
+
+class _Stops(Protocol):
+    """A trainer, as ``EarlyStopping`` uses it."""
+
+    should_stop: bool
 
 
 class NeedsHistory(ABC):
@@ -49,7 +55,9 @@ class Schedule(NeedsHistory):
     >>> Trainer(30, callbacks=schedule).fit(net, data, optimizer=optimizer) # doctest: +SKIP
     """
 
-    def __init__(self, scheduler: Any, per: Period = "epoch", metric: str | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, per: Period = "epoch", metric: str | None = None
+    ) -> None:
         problem = ""
         if not callable(getattr(scheduler, "step", None)):
             problem = f"{describe(scheduler)} has no step()"
@@ -60,7 +68,7 @@ class Schedule(NeedsHistory):
         if problem:
             fix = "Schedule(torch.optim.lr_scheduler.StepLR(optimizer, 10), per='epoch')"
             raise UnsupportedValueError("step a scheduler", problem, fix)
-        self.scheduler = scheduler
+        self.scheduler: Any = scheduler  # a protocol has no optional methods
         self._per, self._metric = per, metric
         # It has the one hook that does something: the other one would be called in vain.
         if per == "step":
@@ -85,11 +93,11 @@ class Schedule(NeedsHistory):
         else:
             self.scheduler.step()
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state; empty if it has none."""
         return self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else {}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Bring the scheduler back to a state."""
         if state:
             self.scheduler.load_state_dict(state)
@@ -115,7 +123,7 @@ class EarlyStopping(NeedsHistory):
     >>> Trainer(100, callbacks=EarlyStopping('val_loss', patience=5))      # doctest: +SKIP
     """
 
-    trainer: Any = None
+    trainer: _Stops | None = None
 
     def __init__(
         self,
@@ -176,7 +184,7 @@ def history_refusal(attempted: str, names: Collection[str], fix: str) -> Unsuppo
     return UnsupportedValueError(attempted, f"the history has {found}", fix)
 
 
-def check_callbacks(given: Any) -> list[Any]:
+def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
     """Return the callbacks as a list.
 
     Args:
@@ -185,9 +193,10 @@ def check_callbacks(given: Any) -> list[Any]:
     Raises:
         UnsupportedValueError: for what is no callback, or has hooks that nobody calls.
     """
-    callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if given is None:
         return []
+    several: Any = given if isinstance(given, (list, tuple)) else [given]
+    callbacks: list[Callback] = list(several)
     for each in callbacks:
         attempted = f"call {describe(each)} during training"
         fix = "Trainer(..., callbacks=lambda epoch, history: print(epoch))"
@@ -251,7 +260,7 @@ def check_operands(listener: Callable[..., Any], hook: str) -> None:
         ) from error
 
 
-def check_schedules(callbacks: Sequence[Any], optimizer: Any) -> None:
+def check_schedules(callbacks: Sequence[Callback], optimizer: Any) -> None:
     """Raise an UnsupportedValueError if a schedule changes another optimizer than a run's own.
 
     Args:
@@ -269,7 +278,7 @@ def check_schedules(callbacks: Sequence[Any], optimizer: Any) -> None:
                 )
 
 
-def check_monitors(callbacks: Sequence[Any], names: Collection[str]) -> None:
+def check_monitors(callbacks: Sequence[Callback], names: Collection[str]) -> None:
     """Raise an UnsupportedValueError if a callback needs a number that the history will not have.
 
     Args:
@@ -298,13 +307,15 @@ def notify(listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
             )
 
 
-def list_listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
+def list_listeners(callbacks: Sequence[Callback], hook: str) -> list[Callable[..., Any]]:
     """Return what is called for a hook, in order; a function is called for ``on_epoch_end``."""
-    found = []
+    listeners = []
     for each in callbacks:
         is_function = hook == "on_epoch_end" and callable(each)
-        found.append(getattr(each, hook, each if is_function else None))
-    return [listener for listener in found if listener is not None]
+        listener: Any = getattr(each, hook, each if is_function else None)
+        if listener is not None:
+            listeners.append(listener)
+    return listeners
 
 
 def check_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from d2ldev.nesting.walk import depth_refusal, every, flatten, leaves
 from d2ldev.operations.arguments import flag, is_iterable, length_of, whole_number
 from d2ldev.operations.examples import number_of_examples
 from d2ldev.operations.parallel import content_of
+from d2ldev.typing import Array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +61,7 @@ class ArrayLoader:
 
     def __init__(
         self,
-        *arrays: Any,
+        *arrays: Array,
         batch_size: int,
         shuffle: bool = False,
         seed: int | None = 0,
@@ -103,7 +104,7 @@ class ArrayLoader:
         full, left = divmod(examples, self._batch_size)
         return full + (left > 0 and not self._drop_last)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Go through an epoch, which begins with its first batch and not with this call."""
         epoch = self._epoch
         self._epoch += 1
@@ -193,10 +194,11 @@ class _Column(NamedTuple):
         return self.backend.asarray(part, dtype=self.dtype, device=CPU)
 
 
-def _column(array: Any, number: int) -> _Column:
+def _column(array: Array, number: int) -> _Column:
     attempted = f"make batches of the array at {number}"
-    column = _Column(array, None, None)
-    if not isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray):
+        column = _Column(array, None, None)
+    else:
         try:
             backend = backend_of(array)
             device = backend.device_of(array)

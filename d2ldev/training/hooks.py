@@ -5,7 +5,7 @@ Source: D2L, sections 3.2.4 and 6.7.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from d2ldev._backend import Backend
@@ -14,7 +14,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Learner
 from d2ldev.training.callbacks import list_listeners
-from d2ldev.typing import DeviceLike, History
+from d2ldev.typing import Callback, DeviceLike, History
 
 
 class TrainerState:
@@ -24,12 +24,12 @@ class TrainerState:
     """
 
     backend: Backend = handle
-    gpus: Sequence[Any] = ()
+    gpus: Sequence[DeviceLike] = ()
     epoch = train_batch_idx = val_batch_idx = num_train_batches = num_val_batches = 0
     should_stop: bool = False
     history: History
-    train_dataloader: Any
-    val_dataloader: Any
+    train_dataloader: Iterable[Any]
+    val_dataloader: Iterable[Any] | None
     _learner: Learner | None = None
     _model: Any = None
 
@@ -144,7 +144,7 @@ def is_overridden(trainer: TrainerState, hook: str) -> bool:
 
 
 def find_listeners(
-    trainer: TrainerState, callbacks: Sequence[Any], hook: str
+    trainer: TrainerState, callbacks: Sequence[Callback], hook: str
 ) -> list[Callable[..., Any]]:
     """Return what is called for a hook, in order: the trainer's own first."""
     own = [getattr(trainer, hook)] if is_overridden(trainer, hook) else []

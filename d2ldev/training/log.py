@@ -13,18 +13,21 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from d2ldev._backend import Backend, framework_of
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
-from d2ldev.framework import DeviceLike, Tensor
 from d2ldev.locks import Lock
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.creation import shape_of
+from d2ldev.typing import DeviceLike, NativeDeviceT, TensorT
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # The dtypes with values that float32 cannot hold.
 _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
@@ -34,7 +37,7 @@ _BLOCK = 16  # calls
 _ONE = 1  # the usual weight, which is not checked again
 
 
-class DeviceLog:
+class DeviceLog(Generic[TensorT]):
     """Scalars by name, on a device, with their means and last values.
 
     Any number of threads may add to it, and nothing that was added is lost. The device holds at
@@ -65,8 +68,8 @@ class DeviceLog:
 
     def __init__(
         self,
-        backend: Backend,
-        device: DeviceLike = None,
+        backend: Backend[TensorT, NativeDeviceT],
+        device: DeviceLike[NativeDeviceT] | None = None,
         *,
         every: int = 1,
         max_pending: int = 1024,
@@ -106,7 +109,9 @@ class DeviceLog:
         waiting = f"{len(pending) // 3} of {self._max_pending} scalars wait"
         return f"<{type(self).__name__} of {names}{place}: {waiting}>"
 
-    def add(self, weight: float = _ONE, /, **scalars: Any) -> None:
+    def add(
+        self, weight: float = _ONE, /, **scalars: TensorT | float | np.generic | NDArray[Any]
+    ) -> None:
         """Keep scalars, without waiting for the device.
 
         Where the framework's queue has no bound, as MXNet's, each fourth call waits for the scalars
@@ -274,7 +279,7 @@ class DeviceLog:
         numbers = iter(found)
         return [x if type(x) is float else next(numbers) for x in values]
 
-    def _check_tensor(self, name: str, x: Tensor, device: Device | None) -> Device:
+    def _check_tensor(self, name: str, x: TensorT, device: Device | None) -> Device:
         """Return the device of a tensor that can be logged."""
         attempted = f"log {name}"
         try:
@@ -302,7 +307,7 @@ class DeviceLog:
         return there
 
 
-class BatchedDeviceLog(DeviceLog):
+class BatchedDeviceLog(DeviceLog[TensorT]):
     """The means of a loop over batches, which one thread adds to, in blocks of calls.
 
     A step leaves little of Python in the processor's caches, so that one call of ``add`` after it
@@ -313,7 +318,7 @@ class BatchedDeviceLog(DeviceLog):
         backend: whose tensors they are.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend[TensorT, Any]) -> None:
         super().__init__(backend, values=False)
         # No longer than the framework's queue may be.
         self._length = framework_of(backend).tensors.in_flight or _BLOCK

@@ -21,6 +21,7 @@ from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress
 from d2ldev.training.run import Run
 from d2ldev.training.team import Counts, SingleProcess, Team
+from d2ldev.typing import Callback
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Loop:
     trainer: TrainerState
     learner: Learner
     metrics: Mapping[str, Callable[[Any, Any], Any]]
-    callbacks: Sequence[Any] = ()
+    callbacks: Sequence[Callback] = ()
     interruption: Interruption = field(default_factory=Interruption)
     team: Team = field(default_factory=SingleProcess)
 

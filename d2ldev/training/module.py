@@ -6,11 +6,15 @@ Source: D2L, section 3.2.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe, text_of
+from d2ldev.typing import DataModule
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 METHODS = ("training_step", "validation_step")
 
@@ -28,12 +32,12 @@ def arguments_of(frame: FrameType, ignore: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def is_data_module(data: Any) -> bool:
+def is_data_module(data: object) -> TypeIs[DataModule]:
     """Tell whether data is a D2L ``DataModule``, which has loaders."""
     return callable(getattr(data, "train_dataloader", None))
 
 
-def loader_of(data: Any, *names: str) -> Any:
+def loader_of(data: Iterable[Any] | DataModule, *names: str) -> Iterable[Any]:
     """Return the batches that a ``DataModule`` has for a use; other data as it is.
 
     Args:
@@ -45,7 +49,8 @@ def loader_of(data: Any, *names: str) -> Any:
     """
     for name in names:
         if callable(getattr(data, name, None)):
-            return getattr(data, name)()
+            batches: Iterable[Any] = getattr(data, name)()
+            return batches
     if is_data_module(data):
         raise UnsupportedValueError(
             f"go through data={describe(data)}",

@@ -83,7 +83,7 @@ from d2ldev.training.progress import show_progress
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.spawning import Outcome, result, train_in_processes
 from d2ldev.training.team import ProcessGroup, SingleProcess, Team
-from d2ldev.typing import History
+from d2ldev.typing import Callback, DataModule, DeviceLike, History, T
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -174,7 +174,7 @@ class Trainer(TrainerState):
     # For those whose ``__init__`` is the book's, which does not call this one's.
     max_epochs: int
     gradient_clip_val: float = 0
-    callbacks: Any = None
+    callbacks: Callback | Sequence[Callback] | None = None
     enable_progress_bar: bool = False
     accumulate_grad_batches: int = 1
     precision: Precision = "model"
@@ -189,7 +189,7 @@ class Trainer(TrainerState):
         gradient_clip_val: float = 0,
         *,
         backend: Backend | str | None = None,
-        callbacks: Any = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
         enable_progress_bar: bool = False,
         accumulate_grad_batches: int = 1,
         precision: Precision = "model",
@@ -258,7 +258,7 @@ class Trainer(TrainerState):
     def fit(
         self,
         model: Any,
-        train_data: Any,
+        train_data: Iterable[Any] | DataModule,
         val_data: Iterable[Any] | None = None,
         *,
         loss: Loss | None = None,
@@ -369,13 +369,14 @@ class Trainer(TrainerState):
         context.raise_failure()
         return self.history
 
-    def _check_callbacks(self) -> list[Any]:
+    def _check_callbacks(self) -> list[Callback]:
         """Return the callbacks, which can be called; those with an attribute for it get this."""
         check_hooks(self, f"train with the {type(self).__name__}")
         callbacks = check_callbacks(self.callbacks)
         for hook in HOOKS:
             for listener in find_listeners(self, callbacks, hook):
                 check_operands(listener, hook)
+        each: Any
         for each in callbacks:
             if isinstance(getattr(each, "trainer", ""), Trainer | None):
                 each.trainer = self
@@ -385,9 +386,9 @@ class Trainer(TrainerState):
     def _open_run(
         self,
         model: Any,
-        train_data: Any,
-        val_data: Any,
-        callbacks: Sequence[Any],
+        train_data: Iterable[Any] | DataModule,
+        val_data: Iterable[Any] | None,
+        callbacks: Sequence[Callback],
         settings: _FitSettings,
     ) -> Iterator[RunContext]:
         """Prepare a run for the block that goes through its epochs; hand the model back after it.
@@ -448,7 +449,7 @@ class Trainer(TrainerState):
         self,
         model: Any,
         settings: _FitSettings,
-        gpus: Sequence[Any],
+        gpus: Sequence[DeviceLike],
         group: Group | None,
         team: Team,
     ) -> Learner:
@@ -468,7 +469,13 @@ class Trainer(TrainerState):
         )
         return self._learner
 
-    def _make_run(self, loop: Loop, saving: Saving, train_data: Any, val_data: Any) -> Run:
+    def _make_run(
+        self,
+        loop: Loop,
+        saving: Saving,
+        train_data: Iterable[Any],
+        val_data: Iterable[Any] | None,
+    ) -> Run:
         """Return the run of a loop, after its processes have compared their settings."""
         names = ["loss", *loop.metrics]
         if val_data is not None:
@@ -523,9 +530,9 @@ class Trainer(TrainerState):
     def _fit_by_the_book(
         self,
         model: Any,
-        train_data: Any,
-        val_data: Any,
-        callbacks: Sequence[Any],
+        train_data: Iterable[Any] | DataModule,
+        val_data: Iterable[Any] | None,
+        callbacks: Sequence[Callback],
         settings: _FitSettings,
     ) -> History:
         """Run the user's own epochs, as ``Trainer.fit`` of D2L's section 3.2.4 does.
@@ -576,10 +583,11 @@ class Trainer(TrainerState):
         return {}
 
     def _find_data(
-        self, train_data: Any, val_data: Any
+        self, train_data: Iterable[Any] | DataModule, val_data: Iterable[Any] | None
     ) -> tuple[Iterable[Any], Iterable[Any] | None]:
         """Return the batches of a run, which are those of a ``DataModule`` if one is given."""
-        self.train_dataloader, self.val_dataloader = train_data, val_data
+        data: Any = train_data
+        self.train_dataloader, self.val_dataloader = data, val_data
         if is_data_module(train_data) or is_overridden(self, "prepare_data"):
             self.prepare_data(train_data)
             if val_data is not None:
@@ -592,7 +600,7 @@ class Trainer(TrainerState):
         self.epoch = self.train_batch_idx = self.val_batch_idx = 0
         return self.train_dataloader, self.val_dataloader
 
-    def shard_data(self, data: Any) -> Any:
+    def shard_data(self, data: Iterable[T]) -> Iterable[T]:
         """Return data of which each process of a launch reads its own part only.
 
         ``fit`` takes any data, of which each process reads all and computes a part. Reading less is
@@ -621,14 +629,15 @@ class Trainer(TrainerState):
         framework = framework_of_loader(data, "sharded_types")
         if framework is None:
             raise shard_refusal(data)
-        return framework.training.shard_loader(data, peers.rank, peers.world_size)
+        loader: Iterable[T] = framework.training.shard_loader(data, peers.rank, peers.world_size)
+        return loader
 
     # -- using a model --------------------------------------------------------------------
 
     def validate(
         self,
         model: Any,
-        data: Any,
+        data: Iterable[Any] | DataModule,
         *,
         loss: Loss | None = None,
         metrics: Sequence[Metric] = (),
@@ -666,7 +675,7 @@ class Trainer(TrainerState):
             finally:
                 learner.sync()
 
-    def predict(self, model: Any, data: Any) -> list[Any]:
+    def predict(self, model: Any, data: Iterable[Any] | DataModule) -> list[Any]:
         """Return the predictions of a model, without dropout, and without changing it.
 
         Args:
@@ -748,7 +757,7 @@ class Trainer(TrainerState):
         """Return the learner of a prepared model that is not trained."""
         return self.backend.learner(model, **settings, precision=self.precision, is_trained=False)
 
-    def _prepare_for_use(self, model: Any, data: Any, verb: str) -> Any:
+    def _prepare_for_use(self, model: Any, data: Iterable[Any], verb: str) -> Any:
         """Return a model that is not trained, as ``prepare_model`` returned it."""
         if model is None:
             raise UnsupportedValueError(

@@ -94,7 +94,7 @@ def check_models(net: torch.nn.Linear, optimizer: torch.optim.Adam, path: str) -
     assert_type(d2l.load_into(net, path), torch.nn.Linear)
     assert_type(d2l.load_into(net, {"weight": np.ones(2)}), torch.nn.Linear)
     assert_type(d2l.load_into(net, path, strict=False), Loaded)
-    assert_type(d2l.learner(net, optimizer=optimizer), Learner)
+    assert_type(d2l.learner(net, optimizer=optimizer), Learner[torch.Tensor])
     assert_type(d2l.join_group(), Group | None)
 
 

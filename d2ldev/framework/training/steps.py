@@ -8,10 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.framework.tensors import Tensor
 from d2ldev.framework.training.batches import Labels, Portion
 from d2ldev.options import (
     LOSSES,
@@ -26,6 +25,7 @@ from d2ldev.options import (
     nearest,
     problem_of,
 )
+from d2ldev.typing import JSON, Target, TensorT
 
 MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
@@ -126,7 +126,7 @@ class Settings(NamedTuple):
         )
 
 
-class Learner(ABC):
+class Learner(ABC, Generic[TensorT]):
     """A model in training, one step after the other, on its device.
 
     Args:
@@ -162,7 +162,7 @@ class Learner(ABC):
         )
         return f"{type(self).__name__}({given})"
 
-    def _refuse_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _refuse_step(self, inputs: tuple[Any, ...], y: Target[TensorT]) -> tuple[TensorT, Any]:
         raise UnsupportedValueError(
             "take a step of training",
             "the learner was made with is_trained=False, and has no optimizer",
@@ -219,7 +219,7 @@ class Learner(ABC):
         return False
 
     @abstractmethod
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: tuple[Any, ...], y: Target[TensorT]) -> tuple[TensorT, Any]:
         """Take one step of training on one batch, without waiting for it.
 
         With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
@@ -248,7 +248,7 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: tuple[Any, ...], y: Target[TensorT]) -> tuple[TensorT, Any]:
         """Return the loss and the prediction on one batch, without dropout and gradients.
 
         The loss is None if the model's own method returned nothing.
@@ -281,14 +281,14 @@ class Learner(ABC):
     def build(self, inputs: tuple[Any, ...]) -> None:
         """Make the tensors of a model that is not built, for such inputs, without training it."""
 
-    def modes(self) -> Any:
+    def modes(self) -> JSON:
         """Return which of the model's parts are frozen or in evaluation mode, as plain values.
 
         A callback may change them between two epochs. None if the framework has no modes.
         """
         return None
 
-    def check_modes(self, modes: Any) -> Callable[[], None]:
+    def check_modes(self, modes: JSON) -> Callable[[], None]:
         """Return a function that sets what ``modes`` returned; nothing changes before its call.
 
         Raises:
