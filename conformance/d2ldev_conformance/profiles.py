@@ -33,7 +33,8 @@ class Profile:
     """A selection of the suite.
 
     Args:
-        virtual_gpus: how many virtual GPUs each process has; None leaves the machine as it is.
+        virtual_gpus: how many virtual GPUs each process has. 0 is the CPU alone, and None the
+            machine as it is, which a profile with both leaves out without a real GPU.
         selects: whether a process with so many virtual GPUs runs a test.
         is_nightly: whether a process with GPUs, virtual ones included, runs the nightly tests.
     """
@@ -48,7 +49,7 @@ class Profile:
         >>> PROFILES["default"].processes(2)
         [None, 2]
         """
-        numbers = [None if each is None else min(each, most) or None for each in self.virtual_gpus]
+        numbers = [each and (min(each, most) or None) for each in self.virtual_gpus]
         return list(dict.fromkeys(numbers))
 
 
@@ -85,6 +86,8 @@ PROFILES = {
     "quick": Profile((2,), _meets_numpy),
     # For each change: the whole suite on this machine, and then the tests that virtual GPUs change.
     "default": Profile((None, 2, 4), _differs),
+    # For reports: the whole suite on the CPU alone, on two virtual GPUs, and on real ones.
+    "everywhere": Profile((0, 2, None), _select_everything),
     # For each night: also the tests that take minutes. Some need four GPUs.
     "nightly": Profile((None, 2, 4), _select_everything, is_nightly=True),
 }

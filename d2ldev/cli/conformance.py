@@ -26,6 +26,8 @@ SUITE = "d2ldev_conformance"
 USAGE_ERROR = 4
 # And for "no test was selected".
 NO_TESTS = 5
+# Of the report, by the number of virtual GPUs.
+_FOLDERS = {None: "machine", 0: "cpu"}
 
 
 @dataclass(frozen=True)
@@ -64,39 +66,14 @@ def command(request: Request, suite: Path) -> list[str]:
     return [*argv, *request.extra]
 
 
-def thrice(request: Request) -> list[Request]:
-    """Return the requests of a run everywhere: the CPU alone, two virtual GPUs, real GPUs.
-
-    Virtual ones only if the backend can make them, real ones only where the machine has some.
-
-    >>> [r.virtual_gpus for r in thrice(Request('reference'))]
-    [0, 2]
-    """
-    name = discovery.canonical_name(request.name)
-    runs: list[tuple[str, int | None, int]] = [("cpu", 0, 0)]
-    if name in discovery.find_backends():  # another one fails in the first run, in its words
-        if loading.framework_class(name).max_virtual_gpus >= 2:
-            runs.append(("virtual", 2, 2))
-        if count := loading.count_real_gpus(name):
-            runs.append(("real", None, count))
-    return [
-        replace(
-            request,
-            virtual_gpus=virtual_gpus,
-            require_gpus=needed,
-            report=request.report and request.report / where,
-        )
-        for where, virtual_gpus, needed in runs
-    ]
-
-
-def profile_requests(request: Request, profiles: Mapping[str, Any]) -> list[Request]:
+def list_runs(request: Request, profiles: Mapping[str, Any]) -> list[Request]:
     """Return the requests of a profile: one for each number of virtual GPUs that it has.
 
-    A request that names a number of virtual GPUs stays the only one.
+    A request that names a number of virtual GPUs stays the only one, and so does one without a
+    profile.
 
     Args:
-        request: the one that names the profile.
+        request: what was asked for.
         profiles: the profiles of the suite, by name.
     """
     name = discovery.canonical_name(request.name)
@@ -104,25 +81,26 @@ def profile_requests(request: Request, profiles: Mapping[str, Any]) -> list[Requ
     is_known = name in discovery.find_backends()
     if request.virtual_gpus is not None or profile is None or not is_known:
         return [request]  # pytest names the choices
-    most = loading.framework_class(name).max_virtual_gpus
+    numbers = profile.processes(loading.framework_class(name).max_virtual_gpus)
+    real = None
+    if {0, None} <= {*numbers}:  # without real GPUs both are the CPU alone
+        real = loading.count_real_gpus(name)
+        numbers = [each for each in numbers if each is not None or real]
     return [
         replace(
             request,
             virtual_gpus=number,
-            require_gpus=number or request.require_gpus,
-            report=request.report
-            and request.report / (f"virtual-{number}" if number else "machine"),
+            require_gpus=(request.require_gpus or real) if number is None else number,
+            report=request.report and request.report / _FOLDERS.get(number, f"virtual-{number}"),
         )
-        for number in profile.processes(most)
+        for number in numbers
     ]
 
 
-def run(request: Request, *, everywhere: bool) -> int:
+def run(request: Request) -> int:
     """Run the suite and return the exit status: pytest's, or 4 without pytest or hypothesis.
 
-    Args:
-        request: what was asked for; a profile has its own runs.
-        everywhere: whether to run it as ``thrice`` says, and return the worst status.
+    Of several runs it is the worst one.
     """
     for module in ("pytest", "hypothesis"):
         if importlib.util.find_spec(module) is None:
@@ -133,18 +111,14 @@ def run(request: Request, *, everywhere: bool) -> int:
             return USAGE_ERROR
     os.getcwd()  # pytest would end with a traceback in a folder that is gone
     try:
-        if request.profile is not None:
-            # The core imports no module of the suite; it finds the suite by its name.
-            suite_profiles = importlib.import_module(f"{SUITE}.profiles")
-            requests = profile_requests(request, suite_profiles.PROFILES)
-        else:
-            requests = thrice(request) if everywhere else [request]
+        # The core imports no module of the suite; it finds the suite by its name.
+        requests = list_runs(request, importlib.import_module(f"{SUITE}.profiles").PROFILES)
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)
     suite = Path(str(importlib.util.find_spec(SUITE).origin)).parent  # type: ignore[union-attr]
     statuses = {_status_of(each, suite) for each in requests}
-    if request.profile is not None and len(statuses) > 1:
+    if len(statuses) > 1:
         statuses -= {NO_TESTS}  # what -k names may be in some of the runs only
     return max(statuses)
 

@@ -109,24 +109,13 @@ def conformance(
         int | None, typer.Option(metavar="N", min=0, help="Fail if there are fewer GPUs.")
     ] = None,
     virtual_gpus: VirtualGpus = None,
-    everywhere: Annotated[
-        bool,
-        typer.Option(
-            "--everywhere",
-            help="Run it on the CPU alone, on two virtual GPUs, and on real ones if there are any.",
-        ),
-    ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Run a profile: quick, default, or nightly."),
+        typer.Option(metavar="NAME", help="Run a profile: quick, default, everywhere, or nightly."),
     ] = None,
     report: Annotated[Path | None, _folder("Write the report into this folder.")] = None,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
-    if everywhere and (require_gpus is not None or virtual_gpus is not None):
-        raise typer.BadParameter("--everywhere says how many GPUs each run needs")
-    if everywhere and profile is not None:
-        raise typer.BadParameter("--everywhere and --profile each say which runs there are")
     request = conformance_command.Request(
         name=name,
         require_gpus=require_gpus,
@@ -135,7 +124,7 @@ def conformance(
         profile=profile,
         extra=tuple(pytest_arguments or ()),
     )
-    raise typer.Exit(conformance_command.run(request, everywhere=everywhere))
+    raise typer.Exit(conformance_command.run(request))
 
 
 @app.command()

@@ -29,6 +29,11 @@ def test_two_virtual_gpus_have_what_needs_them_and_all_but_training():
     assert {test.requirement for test in chosen} == {"copy.makes-new-memory"}
 
 
+def test_everywhere_each_process_has_every_test():
+    for number in PROFILES["everywhere"].virtual_gpus:
+        assert select("everywhere", number or 0) == {*TESTS}
+
+
 @pytest.mark.parametrize("name", ["default", "nightly"])
 def test_four_virtual_gpus_have_what_two_are_too_few_for(name):
     assert {test.gpus for test in select(name, 4)} == {3, 4}

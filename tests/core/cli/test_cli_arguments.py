@@ -33,7 +33,7 @@ TEXTS = st.one_of(
     NUMBERS,
 )
 NAMES = st.one_of(TEXTS, st.sampled_from(["reference", "torch", "tf", "refrence", "REFERENCE "]))
-OPTIONS = ["--json", "--all", "--help", "--virtual-gpus", "--require-gpus", "--everywhere"]
+OPTIONS = ["--json", "--all", "--help", "--virtual-gpus", "--require-gpus", "--profile"]
 OPTIONS += ["--backend", "--size", "--small", "--matmul-precision", "--notebook"]
 WORDS = st.one_of(
     st.sampled_from(["doctor", "tour", "bench", "conformance", "--version", "--report", *OPTIONS]),

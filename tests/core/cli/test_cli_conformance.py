@@ -9,7 +9,7 @@ from command_line import run_command
 from d2ldev_conformance.profiles import PROFILES
 from d2ldev_reference import ReferenceFramework
 
-from d2ldev.cli.conformance import Request, command, profile_requests, thrice
+from d2ldev.cli.conformance import Request, command, list_runs
 from d2ldev.registry import loading
 
 SUITE = Path("suite")
@@ -42,40 +42,36 @@ def test_further_arguments_come_last_so_that_they_win():
     assert made(extra=("-p", "cacheprovider")) == [*START, *SETTINGS, "-p", "cacheprovider"]
 
 
+def everywhere(**options):
+    """Return the runs of the profile on the reference backend."""
+    return list_runs(Request("reference", profile="everywhere", **options), PROFILES)
+
+
 def test_everywhere_is_the_cpu_alone_and_two_virtual_gpus_and_real_ones(monkeypatch):
     monkeypatch.setattr(loading, "count_real_gpus", lambda name: 3)
-    runs = thrice(Request("reference", report=Path("out")))
+    runs = everywhere(report=Path("out"))
     assert [(r.virtual_gpus, r.require_gpus) for r in runs] == [(0, 0), (2, 2), (None, 3)]
-    assert [r.report for r in runs] == [Path("out/cpu"), Path("out/virtual"), Path("out/real")]
+    names = ["cpu", "virtual-2", "machine"]
+    assert [r.report for r in runs] == [Path("out") / name for name in names]
 
 
 def test_without_real_gpus_everywhere_is_two_runs():
-    assert [r.virtual_gpus for r in thrice(Request("reference"))] == [0, 2]
+    assert [r.virtual_gpus for r in everywhere()] == [0, 2]
 
 
 def test_a_backend_without_virtual_gpus_has_no_run_on_them(monkeypatch):
     monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 0)
-    assert [r.virtual_gpus for r in thrice(Request("reference"))] == [0]
+    assert [r.virtual_gpus for r in everywhere()] == [0]
 
 
 def test_the_runs_everywhere_are_made_and_reported(tmp_path):
     done = run_command(
-        *("conformance", "reference", "--everywhere", "--report", str(tmp_path / "report")),
+        *("conformance", "reference", "--profile", "everywhere"),
+        *("--report", str(tmp_path / "report")),
         *("--", "-k", "there_is_one_cpu", f"--basetemp={tmp_path / 'inner'}"),
     )
     assert done.returncode == 0
-    assert sorted(folder.name for folder in (tmp_path / "report").iterdir()) == ["cpu", "virtual"]
-
-
-def test_the_worst_status_of_the_runs_everywhere_is_the_commands():
-    # Nothing is selected, which is pytest's status 5.
-    done = run_command("conformance", "reference", "--everywhere", "--", "-k", "no_such_test")
-    assert done.returncode == 5
-
-
-@pytest.mark.parametrize("option", ["--require-gpus", "--virtual-gpus"])
-def test_everywhere_has_its_own_numbers_of_gpus(option):
-    assert run_command("conformance", "reference", "--everywhere", option, "1").returncode == 2
+    assert sorted(folder.name for folder in (tmp_path / "report").iterdir()) == ["cpu", "virtual-2"]
 
 
 @pytest.mark.parametrize("option", ["--require-gpus", "--virtual-gpus"])
@@ -127,7 +123,7 @@ def test_nightly_tests_alone_are_a_usage_error_without_their_profile():
 def test_a_profile_runs_once_for_each_number_of_virtual_gpus(monkeypatch):
     monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 4)
     request = Request("reference", profile="default", report=Path("out"))
-    runs = profile_requests(request, PROFILES)
+    runs = list_runs(request, PROFILES)
     assert [(r.virtual_gpus, r.require_gpus) for r in runs] == [(None, None), (2, 2), (4, 4)]
     assert [r.report for r in runs] == [
         Path("out/machine"),
@@ -138,28 +134,24 @@ def test_a_profile_runs_once_for_each_number_of_virtual_gpus(monkeypatch):
 
 def test_a_profile_asks_a_backend_for_no_more_gpus_than_it_makes(monkeypatch):
     for name in PROFILES:
-        runs = profile_requests(Request("reference", profile=name), PROFILES)
-        assert {run.virtual_gpus for run in runs} <= {None, 2}
+        runs = list_runs(Request("reference", profile=name), PROFILES)
+        assert {run.virtual_gpus for run in runs} <= {None, 0, 2}
         assert len(runs) == len(set(runs))
     monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 0)
-    (run,) = profile_requests(Request("reference", profile="quick"), PROFILES)
+    (run,) = list_runs(Request("reference", profile="quick"), PROFILES)
     assert run.virtual_gpus is None
 
 
-def test_a_profile_with_a_number_of_virtual_gpus_is_one_run():
-    request = Request("torch", profile="default", virtual_gpus=4)
-    assert profile_requests(request, PROFILES) == [request]
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_with_a_number_of_virtual_gpus_is_one_run(name):
+    request = Request("torch", profile=name, virtual_gpus=4)
+    assert list_runs(request, PROFILES) == [request]
 
 
 def test_a_misspelt_profile_is_a_usage_error_that_lists_the_choices():
     done = run_command("conformance", "reference", "--profile", "quik")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert all(name in done.stderr for name in PROFILES)
-
-
-def test_a_profile_and_everywhere_exclude_each_other():
-    done = run_command("conformance", "reference", "--everywhere", "--profile", "quick")
-    assert done.returncode == 2
 
 
 def test_a_profile_needs_tests_in_one_of_its_runs():

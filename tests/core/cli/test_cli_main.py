@@ -77,7 +77,7 @@ def test_a_working_folder_that_is_gone_hinders_no_command_that_needs_none(comman
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--report", "here"], ["--everywhere"]])
+@pytest.mark.parametrize("arguments", [[], ["--report", "here"], ["--profile", "everywhere"]])
 def test_the_suite_in_a_working_folder_that_is_gone_is_one_line(arguments):
     done = run_command("conformance", "reference", *arguments, before=GONE)
     line = "error: cannot go on in a working folder that is gone; cd to one that exists\n"
