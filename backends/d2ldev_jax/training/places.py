@@ -1,7 +1,7 @@
-"""Where the arrays of a learner are: on a device, on several of a process, or of several processes.
+"""The places of a learner's arrays: one device, several devices, or several processes.
 
-A step is one program for the whole batch wherever it runs: of arrays that are on several devices
-XLA makes the program of each, and adds up the gradients of their parts.
+A step is always one program for the whole batch. If the arrays are on several devices, XLA splits
+the program, and adds up the gradients of the parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class OneDevice:
-    """The device where the model is.
+    """The model's device.
 
     Args:
         native: JAX's device.
@@ -33,52 +33,52 @@ class OneDevice:
     takes_marks = False
     """Whether ``shard_batch`` takes ``Broadcast``."""
     split: NamedSharding | None = None
-    """Of the batch, over the devices that hold parts of the parameters; None if all are whole."""
+    """The sharding of a batch if the parameters are sharded as well; None if they are whole."""
 
     def __init__(self, native: jax.Device) -> None:
         self._native = native
 
     def place_arrays(self, arrays: list[Any]) -> list[Any]:
-        """Return arrays of the model or the optimizer as a step takes them."""
+        """Return arrays of the model or the optimizer on the devices of a step."""
         return self.replicate(arrays)
 
     def bring_home(self, arrays: list[Any]) -> list[Any]:
-        """Return these arrays as they are put into the user's own model."""
+        """Return these arrays on the device of the user's own model."""
         return self.take_local(arrays)
 
     def replicate(self, arrays: Any) -> Any:
-        """Return a nesting of the model's arrays as a step takes them, the same on all devices."""
+        """Return a nesting of arrays on the devices of a step, whole on each."""
         return jax.device_put(arrays, self._native)
 
     def place_first_arrays(self, arrays: list[Any]) -> list[Any]:
-        """Return rank 0's arrays of the model or the optimizer, in the form for a step."""
+        """Return rank 0's arrays of the model or the optimizer, on the devices of a step."""
         return self.broadcast_first(self.place_arrays(arrays))
 
     def broadcast_first(self, arrays: Any) -> Any:
-        """Return the arrays of the first process, of those that ``replicate`` has returned."""
+        """Return rank 0's arrays in all processes, for arrays from ``replicate``."""
         return arrays
 
     def shard_batch(self, batch: Any, portion: Portion | None) -> Any:
-        """Return a batch as a step takes it.
+        """Return a batch on the devices of a step.
 
         Args:
-            batch: on this process's first device.
-            portion: what of the whole batch that is, where several processes train.
+            batch: the batch, on this process's first device.
+            portion: this process's part of the whole batch, if several processes train.
         """
         return batch
 
     def take_local(self, results: Any) -> Any:
-        """Return what is the same on all devices, on this process's first."""
+        """Return replicated results on this process's first device."""
         return results
 
     def take_part(self, results: Any, portion: Portion | None) -> Any:
-        """Return a prediction, on this process's first device, for the batch given."""
+        """Return a prediction for this process's batch, on this process's first device."""
         return self.take_local(results)
 
     def prepare_alone(
         self, arrays: list[Any], batch: Any, portion: Portion | None
     ) -> tuple[list[Any], Any]:
-        """Return the model's arrays and a batch for a program of this process alone."""
+        """Return the model's arrays and a batch for a program of this process only."""
         return arrays, self.shard_batch(batch, portion)
 
 
@@ -87,7 +87,7 @@ class SeveralDevices(OneDevice):
 
     Args:
         natives: JAX's devices.
-        home: the one where the user's own model is.
+        home: the device of the user's own model.
     """
 
     takes_marks = True
@@ -95,7 +95,7 @@ class SeveralDevices(OneDevice):
     def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
         super().__init__(natives[0])
         self._home, self._size = home, len(natives)
-        self._split, self._whole = _make_shardings(natives)
+        self._split, self._whole = _make_shardings(tuple(natives))
 
     def replicate(self, arrays: Any) -> Any:
         return jax.device_put(arrays, self._whole)
@@ -106,8 +106,8 @@ class SeveralDevices(OneDevice):
     def shard_batch(self, batch: Any, portion: Portion | None) -> Any:
         """Return a batch with a part of its examples on each device.
 
-        JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
-        on each device, which compute the same.
+        JAX splits only evenly. If the batch does not divide evenly, each device has the whole
+        batch, and all compute the same.
         """
         leaves, structure = _flatten_batch(batch)
         marked = {i: x.value for i, x in enumerate(leaves) if type(x) is Broadcast}
@@ -127,7 +127,7 @@ class SeveralDevices(OneDevice):
 
 
 class ShardedDevices(SeveralDevices):
-    """Several devices of this process, each of which holds a part of the model's arrays."""
+    """Several devices of this process. Each holds a part of the model's arrays."""
 
     def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
         super().__init__(natives, home)
@@ -138,10 +138,10 @@ class ShardedDevices(SeveralDevices):
 
 
 def find_sharding(split: NamedSharding, x: Tensor) -> NamedSharding:
-    """Return how an array is spread over the devices of a batch.
+    """Return the sharding of an array over the devices of a batch.
 
-    The first axis is split that the devices can share evenly, as JAX asks for. An array without one
-    is whole on each.
+    It splits the first axis with a length that the number of devices divides, because JAX splits
+    only evenly. An array without such an axis is whole on each device.
     """
     mesh = split.mesh
     axes = [axis for axis, length in enumerate(x.shape) if length and not length % mesh.size]
@@ -151,9 +151,9 @@ def find_sharding(split: NamedSharding, x: Tensor) -> NamedSharding:
 
 
 class SeveralProcesses(OneDevice):
-    """One device in each of several processes, which all run the same programs.
+    """One device in each of several processes. All processes run the same programs.
 
-    JAX's arrays are spread over all of these devices, and this process reads its own part.
+    JAX's arrays are spread over all of these devices. Each process reads its own part.
 
     Args:
         group: the processes.
@@ -167,10 +167,7 @@ class SeveralProcesses(OneDevice):
         self._rank, self._size = group.rank, group.size
         known = {device.id: device for device in native.client.devices()}
         natives = [known[number] for number in group.gather("the devices", native.id)]
-        self._split, self._whole = _make_shardings(natives)
-        self._spread = jax.jit(lambda xs: xs, out_shardings=self._whole)
-        self._firsts = jax.jit(lambda xs: [x[0] for x in xs], out_shardings=self._whole)
-        self._joined = jax.jit(partial(_join_rows, self._size), static_argnums=0)
+        self._split, self._whole = _make_shardings(tuple(natives))
 
     def replicate(self, arrays: Any) -> Any:
         return jax.tree.map(
@@ -180,12 +177,12 @@ class SeveralProcesses(OneDevice):
     def broadcast_first(self, arrays: Any) -> Any:
         leaves, structure = jax.tree.flatten(self.take_local(arrays))
         own = [self._make_sharded(self._size, x[None]) for x in leaves]
-        return jax.tree.unflatten(structure, self._firsts(own))
+        return jax.tree.unflatten(structure, _make_chooser(self._whole)(own))
 
     def shard_batch(self, batch: Any, portion: Portion | None) -> Any:
-        """Return the whole batch, of which this process has a part on its device.
+        """Return the whole batch, with this process's part on its device.
 
-        One that cannot be split evenly is whole on each device, as in ``SeveralDevices``.
+        As in ``SeveralDevices``, each device has the whole batch if JAX cannot split it evenly.
         """
         assert portion is not None
         leaves, structure = _flatten_batch(batch)
@@ -197,7 +194,7 @@ class SeveralProcesses(OneDevice):
                 self._make_sharded(self._size * number, x)
                 for x in _fill_up(number, list(parts.values()))
             ]
-            found = self._joined(portion.length, rows)
+            found = _join_rows(self._size, portion.length, rows)
         else:
             found = [self._make_sharded(portion.length, x) for x in parts.values()]
         wholes = dict(zip(parts, found, strict=True))
@@ -232,12 +229,12 @@ class SeveralProcesses(OneDevice):
     def _take_local(self, x: Any) -> Any:
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
-        if not x.is_fully_replicated:  # XLA chooses how results are spread
-            x = self._spread(x)
+        if not x.is_fully_replicated:  # XLA chooses the sharding of a result
+            x = _make_replicator(self._whole)(x)
         return x.addressable_data(0)
 
     def _take_own_rows(self, portion: Portion | None, x: Tensor) -> Tensor:
-        if x.is_fully_addressable:  # a program of this process alone has made it
+        if x.is_fully_addressable:  # the result of a program of this process only
             return x
         if x.sharding.is_equivalent_to(self._split, x.ndim):
             return x.addressable_data(0)
@@ -250,14 +247,14 @@ class SeveralProcesses(OneDevice):
 
 
 class ShardedProcesses(SeveralProcesses):
-    """A device of each of several processes, which holds a part of the model's arrays.
+    """One device in each of several processes. Each holds a part of the model's arrays.
 
-    What is whole on a device for a moment is one array.
+    At most one array at a time is whole on a device.
 
     Args:
         group: the processes.
-        native: JAX's device in this one.
-        home: where the user's own model is, whole.
+        native: JAX's device in this process.
+        home: the device of the user's own model, which is whole.
     """
 
     def __init__(self, group: Group, native: jax.Device, home: jax.Device) -> None:
@@ -283,7 +280,7 @@ class ShardedProcesses(SeveralProcesses):
     def prepare_alone(
         self, arrays: list[Any], batch: Any, portion: Portion | None
     ) -> tuple[list[Any], Any]:
-        """Return what all processes evaluate together: none of them has all of the model."""
+        """Return arrays and a batch for all processes: no process has the whole model."""
         return arrays, self.shard_batch(batch, portion)
 
     def _take_own_part(self, x: Tensor, sharding: NamedSharding) -> Tensor:
@@ -292,10 +289,23 @@ class ShardedProcesses(SeveralProcesses):
         return jax.make_array_from_single_device_arrays(x.shape, sharding, [part])
 
 
+# JAX compiles a function again for each new function object, so that these are kept by sharding.
 @cache
 def _make_spreader(sharding: NamedSharding) -> Any:
     """Return a function that spreads the first of several arrays."""
     return jax.jit(lambda xs: xs[0], out_shardings=sharding)
+
+
+@cache
+def _make_replicator(whole: NamedSharding) -> Any:
+    """Return a function that replicates an array on all devices."""
+    return jax.jit(lambda x: x, out_shardings=whole)
+
+
+@cache
+def _make_chooser(whole: NamedSharding) -> Any:
+    """Return a function that replicates the first process's array of each in a list."""
+    return jax.jit(lambda xs: [x[0] for x in xs], out_shardings=whole)
 
 
 def _is_marked(x: Any) -> bool:
@@ -307,25 +317,33 @@ def _unwrap(x: Any) -> Any:
 
 
 def _flatten_batch(batch: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a batch, of which ``Broadcast`` is one, and its structure."""
+    """Return the leaves of a batch, and its structure; a ``Broadcast`` is a leaf."""
     return jax.tree.flatten(batch, is_leaf=_is_marked)
 
 
-def _make_shardings(natives: Sequence[jax.Device]) -> tuple[NamedSharding, NamedSharding]:
-    """Return how arrays are spread over devices: split by their first axis, and whole on each."""
-    # The default of the axes' type is not the same in all versions of JAX.
+@cache  # programs depend on the object
+def _make_shardings(natives: tuple[jax.Device, ...]) -> tuple[NamedSharding, NamedSharding]:
+    """Return two shardings over devices: split by the first axis, and whole on each."""
+    # The default type of an axis is not the same in all versions of JAX.
     mesh = Mesh(np.array(natives), ("batch",), axis_types=(AxisType.Auto,))
     return NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
 
 
 @partial(jax.jit, static_argnums=0)
 def _fill_up(number: int, parts: list[Tensor]) -> list[Tensor]:
-    """Return parts of a batch with so many rows, of which they have one less at most."""
+    """Return parts of a batch with ``number`` rows each; a part may lack one row."""
     return [jnp.concatenate([x, x[: number - len(x)]]) for x in parts]
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def _join_rows(size: int, length: int, parts: list[Tensor]) -> list[Tensor]:
-    """Return tensors of so many rows, of which each process has its part and has filled it up."""
+    """Return tensors of ``length`` rows, without the rows that ``_fill_up`` has added.
+
+    Args:
+        size: the number of processes.
+        length: the number of rows.
+        parts: the tensors, with each process's part on its device.
+    """
     number = -(-length // size)
     starts = [bounds(length, rank, size) for rank in range(size)]
     rows = [rank * number + i for rank, (a, b) in enumerate(starts) for i in range(b - a)]

@@ -78,6 +78,14 @@ def test_a_new_trainer_compiles_nothing(train, compiled):
     assert compiled() == []
 
 
+@pytest.mark.parametrize("shard", [None, "parameters"])
+def test_a_second_fit_on_two_gpus_compiles_nothing(backend, train, compiled, shard):
+    net = Net()
+    for is_second in (False, True):
+        train(net, Trainer(1, 2, backend=backend, shard=shard), data=DATA[:1])
+        assert (compiled() == []) is is_second
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_another_learning_rate_compiles_nothing(train, compiled, optimizer):
     expected = train(Net(), optimizer=optimizer, lr=0.05)

@@ -1,9 +1,10 @@
 """Processes that share the parameters: what each holds, and what a checkpoint and errors leave."""
 
 import json
+import logging
 import os
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +53,19 @@ def values(model):
     return [np.asarray(x).tolist() for x in jax.tree.leaves(nnx.state(model, nnx.Param))]
 
 
+@contextmanager
+def list_compiled():
+    """Give the list of what JAX compiles in the block."""
+    messages, logger = [], logging.getLogger("jax")
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger.addHandler(handler)
+    with jax.log_compiles():
+        yield messages
+    logger.removeHandler(handler)
+    messages[:] = [text for text in messages if text.startswith(("Compiling", "Finished tracing"))]
+
+
 def main():
     """Train in one of two processes; print what it has seen."""
     backend, rank = d2ldev.get_backend("jax"), int(os.environ["RANK"])
@@ -83,6 +97,13 @@ def main():
     several.callbacks = SimpleNamespace(on_step_end=look)
     several.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
     found["spread"] = sorted(spread)
+
+    model, found["compiled"] = net(), {}
+    for fit in ("first", "second", "sharded"):
+        with list_compiled() as messages:
+            again = Trainer(1, 1, backend=backend, shard="parameters" if fit == "sharded" else None)
+            again.fit(model, flat_batches(12, 4), **OPTIONS)
+        found["compiled"][fit] = messages
 
     model, steps = net(), []
 
@@ -132,6 +153,13 @@ def test_each_process_holds_its_part_of_the_arrays_alone(two, backend):
 
 def test_arrays_are_spread_after_a_step_as_before_it(two):
     assert [found["spread"] for found in two[0]] == [[[5, 8]]] * 2
+
+
+def test_a_second_fit_compiles_nothing(two):
+    for found in two[0]:
+        assert found["compiled"]["first"]
+        # The run that was broken off has compiled the programs of sharded parameters.
+        assert found["compiled"]["second"] == found["compiled"]["sharded"] == []
 
 
 def test_a_checkpoint_is_like_any_other(two, backend, tmp_path):
