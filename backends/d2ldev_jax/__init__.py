@@ -1,7 +1,7 @@
 """The JAX backend: JAX behind the d2ldev contract, with Flax's ``nnx`` for models.
 
-JAX binds an array to its device only if the array is *committed*, which every array that d2ldev
-makes or moves is.
+JAX binds an array to its device only if the array is *committed*. d2ldev commits each array that it
+makes or moves.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class JaxFramework(Framework):
     cannot = {
         "lose a process while the engine begins": "jax.distributed itself may end the others then, "
         "without an exception",
-        "split sequences over processes": "each of its programs has the whole batch, of which a "
-        "process knows its own part; arrays are put together again",
+        "split sequences over processes": "each of its programs has the whole batch, and a process "
+        "knows only its own part; arrays are put together again",
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
@@ -35,7 +35,7 @@ class JaxFramework(Framework):
         from d2ldev_jax.tensors import JaxTensors
         from d2ldev_jax.training import JaxTraining
 
-        # Without virtual GPUs JAX itself is to use none, unless it has begun to.
+        # With 0 virtual GPUs, JAX itself uses no GPU, unless it is initialised already.
         is_virtual = virtual_gpus or (virtual_gpus == 0 and not is_initialized())
         devices = VirtualDevices(virtual_gpus or 0) if is_virtual else HardwareDevices()
         self.devices = devices

@@ -1,13 +1,13 @@
 """Devices: JAX's on the CPU, CUDA, ROCm and TPUs; virtual GPUs are further CPU devices of JAX.
 
-JAX initialises all its devices at once, which makes a context on each GPU. So nothing here
-initialises JAX before somebody wants a device; until then CUDA's GPUs are counted by the driver:
+JAX initialises all devices at once, and then has a context on each GPU. This module initialises JAX
+only when a caller needs a device. Before that, NVIDIA's driver counts the GPUs:
 https://github.com/jax-ml/jax/issues/18852.
 
-JAX computes asynchronously, on the CPU as well, and its queues cannot be asked. A GPU works in
-order, and so does the CPU for one thread: when a small computation that is queued now is done,
-everything before it is done. Work of other threads on the CPU is known by its results, as long as
-somebody holds them.
+JAX computes asynchronously, also on the CPU, and has no call that tells whether a queue is empty. A
+GPU computes in order, and so does the CPU for each thread. So a small computation that is queued
+now ends after everything before it. The CPU's work for other threads shows in its results, as long
+as a reference to them exists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from d2ldev.operations.devices import (
 )
 from d2ldev_jax.precision import matmul_precision, set_matmul_precision
 
-# The device file without which ROCm has no GPU.
+# The device file that ROCm needs.
 ROCM_DRIVER = Path("/dev/kfd")
 
 # Source: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
@@ -60,28 +60,28 @@ _LOGGER = logging.getLogger("jax._src.xla_bridge")
 _CPU_IN_WORDS = re.compile(r"(?:cpu:|TFRT_CPU_)([0-9]{1,9})", re.ASCII)
 _XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
 
-# The seconds that a small computation may take on a device that has nothing else to do.
+# The most seconds that a small computation takes on an idle device.
 _PATIENCE = 0.002
-# The bytes from which on an array is waited for, however much memory is free: the rest of a wait is
-# little against its time. From so many on JAX reads the host's memory itself, instead of a copy in
-# pinned memory: ShouldStageHostToDeviceTransfers in xla/pjrt/gpu and xla/pjrt/se.
+# An array of so many bytes is always waited for: its copy takes much longer than the wait. JAX
+# reads such an array from the host's memory itself. It reads smaller ones from pinned memory:
+# ShouldStageHostToDeviceTransfers in xla/pjrt/gpu and xla/pjrt/se.
 LONG = 2**30
 
 
 def is_initialized() -> bool:
-    """Return whether JAX has its devices already; the public functions would initialise it."""
+    """Return whether JAX has its devices already. JAX's public functions would initialise it."""
     return bool(backends_are_initialized())
 
 
 class JaxDevices(Devices):
-    """The base of the rooms for real and for virtual GPUs."""
+    """The base class of the devices with real GPUs, and of those with virtual GPUs."""
 
     @abstractmethod
     def gpus(self) -> list[jax.Device]:
         """Return the GPUs of this process; initialises JAX."""
 
     def find_visible_gpus(self, local_rank: int) -> list[int] | None:
-        """Return the numbers of the GPUs that one of several processes may use; None is all.
+        """Return the numbers of the GPUs that a process of a launch uses; None for all of them.
 
         Args:
             local_rank: the number of the process on this machine.
@@ -89,14 +89,14 @@ class JaxDevices(Devices):
         return None
 
     def count_cuda(self) -> int | None:
-        """Return how many CUDA GPUs JAX will find, without initialising it; None if unknown."""
+        """Return the number of CUDA GPUs for JAX, without initialising it; None if unknown."""
         return 0
 
     def cpus(self) -> list[jax.Device]:
-        """Return JAX's CPU devices, of which the first is the CPU; initialises JAX.
+        """Return JAX's CPU devices; the first one is the CPU. Initialises JAX.
 
         Raises:
-            DeviceUnavailableError: if JAX was told to have none, or cannot be initialised.
+            DeviceUnavailableError: if JAX's settings exclude the CPU, or JAX fails to initialise.
         """
         try:
             cpus: list[jax.Device] = jax.local_devices(backend="cpu")
@@ -113,7 +113,7 @@ class JaxDevices(Devices):
 
     @cached_property
     def places(self) -> dict[jax.Device, Device]:
-        """JAX's devices and what they stand for, without other processes'; initialises JAX."""
+        """JAX's devices of this process, each with its ``Device``; initialises JAX."""
         found: dict[jax.Device, Device] = {}
         with suppress(DeviceUnavailableError):  # JAX_PLATFORMS=cuda leaves no CPU
             found.update(dict.fromkeys(self.cpus(), CPU))
@@ -121,7 +121,7 @@ class JaxDevices(Devices):
         return found
 
     def from_native(self, native: Any) -> Device | None:
-        # Before JAX is initialised, nobody has a device whose text it could be.
+        # A text that names a device comes from a device, so JAX is initialised then.
         if isinstance(native, str) and is_initialized():
             native = next((each for each in self.places if str(each) == native), None)
         return self.places.get(native) if isinstance(native, jax.Device) else None
@@ -168,24 +168,24 @@ class JaxDevices(Devices):
         return Memory(used, peak, stats.get("bytes_limit"))
 
     def find_pinning_client(self) -> Any:
-        """Return JAX's client of the GPUs, if it can map memory of the host for them; else None.
+        """Return JAX's client of the GPUs if it can map the host's memory for them, else None.
 
-        JAX can since 0.10.2: https://github.com/jax-ml/jax/blob/main/jaxlib/py_client.cc.
+        It can since JAX 0.10.2: https://github.com/jax-ml/jax/blob/main/jaxlib/py_client.cc.
         """
         clients = [native.client for native in self.gpus() if native.platform != "cpu"]
         return next((client for client in clients if hasattr(client, "dma_map")), None)
 
     def is_large(self, nbytes: int, native: jax.Device) -> bool:
-        """Return whether so many bytes are much of the free memory of a device.
+        """Return whether an array takes a large share of a device's free memory.
 
-        An array of them has to be waited for: JAX returns before it knows whether there is room.
+        The caller then waits for the array: JAX returns before it has allocated the memory.
 
         Args:
-            nbytes: the bytes that are wanted.
-            native: where.
+            nbytes: the bytes of the array.
+            native: the device.
 
         Raises:
-            MemoryError: if the device has less memory than that, or less that is free.
+            MemoryError: if the device has less memory, or less free memory.
         """
         stats = native.memory_stats() or {}
         total = stats.get("bytes_limit")
@@ -194,18 +194,18 @@ class JaxDevices(Devices):
         if total is None:  # with XLA_PYTHON_CLIENT_ALLOCATOR=platform
             return True
         free = total - stats.get("bytes_in_use", 0)
-        # An allocator with a pool of its own never takes more than its limit. CUDA's gives memory
-        # back at its limit, and may take more.
+        # An allocator with a pool never exceeds its limit. CUDA's own allocator frees memory at its
+        # limit, and may exceed it.
         if nbytes > free and "pool_bytes" in stats:
-            _wait(_queue_work(native))  # which may hold what nobody else does
+            _wait(_queue_work(native))  # queued work may hold arrays without another reference
             free = total - (native.memory_stats() or stats)["bytes_in_use"]
             total = min(total, free)
         check_room(nbytes, total)
         return nbytes >= LONG or 4 * nbytes > free
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        # JAX has one exception for all errors of XLA, which have no code that can be relied on. The
-        # last words are about sizes that no address reaches.
+        # All errors of XLA have one class in JAX, and no reliable code. The last words are about
+        # sizes beyond the address space.
         words = ("RESOURCE_EXHAUSTED", "Out of memory", "overflow in static extent")
         if isinstance(error, RuntimeError) and any(text in str(error) for text in words):
             return True
@@ -213,7 +213,7 @@ class JaxDevices(Devices):
 
 
 class HardwareDevices(JaxDevices):
-    """The CPU, and the GPUs of the machine as far as they are this process's."""
+    """The CPU, and those GPUs of the machine that belong to this process."""
 
     def __init__(self) -> None:
         self._gpus: list[jax.Device] | None = None
@@ -221,10 +221,10 @@ class HardwareDevices(JaxDevices):
         self._failure: tuple[str, str] | None = None
 
     def count(self) -> int:
-        # Without a context neither ROCm nor TPUs can be counted, as NVML does: JAX has to be asked.
+        # NVML counts CUDA's GPUs without a context. For ROCm and TPUs only JAX can count.
         is_asked = is_initialized() or self._may_use("rocm") or self._may_use("tpu")
         if not is_asked:
-            self._let_memory_grow()  # who has counted the GPUs may go on without d2ldev
+            self._let_memory_grow()  # after the count, the program may use JAX without d2ldev
         number = None if is_asked else self.count_cuda()
         if number is None:
             number = len(self.gpus())
@@ -243,7 +243,7 @@ class HardwareDevices(JaxDevices):
             number = len(self.gpus())
             problem, fix = self._failure or (
                 f"the driver showed it, and JAX has {gpus_in_words(number)}",
-                f"backend.try_gpu({device.index}), which knows it now",
+                f"backend.try_gpu({device.index}), which now returns a device that exists",
             )
             there = [CPU, *map(gpu, range(number))]
             raise DeviceUnavailableError(f"use {device}", problem, fix, there) from None
@@ -257,7 +257,7 @@ class HardwareDevices(JaxDevices):
         return "rocm" if "rocm" in str(native.client.platform_version).lower() else "cuda"
 
     def uuid(self, device: Device) -> str | None:
-        # By the number that CUDA gives it here: JAX may use some of the visible GPUs only.
+        # The index is CUDA's: JAX may use only some of the visible GPUs.
         number = self.native(device).local_hardware_id
         return nvml.uuid_of(number) if self.platform(device) == "cuda" else None
 
@@ -275,7 +275,7 @@ class HardwareDevices(JaxDevices):
         try:
             with self._no_traceback():
                 jax.local_devices()
-        except RuntimeError as error:  # a GPU fails; at the next call JAX goes on without
+        except RuntimeError as error:  # a GPU fails; the next call of JAX leaves it out
             reason = str(error)
         for platform in ("gpu", "tpu"):
             try:
@@ -295,7 +295,7 @@ class HardwareDevices(JaxDevices):
 
     @contextmanager
     def _no_traceback(self) -> Iterator[None]:
-        """Keep JAX from logging how its plugin for CUDA fails without a driver: ``count`` says it.
+        """Suppress JAX's log of its CUDA plugin's failure without a driver: ``count`` warns of it.
 
         https://github.com/jax-ml/jax/blob/main/jax/_src/xla_bridge.py
         """
@@ -307,7 +307,7 @@ class HardwareDevices(JaxDevices):
             _LOGGER.disabled = before
 
     def find_visible_gpus(self, local_rank: int) -> list[int] | None:
-        # A launcher may show each process its own GPU only.
+        # A launcher may show each process only its own GPU.
         return [local_rank] if 1 < (self.count_cuda() or 0) > local_rank else None
 
     def count_cuda(self) -> int | None:
@@ -324,7 +324,7 @@ class HardwareDevices(JaxDevices):
         return len(cards) if visible == "all" else min(len(cards), len(visible.split(",")))
 
     def _may_use(self, platform: str) -> bool:
-        """Return whether JAX is installed for a platform, and not told to leave it alone."""
+        """Return whether JAX is installed for a platform, and its settings allow the platform."""
         if platform == "rocm" and not ROCM_DRIVER.exists():
             return False
         allowed = jax.config.jax_platforms
@@ -337,11 +337,11 @@ class HardwareDevices(JaxDevices):
 
     @cached_property
     def _plugins(self) -> list[str]:
-        """The modules of JAX's plugins, found as ``discover_pjrt_plugins`` of JAX finds them.
+        """The modules of JAX's plugins, found in the same way as by its ``discover_pjrt_plugins``.
 
-        The wheels for CUDA and ROCm are in the package of plugins:
-        https://github.com/jax-ml/jax/tree/main/jax_plugins. The entry points of all distributions,
-        which take milliseconds to read, are asked only where such a plugin could find a driver.
+        The wheels for CUDA and ROCm are in the package ``jax_plugins``:
+        https://github.com/jax-ml/jax/tree/main/jax_plugins. To read the entry points of all
+        distributions takes milliseconds. So they are read only on a machine with a driver.
         """
         package = importlib.util.find_spec("jax_plugins")
         folders = None if package is None else package.submodule_search_locations
@@ -351,9 +351,9 @@ class HardwareDevices(JaxDevices):
         return found
 
     def _let_memory_grow(self) -> None:
-        """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen.
+        """Ask JAX not to preallocate memory, if it will use a GPU and the user has not chosen.
 
-        Not before the GPUs are counted or used: to ask whose tensor something is sets nothing.
+        The first count or use of the GPUs calls it. ``backend_of(x)`` sets no variable.
         """
         if is_initialized() or user_has_chosen(MEMORY_VARIABLES):
             return
@@ -362,12 +362,12 @@ class HardwareDevices(JaxDevices):
 
 
 class VirtualDevices(JaxDevices):
-    """The CPU, and virtual GPUs: CPU devices of JAX, past the first one.
+    """The CPU, and virtual GPUs: further CPU devices of JAX, after the first one.
 
-    Arrays that are committed to two of them do not mix, as on GPUs, and each computes by itself.
+    As on GPUs, arrays that are committed to two of them do not mix, and each computes by itself.
 
     Args:
-        number: how many virtual GPUs there are.
+        number: the number of virtual GPUs.
 
     Raises:
         DeviceUnavailableError: if JAX is initialised already, with fewer CPU devices.
@@ -381,7 +381,7 @@ class VirtualDevices(JaxDevices):
             wanted = max(needed, jax.config.jax_num_cpu_devices, *map(int, forced))
             configure: Callable[[str, object], None] = jax.config.update
             configure("jax_num_cpu_devices", wanted)
-            # They take the hardware's place: JAX's default device is the CPU as well.
+            # They replace the hardware: JAX's default device is the CPU, too.
             configure("jax_platforms", "cpu")
         elif (there := len(self.cpus())) < needed:
             raise DeviceUnavailableError(
@@ -412,9 +412,9 @@ _add_one = jax.jit(lambda x: x + 1)
 
 
 class _DefaultDevice:
-    """``jax.default_device``, which is left only where no other one is in force.
+    """``jax.default_device`` as a block that ends only if no inner one is in force.
 
-    Each of them puts back what it has found.
+    Each such block restores the device that it found at its begin.
     """
 
     def __init__(self, native: jax.Device) -> None:
@@ -431,32 +431,32 @@ class _DefaultDevice:
 
 
 def _queue_work(native: jax.Device) -> list[Any]:
-    """Return the result of a small computation queued now, and all arrays that somebody holds."""
+    """Return the result of a small computation that is queued now, and all live arrays."""
     with jax.ensure_compile_time_eval():  # also while JAX traces
         last = _add_one(jax.device_put(np.zeros((), np.int32), native))
-    # The sharding of an array that was deleted meanwhile is still there.
+    # A deleted array still has its sharding.
     held = [x for x in jax.live_arrays(native.platform) if native in x.sharding.device_set]
     return [last, *held]
 
 
 def _wait(xs: list[Any]) -> None:
-    """Return when arrays are computed; one that failed or was deleted is done, too."""
-    # All of them in one call: one for each takes three times as long.
+    """Return when the arrays are computed, have failed, or are deleted."""
+    # One call for all of them: a call for each takes three times as long.
     with suppress(RuntimeError):
         jax.block_until_ready(xs)
         return
     for x in xs:
-        with suppress(RuntimeError):  # reading it raises the error
+        with suppress(RuntimeError):  # the first reading of the array raises the error
             x.block_until_ready()
 
 
 def _bytes_held(native: jax.Device) -> int:
-    """Return the bytes that this process's arrays hold on a device; shared memory counts once."""
+    """Return the bytes of this process's arrays on a device; shared memory counts once."""
     held: dict[int, int] = {}
     for x in jax.live_arrays(native.platform):
-        # An array that was deleted, or whose computation failed, holds nothing.
+        # A deleted array, or one with a failed computation, has no memory.
         with suppress(RuntimeError):
-            # Not its shards: asked for once, they are kept, in a cycle.
+            # Not ``x.addressable_shards``: JAX keeps them after the first access, in a cycle.
             for part in x._arrays:
                 if part.size and native in part.devices():
                     address = part.unsafe_buffer_pointer()

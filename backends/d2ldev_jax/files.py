@@ -1,10 +1,10 @@
-"""Files: random keys are saved as numbers, and ``flax.nnx.Sequential`` has known layers.
+"""Files: save random keys as numbers, and list the layers of a ``flax.nnx.Sequential``.
 
-Their kernels are ``(*window, in, out)``. Between the layers may be functions. Known are common
-activations, the pooling of Flax, and two ways of flattening:
-``partial(jax.lax.collapse, start_dimension=1)`` and ``partial(jnp.reshape, shape=(n, -1))``. Other
-functions may reorder the channels of a convolution, so that the order of the columns of the next
-dense layer is not known.
+Kernels have the shape ``(*window, in, out)``. Functions may stand between the layers. Common
+activations and Flax's pooling keep the order of a convolution's channels. Two functions that
+flatten are supported: ``partial(jax.lax.collapse, start_dimension=1)`` and
+``partial(jnp.reshape, shape=(n, -1))``. After any other function the order of the next dense
+layer's columns is unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class JaxFiles(Files):
     number_dtypes = dict.fromkeys(_GENERATORS, "uint32")
 
     def borrow(self, x: Tensor) -> NDArray[Any]:
-        self.tensors.device_of(x)  # a tensor without memory is refused, with the reason
+        self.tensors.device_of(x)  # refuses a tensor without memory, with the reason
         return np.asarray(numbers_of(x))
 
     def adopt(self, array: NDArray[Any], dtype: str, native: Any) -> Tensor:
@@ -52,7 +52,7 @@ class JaxFiles(Files):
         if nnx is None or type(model) is not nnx.Sequential:
             return None
         layers = []
-        channels = 0  # of the last convolution, as long as they are the last axis
+        channels = 0  # of the last convolution, while they are the last axis
         is_flat, is_known = False, True
         for layer in model.layers:
             if type(layer) is nnx.Conv:

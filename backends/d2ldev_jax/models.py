@@ -1,8 +1,8 @@
-"""Models: what ``flax.nnx`` modules, optimizers and variables keep.
+"""Models: the arrays of ``flax.nnx`` modules, optimizers and variables.
 
-Everything is moved in place: a variable is given another array, so that all who share it still do.
-Flax takes longer to import than JAX, and is imported here only to make a model. Before the import
-there are no objects of its classes.
+A move works in place: a variable gets another array, and its owners still share the variable. Flax
+takes longer to import than JAX. This module imports Flax only to make a model. Before the import no
+object of Flax's classes exists.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, NoTensor, Part, Tensor
 from d2ldev.operations.keras import is_refused, keras_elsewhere
 
-# Most attributes are of these types, and hold no array.
+# Most attributes have these types, which hold no array.
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _WITHOUT_ARRAYS = (bool, int, float, str, np.dtype, type(jnp.float32))
 
 
-class FlaxObject(ABC):  # noqa: B024  # it is asked, and never inherited from
-    """What ``nnx`` has: modules, optimizers, metrics, random streams, variables; linen's modules.
+class FlaxObject(ABC):  # noqa: B024  # for ``isinstance`` only, without subclasses
+    """The objects of Flax: nnx's modules, optimizers, metrics, streams, variables; linen's modules.
 
-    The first four are all ``Pytree``. A linen module holds no parameters, only what it was made of.
+    The first four are subclasses of ``Pytree``. A linen module holds its fields, and no parameters.
     """
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
         nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
-        # While flax is being imported, it has none of them.
+        # During the import of Flax they do not exist yet.
         found = [getattr(nnx, name, None) for name in ("Pytree", "Variable")]
         found.append(getattr(linen, "Module", None))
         return issubclass(other, tuple(base for base in found if base is not None))
@@ -58,7 +58,7 @@ class JaxModels(Models):
         made: list[Any] = []
         for kernel, bias in layers:
             n_in, n_out = kernel.shape
-            # Made without memory, so that no numbers are drawn, and no arrays are made elsewhere.
+            # Without memory: the layer draws no numbers, and makes no arrays on another device.
             linear = nnx.eval_shape(lambda i=n_in, o=n_out: nnx.Linear(i, o, rngs=nnx.Rngs(0)))
             linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
             made += [linear, getattr(jax.nn, activation)]
@@ -71,13 +71,13 @@ class JaxModels(Models):
         return keras_elsewhere(obj, "jax")
 
     def parts(self, obj: Any) -> Iterator[Part]:
-        nnx = sys.modules.get("flax.nnx")  # which linen does not import
+        nnx = sys.modules.get("flax.nnx")  # linen does not import it
         if nnx is not None and isinstance(obj, nnx.Variable):
             yield _part_of(obj)
             return
         attributes = vars(obj)
         items: Iterable[tuple[Any, Any]] = attributes.items()
-        if "_state" in attributes and is_linen(obj):  # which is Flax's own, beside its fields
+        if "_state" in attributes and is_linen(obj):  # ``_state`` is Flax's own, and not a field
             items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
             scope = attributes.get("scope")
             if scope is not None and scope.variables():
@@ -90,12 +90,12 @@ class JaxModels(Models):
                 continue
             if isinstance(value, _WITHOUT_ARRAYS):
                 continue
-            name = str(key)  # of a ``nnx.List`` of flax 0.12.0 the attributes are numbers
+            name = str(key)  # in flax 0.12.0 the attributes of an ``nnx.List`` are numbers
             if not name.startswith("_pytree__"):
                 yield name, value, attributes.__setitem__, key
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
-        nnx = sys.modules.get("flax.nnx")  # which linen does not import
+        nnx = sys.modules.get("flax.nnx")  # linen does not import it
         if nnx is not None and isinstance(obj, nnx.Variable):
             return ("value",) if isinstance(obj, nnx.Intermediate) else ()
         is_model = is_linen(obj) or (nnx is not None and isinstance(obj, nnx.Module))
@@ -103,7 +103,7 @@ class JaxModels(Models):
 
 
 def _is_of_libraries(function: FunctionType) -> bool:
-    """Return whether a function is JAX' or Flax' own: a layer has several, such as initializers."""
+    """Return whether a function is JAX's or Flax's own, as the initializers of a layer are."""
     name: str = function.__globals__.get("__name__", "")
     return name.startswith(("jax.", "flax."))
 
@@ -115,7 +115,7 @@ def is_linen(model: Any) -> bool:
 
 
 def value_of(variable: Any) -> Any:
-    """Return the raw value of a variable, without the hooks that give another value."""
+    """Return the raw value of a variable, without the hooks that convert it."""
     return object.__getattribute__(variable, _slot(variable))
 
 

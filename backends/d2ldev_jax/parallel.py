@@ -1,6 +1,6 @@
-"""Several devices: ``jax.sharding``, with a mesh of one axis, over the examples of a batch.
+"""Several devices: ``jax.sharding`` splits the examples of a batch over a mesh of one axis.
 
-Between processes it is ``jax.distributed``, with NCCL on CUDA and gloo on the CPU.
+Several processes use ``jax.distributed``, with NCCL on CUDA and gloo on the CPU.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from d2ldev_jax.training import check_libraries
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
-# Of a platform: the library by which XLA sends between GPUs.
+# The library with which XLA sends between GPUs, by platform.
 _LIBRARIES = {"cuda": "NCCL", "rocm": "RCCL"}
 
 
 class JaxParallel(Parallel):
-    """Training on several devices of one process, and on one device of each of several processes.
+    """Train on several devices of one process, or on one device of each process.
 
-    Batch normalization has the statistics of the global batch, and dropout the masks of one device:
-    the program is written for the whole batch, and XLA splits it.
+    A program computes the whole batch, and XLA splits it. So batch normalization uses the
+    statistics of the global batch, and dropout draws the masks of one device.
 
     Args:
-        framework: whose arrays are trained.
-        devices: its room of devices.
+        framework: the owner of the arrays.
+        devices: its devices.
     """
 
     joins_at_start = True
@@ -75,7 +75,7 @@ class JaxParallel(Parallel):
         return JaxLearner(self._framework, model, settings, partial(places, natives))
 
     def is_joined(self) -> bool:
-        # Not ``jax.process_count()``, which looks for devices.
+        # Not ``jax.process_count()``, which initialises the devices.
         return jax.distributed.is_initialized() and distributed.global_state.num_processes > 1
 
     def join(self, group: Group) -> None:
@@ -90,7 +90,7 @@ class JaxParallel(Parallel):
         if found != (group.size, group.rank):
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
-                f"jax.distributed has {found[0]}, of which this is number {found[1]}, and rank "
+                f"this process is number {found[1]} of {found[0]} in jax.distributed, and rank "
                 f"{group.rank} of the launch",
                 "leave out jax.distributed.initialize(...), or give it RANK and WORLD_SIZE",
             )
@@ -99,7 +99,7 @@ class JaxParallel(Parallel):
         if is_initialized():
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
-                "JAX was in use before it was told of the others",
+                "JAX was in use before d2ldev could connect it to the other processes",
                 "d2ldev.set_backend('jax') before anything asks JAX for a device or an array",
             )
         numbers = group.gather("the GPUs of JAX", self._devices.count_cuda())
@@ -115,22 +115,23 @@ class JaxParallel(Parallel):
         )
         if jax.config.jax_cpu_collectives_implementation == "gloo":
             _listen_at(group.addresses[group.rank].rpartition(":")[0])
-        # The first who looks for devices waits for all processes.
+        # The first call that asks for devices waits for all processes.
         natives = [*self._devices.cpus(), *self._devices.gpus()]
         is_cpu = all(native.platform == "cpu" for native in natives)
         if all(group.gather("the devices", is_cpu)):
             self._leave_service(group)
 
     def _leave_service(self, group: Group) -> None:
-        """Connect the processes, and leave JAX's coordination service, which is not needed then.
+        """Connect the processes, and then leave JAX's coordination service.
 
-        When a process is lost, the service ends the others with an abort, where the group raises an
-        error: https://docs.jax.dev/en/latest/fault_tolerance.html. On GPUs JAX goes on to need it.
+        When a process is lost, the service aborts the other processes. Without the service the
+        group raises an error: https://docs.jax.dev/en/latest/fault_tolerance.html. On GPUs JAX
+        needs the service as long as it trains.
         """
         from d2ldev_jax.training.places import SeveralProcesses
 
         gpus = self._devices.gpus()
-        # The devices on which a ``Trainer`` trains.
+        # A ``Trainer`` trains on these devices.
         index = gpu_of_process(len(gpus), group.local_rank)
         for native in [self._devices.cpus()[0], *gpus[index : index + 1]]:
             SeveralProcesses(group, native).broadcast_first([jax.device_put(np.zeros(1), native)])
@@ -150,20 +151,20 @@ class JaxParallel(Parallel):
 
 
 def _refuse_mixed(group: Group, numbers: Sequence[int]) -> UnsupportedValueError:
-    """Return the error of processes of which some have GPUs, and others would be waited for."""
+    """Return the error for processes with and without GPUs: JAX would wait for all of them."""
     some, none = numbers.index(next(filter(None, numbers))), numbers.index(0)
     return UnsupportedValueError(
         f"train in {group.size} processes",
-        f"rank {none} on {group.hosts[none]} has no GPU, rank {some} on {group.hosts[some]} has "
-        f"{numbers[some]}, and JAX looks for those of all processes together",
+        f"rank {none} on {group.hosts[none]} has no GPU, and rank {some} on {group.hosts[some]} "
+        f"has {numbers[some]}. JAX needs one platform in all processes",
         "JAX_PLATFORMS=cpu in all processes, to train on the CPU; or a GPU for each of them",
     )
 
 
 def _end_if_failed(group: Group) -> None:
-    """End a process whose group has failed, and whose error was shown already.
+    """End this process if its group has failed, after Python has shown the error.
 
-    JAX would wait at exit for the process that is lost.
+    Otherwise JAX waits at exit for the lost process.
     """
     try:
         group.check()
@@ -175,10 +176,10 @@ def _end_if_failed(group: Group) -> None:
 
 
 def end_in_time_if_failed(group: Group) -> None:
-    """End a process whose group has failed, if it does not end by itself within ``timeout``.
+    """End this process within ``timeout`` if its group has failed.
 
-    JAX's client of the CPU waits at exit for what it computes, and that for a process that is
-    stopped. By then no thread of Python's runs any more.
+    At exit JAX's client of the CPU waits for its computations. These may wait for a stopped
+    process. Python's threads have ended by then.
     """
     try:
         group.check()
@@ -188,9 +189,9 @@ def end_in_time_if_failed(group: Group) -> None:
 
 
 def _listen_at(host: str) -> None:
-    """Let gloo use the address by which the other processes know this one's machine.
+    """Make gloo listen at the address that the other processes use for this machine.
 
-    By itself it takes that of the machine's name, which may be known to this machine alone.
+    Its default is the address of the machine's name, which other machines may not be able to reach.
     """
 
     def make_client() -> Any:

@@ -1,6 +1,6 @@
-"""What JAX multiplies float32 in: ``jax_default_matmul_precision``, for products and convolutions.
+"""The precision of float32 products and convolutions: ``jax_default_matmul_precision``.
 
-It is part of what a compiled function is found by, so that another precision compiles anew.
+JAX's key of a compiled function contains it. So JAX compiles again after a change.
 https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
 """
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import jax
 
-# Private, and the only place that says what threads without a context of their own have.
+# Private, and the only source for the value in threads without their own context.
 from jax._src.config import default_matmul_precision
 
 from d2ldev.errors import ScopeError
 
-# None is what JAX does if nobody asks: TensorFloat-32 on NVIDIA's GPUs, bfloat16 on TPUs.
+# None is JAX's default: TensorFloat-32 on NVIDIA's GPUs, bfloat16 on TPUs.
 _THEIRS = {"highest": "highest", "high": "high", "medium": "bfloat16"}
 _HIGHEST = ("highest", "float32", "F32_F32_F32", "F64_F64_F64")
-# Of the names of algorithms, those with three terms of bfloat16 or more are as good as this.
+# An algorithm with three or more terms of bfloat16 is as precise.
 _HIGH = (
     *("high", "tensorfloat32", "bfloat16_3x", "TF32_TF32_F32", "TF32_TF32_F32_X3"),
     *("BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"),
@@ -34,10 +34,10 @@ def matmul_precision() -> str:
 
 
 def set_matmul_precision(precision: str) -> Callable[[], None]:
-    """Set the default of all threads, and return what puts it back.
+    """Set the default of all threads, and return a function that restores the former one.
 
     Raises:
-        ScopeError: if a context of JAX's own, which goes first, is less precise in this thread.
+        ScopeError: if JAX's own context in this thread is less precise. It overrides the default.
     """
     before = default_matmul_precision.get_global()
     _set_default(_THEIRS[precision])
@@ -47,8 +47,8 @@ def set_matmul_precision(precision: str) -> Callable[[], None]:
         _set_default(before)
         raise ScopeError(
             f"set the precision of products to {precision!r}",
-            f"jax.default_matmul_precision({theirs!r}) is in force in this thread, and goes first",
-            "end that block of JAX's before, or use backend.matmul_precision for both",
+            f"jax.default_matmul_precision({theirs!r}) is in force in this thread and overrides it",
+            "end that block of JAX's first, or use backend.matmul_precision for both",
         )
     return lambda: _set_default(before)
 

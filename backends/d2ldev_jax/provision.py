@@ -18,7 +18,7 @@ from d2ldev.device import Device
 
 
 class Everything(nnx.Module):
-    """A module that keeps arrays in every place where a module can."""
+    """A module with arrays in every place that a module has for them."""
 
     def __init__(self) -> None:
         rngs = nnx.Rngs(0, dropout=1)
@@ -74,7 +74,7 @@ class Tied(nnx.Module):
 
 
 class Masked(nnx.Module):
-    """A dense layer of whose outputs some are masked."""
+    """A dense layer with a mask on its outputs."""
 
     def __init__(self) -> None:
         self.dense = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
@@ -126,7 +126,7 @@ class MaskedLinen(linen.Module):
 
 @struct.dataclass
 class Scaled:
-    """Weights with values that are a part of the type, to JAX."""
+    """Weights with a static value, which JAX treats as a part of the type."""
 
     weight: jax.Array
     factor: float = struct.field(pytree_node=False)
@@ -167,7 +167,7 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
 
 
 def _leak(transform: Callable[..., Any]) -> Any:
-    """Return what a function was given while it was traced."""
+    """Return the tracer that a function gets during its trace."""
     kept: list[Any] = []
 
     def keep(x: Any) -> Any:
@@ -240,7 +240,7 @@ class Slowed(nnx.Optimizer):
 
 
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
-    """Return builders of optimizers with a schedule, which has an effect after step 8 of 16."""
+    """Return builders of optimizers with a schedule that changes the rate after step 8 of 16."""
     return {
         "exponential": lambda _net: optax.sgd(optax.exponential_decay(0.1, 4, 0.5)),
         "cosine": lambda _net: optax.adam(optax.cosine_decay_schedule(0.1, 16)),
@@ -256,7 +256,7 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
-    """Return a builder of a network, and what freezes and thaws its statistics."""
+    """Return a builder of a network, and a function that freezes and unfreezes its statistics."""
 
     def freeze(net: Network, is_frozen: bool) -> None:
         net.norm.set_attributes(use_running_average=is_frozen)
@@ -287,7 +287,7 @@ def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 
 def composites(_backend: Any) -> Mapping[str, Any]:
-    """Return builders of nodes with static values, and what tells of one, by name."""
+    """Return builders of nodes with static values, each with a function that describes a node."""
 
     def sparse_array(number: int) -> BCOO:
         dense = jnp.zeros((2 + number, 3)).at[0, 1].set(1.0 + number)
@@ -348,7 +348,7 @@ class Line(nnx.Module):
 def _make_there(backend: Any, make: Callable[[], Any], device: Device) -> Any:
     with backend.on(device):
         made = make()
-    return backend.place(made, device)  # what JAX made is there, and uncommitted
+    return backend.place(made, device)  # JAX's arrays are on the device, and uncommitted
 
 
 def _random_keys() -> Any:
@@ -356,7 +356,7 @@ def _random_keys() -> Any:
 
 
 def _train_module() -> dict[str, Any]:
-    """Return a module and the optimizer that has made a step with it."""
+    """Return a module, and its optimizer after one step."""
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
     optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
@@ -364,7 +364,7 @@ def _train_module() -> dict[str, Any]:
 
 
 def _train_state() -> Any:
-    """Return the parameters of linen with the state of an optimizer that has made a step."""
+    """Return linen's parameters, with the state of an optimizer after one step."""
     model = linen.Dense(2)
     variables = model.init(jax.random.key(0), jnp.ones((1, 3)))
     momentum = optax.sgd(0.1, momentum=0.9)

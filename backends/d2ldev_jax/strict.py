@@ -1,9 +1,10 @@
 """Strict: JAX refuses arrays that are committed to different devices, and d2ldev names them.
 
-Every array that d2ldev makes, moves, places or loads is committed. JAX moves everything else to the
-device of the others, in a block as elsewhere: an array that ``jnp.ones`` has made, numbers, and
-NumPy's arrays. It also moves what a jitted function closes over, and what ``in_shardings`` names.
-The error of a function that was compiled ahead of time stays JAX's own.
+d2ldev commits every array that it makes, moves, places or loads. JAX moves all other operands to
+the device of the committed ones, also in a block. Examples are the array of a ``jnp.ones``,
+numbers, and NumPy's arrays. JAX also moves the arrays in the closure of a jitted function, and the
+arguments that ``in_shardings`` names. A function that was compiled ahead of time raises JAX's own
+error.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from d2ldev.operations.mixing import Operand, mismatch, replace
 
 
 class JaxStrict(Strict):
-    """JAX's own refusal, raised in d2ldev's words; nothing else is changed.
+    """Raise JAX's own refusal in d2ldev's words, and change nothing else.
 
     Args:
-        devices: the room of devices.
+        devices: the devices of the framework.
     """
 
     def __init__(self, devices: Devices) -> None:
@@ -46,16 +47,16 @@ class JaxStrict(Strict):
         return replace([(stages, "_device_assignment_mismatch_error", describe_or_raise)])
 
     def _operands(self, args: Sequence[Any], names: Sequence[str], fails: Any) -> list[Operand]:
-        """Return the arguments that are committed to the devices of which JAX complains.
+        """Return the arguments that are committed to the devices in JAX's error.
 
-        While JAX traces, as in ``jax.grad``, an argument has neither a device nor a name.
+        During a trace, such as in ``jax.grad``, an argument has neither a device nor a name.
         """
         places = [device for fail in fails if (device := self._only(fail.da))]
-        # JAX puts the arrays that a function closes over first, and has no names for them.
+        # The arrays of a function's closure come first, without names.
         every_name = [*[""] * (len(args) - len(names)), *names]
         found = []
         for index, (x, name) in enumerate(zip(args, every_name, strict=False)):
-            # Newer releases hand over descriptions of the arguments, and not the arguments.
+            # Newer releases pass descriptions of the arguments.
             sharding = getattr(x, "sharding", None)
             if isinstance(sharding, jax.sharding.Sharding) and getattr(x, "committed", True):
                 device = self._only(sharding.device_set)
@@ -64,5 +65,5 @@ class JaxStrict(Strict):
         return [*found, *((f"operand_{len(args) + i}", each) for i, each in enumerate(unnamed))]
 
     def _only(self, natives: Collection[jax.Device]) -> Device | None:
-        """Return the device that a single one of JAX's stands for; None if there are several."""
+        """Return the ``Device`` of JAX's device; None for several devices."""
         return self._devices.from_native(next(iter(natives))) if len(natives) == 1 else None

@@ -1,19 +1,19 @@
-"""Tensors: JAX's arrays, with some things put right.
+"""Tensors: JAX's arrays, with workarounds for the contract.
 
-- ``jax.device_put`` takes over an aligned NumPy array's memory, even if told not to, so that
-  writing to the array changes JAX's: https://github.com/jax-ml/jax/issues/37830.
-- ``jax.random`` has no state, and forgets all bits of a seed but the last 32.
-- A computation that is too large fails after JAX has returned, and the first reading of the array
-  raises the error. On a GPU, zeros are a computation, too. So what is large is compared with the
-  free memory before, and waited for. A range of 2**40 numbers ends the process in jaxlib 0.12, with
-  a floating point exception.
-- ``jax.device_put`` of one array takes four times as long as the function below it, which is called
-  here: https://github.com/jax-ml/jax/blob/main/jaxlib/py_array.cc. Told to copy, it has read the
-  memory of the host when it returns, also that of a NumPy array.
-- Instead of an error, ``jnp.from_dlpack`` makes a copy of memory that does not begin at a multiple
-  of 64 bytes, and of a dtype that JAX has only with ``jax_enable_x64``:
-  https://github.com/jax-ml/jax/issues/29810. Some releases read memory that is not in the order of
-  C as if it were: https://github.com/jax-ml/jax/issues/17784.
+- ``jax.device_put`` may share an aligned NumPy array's memory, also with ``may_alias=False``. A
+  write to the NumPy array then changes JAX's: https://github.com/jax-ml/jax/issues/37830.
+- ``jax.random`` has no state, and uses only the last 32 bits of a seed.
+- A computation that needs too much memory fails after JAX has returned. The first reading of the
+  array raises the error. On a GPU even zeros are a computation. So a large array is compared with
+  the free memory first, and waited for. In jaxlib 0.12 a range of 2**40 numbers ends the process
+  with a floating point exception.
+- ``jax.device_put`` of one array takes four times as long as the function below it. So this module
+  calls that function: https://github.com/jax-ml/jax/blob/main/jaxlib/py_array.cc. With its argument
+  for a copy, it has read the host's memory when it returns, also a NumPy array's.
+- ``jnp.from_dlpack`` raises no error for memory that does not begin at a multiple of 64 bytes, but
+  copies it. So it does for dtypes that JAX has only with ``jax_enable_x64``:
+  https://github.com/jax-ml/jax/issues/29810. Some releases misread memory that is not in C order:
+  https://github.com/jax-ml/jax/issues/17784.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from d2ldev_jax.devices import LONG, JaxDevices, is_initialized
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The dtypes that JAX has only with ``jax_enable_x64``, and what it gives instead of each.
+# The dtypes that JAX has only with ``jax_enable_x64``, each with its replacement.
 _WIDE = {
     "int64": "int32",
     "uint64": "uint32",
@@ -61,17 +61,16 @@ _NARROW = (
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu"),
 )
-# The label of what a node keeps besides its children, where it has no names.
+# The label of a node's static value, if it has no name.
 _STATIC = "static"
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
 
 _LAST_32_BITS = 2**32 - 1
-# An array of fewer bytes is made without asking how much memory is free, which takes some
-# microseconds.
+# Smaller arrays are made without a look at the free memory, which takes some microseconds.
 LARGE = 2**24
-# Fewer elements are less than that, whatever their dtype.
+# An array of fewer elements is smaller than ``LARGE``, for every dtype.
 FEW = LARGE // 16
-# Arrays are stacked in groups of one size.
+# The size of the groups in which arrays are stacked.
 _GROUP = 32
 
 
@@ -79,29 +78,29 @@ class JaxTensors(Tensors):
     """JAX's arrays.
 
     Args:
-        devices: the room of devices.
+        devices: the devices of the framework.
     """
 
-    # In newer releases a tracer is an instance of ``jax.Array``, but its class no subclass.
+    # In newer releases a tracer is an instance of ``jax.Array``, and its class is not a subclass.
     types = (jax.Array, jax.core.Tracer)
     plain_types = (np.dtype, type(jnp.float32), jax.Device, jax.sharding.Sharding)
 
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
-        # The device of each kind of memory and native device in which an array was seen.
+        # The device of each kind of memory and each native device of the arrays seen so far.
         self._seen: defaultdict[str | None, dict[jax.Device, Device]] = defaultdict(dict)
-        # Without a seed, a key is the number of the draw, folded into a root of this process.
-        # Threads can share a count without a lock.
+        # A draw without a seed folds its number into the root of this process. Threads can share a
+        # count without a lock.
         self._root = int.from_bytes(os.urandom(4))
         self._draws = itertools.count()
-        # The addresses of pinned memory that is in use.
+        # The addresses of pinned memory in use.
         self._pinned: set[int] = set()
 
     # -- asking -----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
-        # Unusual arrays are checked closely below. These attributes are private: ``x.device`` takes
-        # ten times as long, and shardings, of which each array has its own, are compared in Python.
+        # ``_look_up`` checks unusual arrays. These attributes are private: ``x.device`` takes ten
+        # times as long. Each array has its own sharding, and JAX compares shardings in Python.
         try:
             if not x.is_deleted():
                 sharding = x._sharding
@@ -111,7 +110,7 @@ class JaxTensors(Tensors):
         return self._look_up(x)
 
     def device_committed_to(self, x: Any) -> Device | None:
-        # The same as ``device_of``, without a detour.
+        # The same as ``device_of``, without its call.
         try:
             if x._committed and not x.is_deleted():
                 sharding = x._sharding
@@ -122,7 +121,7 @@ class JaxTensors(Tensors):
         return device if x.committed else None
 
     def _look_up(self, x: Any) -> Device:
-        """Return the device of an array, or raise an error with the reason why it has none."""
+        """Return the device of an array, or raise the reason why it has no device."""
         if isinstance(x, jax.core.Tracer):
             raise _refusal(
                 f"a {x.dtype}{list(x.shape)} is traced by jit, grad or vmap, and has no memory yet",
@@ -163,24 +162,24 @@ class JaxTensors(Tensors):
 
     @property
     def dtype_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dtypes that JAX has now: those of 64 bits come and go with ``jax_enable_x64``."""
+        """The current dtypes of JAX: with ``jax_enable_x64`` it has those with 64 bits, too."""
         return (*_NARROW, *_WIDE) if jax.config.jax_enable_x64 else _NARROW
 
     @property
     def integer_dtype(self) -> str:  # type: ignore[override]
-        """The dtype that JAX gives to integers without one."""
+        """The default dtype of integers."""
         return self.data_dtype("int64")
 
     @property
     def float_dtype(self) -> str:  # type: ignore[override]
-        """The dtype that JAX gives to floats without one."""
+        """The default dtype of floats."""
         return self.data_dtype("float64")
 
     def dtype_of(self, x: Tensor) -> str:
         return _name_of(x.dtype)
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
-        scalar = getattr(jnp, name, None)  # None for random keys, which are converted to nothing
+        scalar = getattr(jnp, name, None)  # None for random keys, which have no other dtype
         return None if scalar is None else np.dtype(scalar)
 
     def dtype_fix(self, name: str) -> str:
@@ -194,10 +193,10 @@ class JaxTensors(Tensors):
         return int(x.unsafe_buffer_pointer())
 
     def live(self) -> list[Tensor]:
-        """Return JAX's own list of arrays; of one that is spread over devices, its part on each."""
-        if not is_initialized():  # and asking would do it
+        """Return JAX's own list of arrays; of an array on several devices, its part on each."""
+        if not is_initialized():  # the list would initialise it
             return []
-        found: dict[int, Tensor] = {}  # the parts may be in the list, too
+        found: dict[int, Tensor] = {}  # JAX's list may contain the parts, too
         for platform in {native.platform for native in self._devices.places}:
             for x in jax.live_arrays(platform):
                 if not x.is_deleted():
@@ -209,22 +208,21 @@ class JaxTensors(Tensors):
         return not isinstance(x, jax.core.Tracer) and not x.is_deleted()
 
     def container_of(self, cls: type) -> Container | None:
-        """Return how a class is walked that was registered with ``jax.tree_util``.
+        """Return how to walk a class that is registered with ``jax.tree_util``.
 
-        Among them are ``FrozenDict``, and ``flax.struct`` dataclasses, of which only the fields
-        that are data are walked.
+        Examples are ``FrozenDict``, and the data fields of ``flax.struct`` dataclasses.
         """
-        # No public function says whether a class is registered. d2ldev's own walk keeps more of
-        # Python's containers: the order of a dict, and attributes.
+        # No public function tells whether a class is registered. d2ldev's own walk preserves more
+        # of Python's containers: the order of a dict, and attributes.
         if cls not in _registry or issubclass(cls, (dict, list, tuple)):
             return None
         return Container(
             lambda x: [child for _, child in _children(x)],
             lambda x: [_label(path[0]) for path, _ in _children(x)],
             _rebuild,
-            # The arrays of a sparse one may have one length, which is none of examples.
+            # The arrays of a sparse array may all have one length. It does not count examples.
             holds="pieces" if hasattr(cls, "todense") else "fields",
-            # A mapping has nothing but its keys and values.
+            # A mapping has no other values.
             saved=None
             if issubclass(cls, Mapping)
             else Container(
@@ -239,29 +237,28 @@ class JaxTensors(Tensors):
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         if isinstance(obj, np.ndarray):
             wanted = self.data_dtype(obj.dtype.name) if dtype is None else dtype
-            # A copy that nobody else knows, where JAX may share its memory.
+            # On the host JAX may share the memory, so that it gets a copy of its own.
             data = obj.astype(wanted, copy=is_on_the_host(native))
-            # Where the user asked for no dtype, integers that are too large are no others.
+            # Without a dtype of the user's, no integer may change its value.
             if dtype is None and obj.dtype.kind in "iu" and data.itemsize < obj.itemsize:
                 _check_same(data, obj)
             return self.adopt(data, native)
         with jax.default_device(native):
             made = jnp.array(obj, dtype=dtype)
-        return jax.device_put(made, native)  # it is committed by this, and not copied
+        return jax.device_put(made, native)  # this commits the array, and copies nothing
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         if dtype is None:
-            # JAX would give a traced array a weak type, which yields to every other type.
+            # A traced array would get a weak type, which other types override.
             dtype = _float() if type(value) is float else jax.dtypes.result_type(value)
-        # A device or a sharding alone does not suffice: JAX makes the array on its default device,
-        # and copies it.
+        # With only a device or a sharding, JAX makes the array on its default device and copies it.
         make = partial(jax.lax.full, shape, value, dtype, sharding=_alone(native))
         with jax.default_device(native):
             return self._compute(make, math.prod(shape) * np.dtype(dtype).itemsize, native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         count = max(0, math.ceil((stop - start) / step))
-        # JAX 0.6 makes the range on the device if given one number, and in NumPy if given three.
+        # JAX 0.6 makes the range on the device for one number, and in NumPy for three.
         if (start, step) == (0, 1):
             start, stop, step = stop, None, None
         with jax.default_device(native):
@@ -279,7 +276,7 @@ class JaxTensors(Tensors):
             first, second = seed & _LAST_32_BITS, seed >> 32 & _LAST_32_BITS
         with jax.default_device(native):
             key = jax.random.key(first)
-            if second:  # a small seed gives the numbers that it gives in JAX
+            if second:  # a small seed draws the same numbers as in JAX
                 key = jax.random.fold_in(key, second)
         # This copies nothing. It commits the key, and all tensors computed from the key.
         key = jax.device_put(key, native)
@@ -292,19 +289,19 @@ class JaxTensors(Tensors):
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         if isinstance(x, jax.core.Tracer):
             return x.astype(dtype)
-        device = self.device_of(x)  # a tensor without memory is refused, with the reason
+        device = self.device_of(x)  # refuses a tensor without memory, with the reason
         native = self._devices.native(device)
         return self._compute(
             lambda: jax.device_put(x.astype(dtype), native), x.size * dtype.itemsize, native
         )
 
     def _compute(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
-        """Return an array of so many bytes; what is traced has no memory yet."""
+        """Return an array of so many bytes. A traced array has no memory yet."""
         is_simple = nbytes < LARGE or _is_traced()
         return make() if is_simple else self._make(make, nbytes, native)
 
     def _make(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
-        """Return an array of so many bytes, which is waited for if memory may run out.
+        """Return an array of so many bytes, and wait for it if memory may run out.
 
         Raises:
             MemoryError: if the device has less free memory.
@@ -318,7 +315,7 @@ class JaxTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        # The user's call is one as ``jax.device_put`` is, to JAX's transfer guards.
+        # For JAX's transfer guards, this is an explicit transfer, as ``jax.device_put`` is.
         with explicit_device_put_scope():
             return self._copy(x, native)
 
@@ -341,14 +338,14 @@ class JaxTensors(Tensors):
         ]
 
     def _is_there(self, x: Tensor, native: jax.Device) -> bool:
-        """Return whether an array that is to be moved is on the device, and only uncommitted."""
+        """Return whether an array is on the device already, and only uncommitted."""
         return not x.committed and self._devices.native(self.device_of(x)) is native
 
     def _commit(self, x: Tensor, native: jax.Device) -> Tensor:
-        """Return an array on the memory of an uncommitted one, which is committed to its device."""
+        """Return a committed array in the memory of an uncommitted one."""
         if not hasattr(x, "_sharding"):  # random keys
             return jax.device_put(x, native)
-        # Below ``jax.device_put``, of which a function that is traced would make an operation.
+        # Not ``jax.device_put``: in a traced function it would become an operation.
         return batched_device_put(x.aval, _alone(native), [x], [native], True, False)
 
     def _copy(self, x: Tensor, native: jax.Device) -> Tensor:
@@ -356,7 +353,7 @@ class JaxTensors(Tensors):
             source, size = x._sharding._device, x.size
         except AttributeError:  # random keys, and arrays on several devices
             return jax.device_put(x, native, may_alias=False)
-        if size < FEW and not self._pinned:  # to ask for more takes longer
+        if size < FEW and not self._pinned:  # further questions take longer
             return batched_device_put(x.aval, _alone(native), [x], [native], True, True)
         is_copied = source.client is native.client or is_on_the_host(native)
         if not is_copied:
@@ -364,7 +361,7 @@ class JaxTensors(Tensors):
         return self._send(x.aval, x, x.nbytes, native, is_copied=is_copied)
 
     def adopt(self, array: NDArray[Any], native: jax.Device) -> Tensor:
-        """Return an array with the values of NumPy's: on the host, it may share the memory."""
+        """Return an array with the values of NumPy's. On the host they may share the memory."""
         aval, nbytes = ShapedArray(array.shape, array.dtype), array.nbytes
         with explicit_device_put_scope():
             if is_on_the_host(native):
@@ -377,12 +374,12 @@ class JaxTensors(Tensors):
         """Return a copy of JAX's or NumPy's array.
 
         Args:
-            aval: what JAX says of its shape and dtype.
+            aval: JAX's description of its shape and dtype.
             x: the array.
             nbytes: its bytes.
-            native: where the copy is to be.
-            is_copied: whether JAX copies it before it returns. Otherwise JAX reads the array when
-                the device can take it: one that nobody writes to, or that is waited for.
+            native: the device of the copy.
+            is_copied: whether JAX reads the array before it returns. Otherwise it reads the array
+                later. Nothing may write to the array until then.
         """
         make = partial(batched_device_put, aval, _alone(native), [x], [native], True, is_copied)
         return self._make(make, nbytes, native)
@@ -397,7 +394,7 @@ class JaxTensors(Tensors):
         array[...] = values
         address = array.ctypes.data
         taken = jax.device_put(array, self._devices.native(CPU))  # in this memory
-        if taken.unsafe_buffer_pointer() != address:  # JAX packs numbers of less than a byte
+        if taken.unsafe_buffer_pointer() != address:  # JAX packs numbers smaller than a byte
             return None
         client.dma_map(address, values.nbytes)
         self._pinned.add(address)
@@ -410,7 +407,7 @@ class JaxTensors(Tensors):
 
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         if isinstance(x, jax.core.Tracer) or x.is_deleted():
-            self.device_of(x)  # refused, with the reason; an array on several devices is not
+            self.device_of(x)  # refuses it, with the reason; not an array on several devices
         return np.array(numbers_of(x))
 
     def read(self, x: Tensor) -> NDArray[Any]:
@@ -418,21 +415,21 @@ class JaxTensors(Tensors):
 
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, self.types):
-            # The protocol would lose which of several CPU devices it is.
+            # The protocol does not tell one CPU device from another.
             self.device_of(x)
             return x
-        capsule = x.__dlpack__()  # unversioned, as every framework can give one
+        capsule = x.__dlpack__()  # unversioned: every framework has such a capsule
         memory = description_of(capsule)
         address = memory.address
         if not _is_in_the_order_of_c(memory):
-            raise BufferError("JAX takes memory in the order of C, without gaps")
+            raise BufferError("JAX takes memory in C order, without gaps")
         made = jnp.from_dlpack(
             SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=x.__dlpack_device__)
         )
         if made.size and made.unsafe_buffer_pointer() != address:
             raise BufferError(
-                f"JAX has made a {made.dtype} copy: it takes the dtypes that it has now, and "
-                "memory that begins at a multiple of 64 bytes"
+                f"JAX would copy it as {made.dtype}. It shares only its current dtypes, in memory "
+                "that begins at a multiple of 64 bytes"
             )
         (native,) = made.devices()
         return jax.device_put(made, native)
@@ -440,27 +437,27 @@ class JaxTensors(Tensors):
     # -- for logs ---------------------------------------------------------------------------------
 
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
-        # JAX compiles a program for each number of operands that it has not seen; stacked in groups
-        # of one size, any number of arrays needs few programs, and few calls of them.
+        # JAX compiles a program for each new number of operands. Groups of one size need few
+        # programs for any number of arrays, and few calls.
         level, size = list(xs), 1
         while len(level) > 1 or size == 1:
-            # The last group is padded; the padding is cut off in the end.
+            # The last line cuts off the padding of the last group.
             level += level[-1:] * (-len(level) % _GROUP)
             level = [_stack(level[i : i + _GROUP]) for i in range(0, len(level), _GROUP)]
             size *= _GROUP
         stacked = level[0].reshape(size, *xs[0].shape)
-        return jax.lax.slice_in_dim(stacked, 0, len(xs))  # by an index it takes three times as long
+        return jax.lax.slice_in_dim(stacked, 0, len(xs))  # an index takes three times as long
 
     def norm(self, x: Tensor) -> Tensor:
         return jnp.linalg.norm(x)
 
 
 def numbers_of(x: Tensor) -> Tensor:
-    """Return an array of numbers: an array itself, or the numbers of random keys."""
+    """Return the numbers of random keys; any other array is returned as it is."""
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
-@cache  # NumPy puts it together in Python, which takes ten times as long as to find it
+@cache  # NumPy builds the name in Python, which takes ten times as long as this cache
 def _name_of(dtype: Any) -> str:
     return str(dtype.name)
 
@@ -470,41 +467,41 @@ def _refusal(problem: str, fix: str) -> UnsupportedValueError:
 
 
 def _check_same(narrow: np.ndarray[Any, Any], data: np.ndarray[Any, Any]) -> None:
-    """Refuse integers that JAX would make others of."""
+    """Raise an error if an integer changes its value in JAX's narrower dtype."""
     if not np.array_equal(narrow, data):
         raise UnsupportedValueError(
             "make a tensor of data",
-            f"the array of {data.dtype} has integers that {narrow.dtype}, which JAX has for them "
-            "now, does not hold",
+            f"the array of {data.dtype} has integers that do not fit into {narrow.dtype}, JAX's "
+            "dtype for them without jax_enable_x64",
             "jax.config.update('jax_enable_x64', True), before anything else; or "
             "backend.asarray(x, dtype='float32')",
         )
 
 
 def _float() -> np.dtype[Any]:
-    """Return the dtype that JAX gives to numbers without one."""
+    """Return the default dtype of floats."""
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32
 
 
-# ``(aval, sharding, arrays, devices, is_committed, is_copy)``; the last one is whether it is new
-# memory in any case, and the host's was read when it returns.
+# ``(aval, sharding, arrays, devices, is_committed, is_copy)``. With ``is_copy`` the array is always
+# in new memory, and the host's memory was read at the return.
 batched_device_put: Callable[..., Tensor] = xla_client.batched_device_put
 
 
 @cache
 def _alone(native: jax.Device) -> jax.sharding.SingleDeviceSharding:
-    """Return how an array is on one device."""
+    """Return the sharding of an array on one device."""
     return jax.sharding.SingleDeviceSharding(native)
 
 
 def is_on_the_host(native: jax.Device) -> bool:
-    """Return whether a device computes in the host's memory, which JAX may share with NumPy."""
+    """Return whether a device uses the host's memory, which JAX may share with NumPy."""
     return bool(native.platform == "cpu")
 
 
 def _is_traced() -> bool:
-    """Return whether a function is traced now: what is made is a part of it, without memory."""
-    with jax.transfer_guard("allow"):  # the zero is not a transfer of the user's
+    """Return whether JAX traces a function now: a new array is a part of it, without memory."""
+    with jax.transfer_guard("allow"):  # this zero is not the user's transfer
         return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
@@ -514,7 +511,7 @@ def _stack(xs: Sequence[jax.Array]) -> jax.Array:
 
 
 def _is_in_the_order_of_c(memory: Description) -> bool:
-    """Return whether neighbours in the last dimension are neighbours in memory, and so on."""
+    """Return whether memory is in C order, without gaps."""
     expected = 1
     for i in reversed(range(memory.ndim if memory.strides else 0)):
         if memory.shape[i] > 1 and memory.strides[i] != expected:
@@ -524,7 +521,7 @@ def _is_in_the_order_of_c(memory: Description) -> bool:
 
 
 def _children(x: Any) -> list[tuple[Any, Any]]:
-    """Return the direct children of a node of JAX's, with their keys."""
+    """Return the direct children of JAX's node, with their keys."""
     children: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(
         x, is_leaf=lambda child: child is not x
     )[0]
@@ -537,14 +534,14 @@ def _rebuild(old: Any, new: list[Any]) -> Any:
 
 
 def _node_data(x: Any) -> Any:
-    """Return what JAX keeps of a node besides its children."""
+    """Return the data of a node besides its children."""
     return jax.tree.structure(x, is_leaf=lambda child: child is not x).node_data()[1]
 
 
 def _static(x: Any) -> dict[str, Any]:
-    """Return the values of a node that JAX takes for a part of its type, by name.
+    """Return the static values of a node by name: JAX treats them as a part of its type.
 
-    Those that no file can hold, such as functions, are left out: the program makes them again.
+    Functions and other values that no file can hold are left out. The program makes them again.
     """
     if is_dataclass(type(x)):
         names = {_label(path[0]) for path, _ in _children(x)}
@@ -570,7 +567,7 @@ def _rebuild_with_static(old: Any, new: list[Any]) -> Any:
         return made
     if is_dataclass(type(old)):
         for name, value in values.items():
-            object.__setattr__(made, name, value)  # a frozen one refuses ``setattr``
+            object.__setattr__(made, name, value)  # a frozen dataclass refuses ``setattr``
         return made
     data = _node_data(old)
     data = {**data, **values} if isinstance(data, dict) else values[_STATIC]
@@ -578,6 +575,6 @@ def _rebuild_with_static(old: Any, new: list[Any]) -> Any:
 
 
 def _label(key: Any) -> object:
-    """Return the key of a dict, the index, or the name of the attribute in one of JAX's keys."""
+    """Return the key, the index or the attribute's name from one of JAX's keys."""
     found = [getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)]
     return found[0] if found else key

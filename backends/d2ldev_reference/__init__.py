@@ -1,6 +1,6 @@
 """The reference backend: array-api-strict behind the d2ldev contract.
 
-It needs no framework: it runs when none is installed, and the conformance suite is tried on it.
+It needs no framework: it runs if none is installed, and the tests of the conformance suite use it.
 ``device1`` and ``device2`` are its virtual GPUs.
 """
 
@@ -12,7 +12,7 @@ requires = ("array_api_strict",)
 
 
 class ReferenceFramework(Framework):
-    """array-api-strict, on the CPU and on up to two virtual GPUs (two unless told otherwise)."""
+    """array-api-strict on the CPU and on up to two virtual GPUs; the default is two."""
 
     name = "reference"
     distributions = ("array-api-strict", "numpy")

@@ -1,4 +1,4 @@
-"""Devices: array-api-strict's own, of which the second and the third are virtual GPUs."""
+"""Devices: array-api-strict's three devices; the second and the third are virtual GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ReferenceDevices(Devices):
     """The CPU and two virtual GPUs.
 
     Args:
-        virtual_gpus: how many of the two there are; None is both.
+        virtual_gpus: the number of virtual GPUs; None is 2.
     """
 
     def __init__(self, virtual_gpus: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Files: the layers of an ``MLP``, whose layouts are the canonical ones."""
+"""Files: the layers of an ``MLP``, in the canonical layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models: a parameter pytree that can be called. It is a container, and needs no parts."""
+"""Models: a callable pytree of parameters. It is a container, and needs no ``parts``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import array_api_strict as xp
 from d2ldev.framework import Models, Tensor
 
 Layers = list[dict[str, Tensor]]
-"""A kernel, ``'weight'``, and a ``'bias'`` for each layer, or what belongs to them."""
+"""The kernel ``'weight'`` and the ``'bias'`` of each layer, or their gradients or moments."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: xp.where(x > 0, x, xp.zeros_like(x)),

@@ -1,4 +1,4 @@
-"""Several devices or processes: the gradients of the parts of a batch are added up."""
+"""Several devices or processes: add up the gradients of the parts of a batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReferenceParallel(Parallel):
 
 
 class ReferenceParallelLearner(ReferenceLearner):
-    """The reference backend's MLP, of which each device has a copy for the length of a step."""
+    """Train the reference backend's MLP on several devices. In a step each has a copy."""
 
     @property
     def takes_marks(self) -> bool:
@@ -71,15 +71,15 @@ class ReferenceParallelLearner(ReferenceLearner):
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
     def _compute_shares(self, y: Any, parts: list[Part]) -> list[float]:
-        """Return what share of the loss of a batch each part of it has."""
+        """Return the share of each part in the loss of the batch."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
             return [part.share for part in parts]
-        total = self._sum_weights(y, leaves_out) or 1.0  # the loss is 0 where all weights are
+        total = self._sum_weights(y, leaves_out) or 1.0  # the loss is 0 if all weights are 0
         return [self._sum_weights(part.operands[1], leaves_out) / total for part in parts]
 
     def _sum_weights(self, y: Any, leaves_out: bool) -> float:
-        """Return the sum of the weights of targets; without those of labels that do not count."""
+        """Return the sum of the targets' weights; a label that does not count has none."""
         y, weights = y if isinstance(y, Weighted) else (y, None)
         if weights is not None and not leaves_out:
             return float(xp.sum(weights))
@@ -90,9 +90,9 @@ class ReferenceParallelLearner(ReferenceLearner):
 
 
 class ReferenceGroupLearner(ReferenceLearner):
-    """The reference backend's MLP, of which each process has a copy.
+    """Train the reference backend's MLP in several processes, each with its own copy.
 
-    array-api-strict has no engine between processes: the numbers go as text, by way of rank 0.
+    array-api-strict cannot communicate between processes. The numbers go as text, through rank 0.
     """
 
     def __init__(self, tensors: Tensors, model: Any, settings: Settings, group: Group) -> None:
@@ -115,7 +115,7 @@ class ReferenceGroupLearner(ReferenceLearner):
 
 
 def _sums(layers: Layers, processes: list[list[dict[str, str]]]) -> Layers:
-    """Return the sums of what the processes have sent, as tensors like those of the layers."""
+    """Return the sums over the processes, as tensors like those of the layers."""
 
     def total(like: Tensor, *texts: str) -> Tensor:
         numbers = [np.frombuffer(bytes.fromhex(text), "<f4") for text in texts]

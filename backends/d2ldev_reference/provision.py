@@ -13,13 +13,13 @@ from d2ldev.device import Device
 def own_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:
     """Return a builder of a tensor by a call of the framework's own.
 
-    It names the device of the block, because array-api-strict has no default that can be set.
+    The call names the device of the block: nothing can set array-api-strict's default device.
     """
     return {"ones": lambda: xp.ones((2, 2), device=backend.zeros(0).device)}
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
-    """Return builders of small objects, by name; each makes its object on the device given."""
+    """Return builders of small objects, by name; each takes the device of its object."""
 
     def tie(device: Device) -> dict[str, Any]:
         weight = backend.rand((3, 3), seed=0, device=device)

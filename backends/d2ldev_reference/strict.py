@@ -1,4 +1,4 @@
-"""Strict: what array-api-strict refuses is refused at the operation, in d2ldev's words."""
+"""Strict: raise array-api-strict's refusals at the operation, in d2ldev's words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from d2ldev.framework import Framework, Strict
 from d2ldev.operations.mixing import mismatch, operands_of, replace
 
 _ARRAY: Any = type(xp.zeros(0))
-# A move does not mix devices, and a function that only makes an array has no operands.
+# A move does not mix devices, and a function that makes an array has no operands.
 _NOT_OPERATIONS = ("asarray", "from_dlpack", "to_device", "__array__", "__dlpack__", "__new__")
 
 

@@ -1,8 +1,8 @@
-"""Tensors: array-api-strict's arrays, with two things put right.
+"""Tensors: array-api-strict's arrays, with two workarounds for the contract.
 
-Its default float differs from device to device (float64 on ``CPU_DEVICE`` and ``device1``, float32
-on ``device2``); here it is float32 everywhere, as in the frameworks. And moving goes through NumPy
-memory, because ``to_device`` calls ``np.asarray(..., copy=True)``, which NumPy 1.26 does not have.
+Its default float is float64 on ``CPU_DEVICE`` and ``device1``, and float32 on ``device2``. Here it
+is float32 on all devices, as in the frameworks. A move goes through NumPy's memory: ``to_device``
+calls ``np.asarray(..., copy=True)``, which NumPy 1.26 does not have.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class ReferenceTensors(Tensors):
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
         if str(dtype).removeprefix(_PREFIX) not in ("None", "float32", "float64"):
-            raise TypeError(f"random numbers are real, and no {dtype}")
-        # Without a seed the numbers come from NumPy's own state, which ``np.random.seed`` sets.
+            raise TypeError(f"random numbers are real, and not {dtype}")
+        # Without a seed the numbers come from NumPy's global state, which ``np.random.seed`` sets.
         source: Any = np.random if seed is None else np.random.RandomState(seed)
         draw = source.random_sample if distribution == "uniform" else source.standard_normal
         numbers = np.asarray(draw(shape))
@@ -85,7 +85,7 @@ class ReferenceTensors(Tensors):
         return xp.astype(x, dtype)
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        # The dtype is said because array-api-strict 2.6.0 forgets it:
+        # The call names the dtype because array-api-strict 2.6.0 ignores the array's own:
         # https://github.com/data-apis/array-api-strict/issues/222
         return xp.asarray(self.to_numpy(x), dtype=x.dtype, device=native)
 
@@ -94,8 +94,8 @@ class ReferenceTensors(Tensors):
 
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, (*self.types, np.ndarray)):
-            # DLPack puts everything on the CPU, because it has no virtual devices; and NumPy 1.26
-            # makes everything read-only.
+            # DLPack has no virtual devices, and gives all arrays to the CPU. With NumPy 1.26 they
+            # are also read-only.
             return xp.asarray(x, copy=False)
         return xp.from_dlpack(x)
 
@@ -109,14 +109,14 @@ class ReferenceTensors(Tensors):
 def numpy_of(x: Tensor) -> np.ndarray[Any, Any]:
     """Return the NumPy array in a tensor.
 
-    array-api-strict's own, because neither public way works everywhere: off the CPU ``np.asarray``
-    is refused, and NumPy 1.26 passes no read-only memory on through DLPack.
+    No public way works everywhere: ``np.asarray`` fails on array-api-strict's virtual GPUs. NumPy
+    1.26 exports no read-only memory through DLPack.
     """
     array: np.ndarray[Any, Any] = x._array
     return array
 
 
 def _scalar(value: Any, dtype: Any) -> Any:
-    """Return the number as the kind of scalar that array-api-strict wants for a dtype."""
+    """Return a number as Python's type that array-api-strict requires for a dtype."""
     kind = np.dtype(str(dtype).removeprefix(_PREFIX)).kind
     return {"b": bool, "i": int, "u": int, "f": float, "c": complex}[kind](value)

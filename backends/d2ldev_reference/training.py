@@ -1,7 +1,6 @@
-"""Training: array-api-strict has no gradients: they are written out.
+"""Training: steps with gradients that are written out, because array-api-strict has none.
 
-It trains only the reference backend's own MLP, so that training can be tried where no framework is
-installed.
+It trains only the reference backend's own MLP. So you can try training without a framework.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class ReferenceTraining(Training):
 
 
 class ReferenceLearner(Learner):
-    """The reference backend's MLP, trained by gradients that are written out."""
+    """Train the reference backend's MLP, with gradients that are written out."""
 
     def __init__(self, tensors: Tensors, model: Any, settings: Settings) -> None:
         super().__init__(settings)
@@ -69,7 +68,7 @@ class ReferenceLearner(Learner):
         if not isinstance(model, MLP) or not is_written:
             raise UnsupportedValueError(
                 f"train {describe(model)} with the loss {describe(settings.loss)}",
-                "without a framework there are no gradients but those of its own MLP",
+                "without a framework only d2ldev's own MLP has gradients",
                 "net = backend.mlp([2, 1]); loss='mse', or D2LDEV_BACKEND=torch",
             )
         if not isinstance(settings.optimizer, (str, NoneType)):
@@ -143,7 +142,7 @@ class ReferenceLearner(Learner):
             weights = counts
         if weights is None:
             return xp.mean(losses), errors / losses.size
-        # What part each loss has in the mean.
+        # The share of each loss in the mean.
         total = xp.sum(weights)
         total = xp.where(total == 0, xp.ones_like(total), total)  # the loss is 0 then
         parts = weights / total * (weights.size / losses.size)
@@ -152,9 +151,10 @@ class ReferenceLearner(Learner):
         return xp.sum(_times(losses, parts)), _times(errors, rows)
 
     def _losses(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the losses, and the derivative of each by its part of the prediction.
+        """Return the losses, their derivatives by the prediction, and which losses count.
 
-        And whether each counts, as a number; None if all do.
+        The third value is 1 for a loss that counts, and 0 for another one. None is for losses that
+        all count.
         """
         if self.settings.loss == "cross_entropy":
             return self._cross_entropy(prediction, y)
@@ -232,17 +232,17 @@ class ReferenceLearner(Learner):
 
 
 def _with_axes(x: Tensor, number: int) -> Tensor:
-    """Return a tensor with so many axes, the last ones of length 1."""
+    """Return a tensor with ``number`` axes; the new ones come last, with length 1."""
     return xp.reshape(x, (*x.shape, *(1 for _ in range(number - x.ndim))))
 
 
 def _times(x: Tensor, weights: Tensor) -> Tensor:
-    """Return a product that is 0 where a weight is: 0 times infinity would be no number."""
+    """Return a product that is 0 for a weight of 0: 0 times infinity is NaN."""
     return xp.where(weights == 0, xp.zeros_like(x), x * weights)
 
 
 def each_of(function: Callable[..., Any], *layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return layers of what a function makes of the values of one name in all of these."""
+    """Return layers with the results of a function, called with the values of each name."""
     return [
         {name: function(*(layer[name] for layer in together)) for name in together[0]}
         for together in zip(*layers, strict=True)
@@ -250,5 +250,5 @@ def each_of(function: Callable[..., Any], *layers: list[dict[str, Any]]) -> list
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return all rows of a tensor as those of one matrix."""
+    """Return a matrix with all rows of a tensor."""
     return xp.reshape(x, (-1, x.shape[-1]))

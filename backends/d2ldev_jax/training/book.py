@@ -1,7 +1,7 @@
-"""D2L's ``Module`` for JAX: a linen module whose parameters are in the ``state`` of its trainer.
+"""D2L's ``Module`` for JAX: a linen module with its parameters in the ``state`` of its trainer.
 
-Its ``training_step(params, batch, state)`` returns the gradients itself. So a step is that of the
-book's ``fit_epoch``, and what is compiled of it are the functions that the user compiles.
+Its ``training_step(params, batch, state)`` returns the gradients itself. So a step is the step of
+the book's ``fit_epoch``. JAX compiles only the functions that the user compiles.
 
 Source: D2L, sections 3.2.4 and 3.4, for JAX.
 """
@@ -22,10 +22,10 @@ from d2ldev_jax.training.learner import clip, make_optimizer, name_failed_update
 
 
 class BooksState(TrainState):
-    """What ``trainer.state`` is.
+    """The class of ``trainer.state``.
 
     Args:
-        batch_stats: the running statistics of batch normalisations; empty without any.
+        batch_stats: the running statistics of batch normalization; empty without such layers.
         dropout_rng: the random key of the next step.
     """
 
@@ -34,10 +34,10 @@ class BooksState(TrainState):
 
 
 def make_module_class(methods: Any) -> type:
-    """Return D2L's ``Module``, a linen module, with what it has otherwise than in other frameworks.
+    """Return D2L's ``Module`` as a linen module, with the methods that differ in JAX.
 
     Args:
-        methods: those that it has as in other frameworks.
+        methods: a class with the methods that are the same in all frameworks.
     """
 
     class Module(linen.Module, methods):
@@ -65,13 +65,13 @@ def make_module_class(methods: Any) -> type:
 
 
 def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, ...]) -> None:
-    """Give the trainer of a module the state with which its training begins.
+    """Give a module's trainer the state at the begin of its training.
 
     Args:
-        framework: whose random numbers the parameters are.
+        framework: draws the random key of the parameters.
         module: its ``apply_init(inputs, key)`` returns its variables.
-        optimizer: of optax, or of the user's own: an object with ``init`` and ``update``.
-        inputs: of the first batch.
+        optimizer: optax's or the user's own, with the methods ``init`` and ``update``.
+        inputs: the inputs of the first batch.
     """
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise UnsupportedValueError(
@@ -94,9 +94,9 @@ def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, 
 
 
 class BooksLearner(Learner):
-    """A linen module with ``training_step(params, batch, state)``.
+    """Train a linen module with its ``training_step(params, batch, state)``.
 
-    A module that is not trained is evaluated with the state of the trainer that has trained it.
+    An evaluation uses the state of the trainer that has trained the module.
     """
 
     def __init__(self, framework: Framework, module: Any, settings: Settings) -> None:
@@ -107,14 +107,14 @@ class BooksLearner(Learner):
         if trainer is None or not (is_trained or getattr(trainer, "state", None)):
             raise UnsupportedValueError(
                 f"{'train' if is_trained else 'evaluate'} {describe(module)}",
-                "a linen module holds no parameters, and it has no trainer with a state of them",
+                "a linen module holds no parameters, and this one has no trainer that holds them",
                 "trainer.fit(module, data), and then the same trainer's validate and predict",
             )
         if settings.accumulate_grad_batches > 1:
             raise UnsupportedValueError(
                 f"train {describe(module)} with "
                 f"accumulate_grad_batches={settings.accumulate_grad_batches}",
-                "a step is made with the gradients that its training_step returns",
+                "each step uses the gradients that its training_step returns",
                 "leave accumulate_grad_batches out, and yield larger batches",
             )
         self._trainer, self._is_built = trainer, not is_trained
@@ -150,7 +150,7 @@ class BooksLearner(Learner):
         self._is_built = True
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        assert self.settings.methods is not None  # without them no learner is made that trains it
+        assert self.settings.methods is not None  # JaxTraining makes no such learner without them
         in_step, _ = self.settings.methods
         self._module.training = True
         value, gradients = self._call_method(in_step, inputs, "(loss, gradients)", tuple)
@@ -170,7 +170,7 @@ class BooksLearner(Learner):
         if self.settings.methods is None:
             raise UnsupportedValueError(
                 f"evaluate {describe(self._module)}",
-                "the loss of a linen module is what a method of its own returns, and none is named",
+                "the loss of a linen module comes from its own method, and methods= names none",
                 "backend.learner(module, methods=('training_step', 'validation_step'), "
                 "is_trained=False)",
             )
@@ -191,7 +191,7 @@ class BooksLearner(Learner):
         return state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, *inputs)
 
     def _call_method(self, method: str, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
-        """Return what one of the module's own methods returns for a batch."""
+        """Return the value of one of the module's own methods for a batch."""
         state = self._trainer.state
         returned = getattr(self._module, method)(state.params, *inputs, state)
         if not isinstance(returned, kind):

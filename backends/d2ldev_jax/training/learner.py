@@ -1,11 +1,10 @@
-"""The learners: ``jax.grad``, optax's optimizers, one jitted function for a step.
+"""The learners: ``jax.grad``, optax's optimizers, and one jitted function for a step.
 
-Between two steps the arrays are in two lists, which ``jax.jit`` takes apart in C++; Flax's objects
-would be taken apart in Python, at each step. ``sync`` puts the arrays into the model and the
-optimizer, which is no copy. The next step takes them from there, so that changes by the user in
-between count.
+Between two steps a learner holds the arrays in two lists. ``jax.jit`` flattens lists in C++, and
+Flax's objects in Python. ``sync`` puts the arrays into the model and the optimizer, without a copy.
+The next step takes them from there again, with the changes that the user has made.
 
-The functions are compiled once for all models of one structure that are trained in the same way.
+All models of one structure share the compiled functions if their settings are the same.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     # optax adds it inside the root.
     "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
 }
-_OF_NO_TRAINING = optax.set_to_zero()  # one for all, because programs depend on it
+_OF_NO_TRAINING = optax.set_to_zero()  # one object, because programs depend on it
 _PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
-# The attributes that put a module into evaluation mode.
+# The flags of a module that is in evaluation mode.
 _FLAGS = ("deterministic", "use_running_average")
 
 
 def _name_text(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a learner's method, which JAX compiles, to name text among its operands."""
+    """Wrap a method that calls a compiled function, to name text among its operands."""
 
     @wraps(method)
     def run(self: JaxLearner, *operands: Any) -> Any:
@@ -80,9 +79,9 @@ def _name_text(method: Callable[..., Any]) -> Callable[..., Any]:
                 if isinstance(x, (str, bytes)) or is_text(x):
                     raise UnsupportedValueError(
                         f"compute with {describe(self._model)}",
-                        f"{quote(x)} in the batch, at {jax.tree_util.keystr(path)}, is text, which "
-                        "no function takes that JAX compiles",
-                        "numbers in its place, such as those of a vocabulary; or take it out",
+                        f"{quote(x)} in the batch, at {jax.tree_util.keystr(path)}, is text, and "
+                        "no function that JAX compiles takes text",
+                        "replace it by numbers, for example from a vocabulary; or remove it",
                     ) from error
             raise
 
@@ -90,19 +89,19 @@ def _name_text(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class JaxLearner(Learner):
-    """A ``flax.nnx.Module`` that an ``nnx.Optimizer`` trains.
+    """Train a ``flax.nnx.Module`` with an ``nnx.Optimizer``.
 
-    The model is in training mode in ``step`` (but for modules in it that are frozen by ``eval()``),
-    in evaluation mode in ``evaluate``, and its own flags stay as the user has set them. A model all
-    of whose flags are set was left in evaluation mode, and is trained. To freeze the batch
-    normalisations of a model without other flags, give the model a flag that is not set:
+    ``step`` runs the model in training mode, and ``evaluate`` in evaluation mode. The user's own
+    flags do not change. A module that the user froze by ``eval()`` stays frozen in ``step``. But a
+    model with every flag set was left in evaluation mode, and is trained as a whole. If batch
+    normalization has a model's only flags, give the model another flag to freeze it:
     ``net.deterministic = False``, then ``net.norm.eval()``.
 
     Args:
-        framework: whose arrays are trained.
-        model: what is trained.
-        settings: how.
-        places: makes the places of its arrays and batches, from the device where the model is.
+        framework: the owner of the arrays.
+        model: the model.
+        settings: the settings of the training.
+        places: returns the places of arrays and batches, for the model's device.
     """
 
     def __init__(
@@ -119,16 +118,16 @@ class JaxLearner(Learner):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
                 "it is not a flax.nnx.Module",
-                "wrap a linen module: nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X), or "
-                "train one that has D2L's training_step on one device; put parameters of your own "
-                "into an nnx.Module, as nnx.Param",
+                "for a linen module nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X), or "
+                "D2L's training_step on one device. Put your own parameters into an nnx.Module, "
+                "as nnx.Param",
             )
         self._loss = loss_among(settings, _LOSSES)
         self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None
         self._steps: Any = None
         self._is_synced: bool
         self._sums: Any = None
-        # An operand of the programs, so that another one compiles nothing.
+        # An operand of the programs, so that another rate compiles nothing.
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
         self.replace({"model": model, "optimizer": _make_optimizer(model, settings)})
 
@@ -147,10 +146,10 @@ class JaxLearner(Learner):
                 f"there is nothing to train: nothing of it is {self._optimizer.wrt}",
                 "self.weight = nnx.Param(...) in its __init__",
             )
-        # A model without arrays, which is only evaluated, computes where its inputs are.
+        # A model without arrays computes on the device of its inputs. It is only evaluated.
         places = [x for _, x in placing.list_named_tensors(self._framework, self._model)[:1]]
         device = self._framework.tensors.device_of(places[0]) if places else CPU
-        # An optimizer makes its counter of steps on the default device.
+        # A new optimizer's counter of steps is on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, device)
         self._places = self._places_from(self._framework.devices.native(device))
         scaler = parts.get("scaler", self._state[-1])
@@ -174,7 +173,7 @@ class JaxLearner(Learner):
     @property
     def input_names(self) -> tuple[str, ...]:
         model = self._model
-        if isinstance(model, nnx.bridge.ToNNX):  # it takes what its linen module takes
+        if isinstance(model, nnx.bridge.ToNNX):  # it has the parameters of its linen module
             wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
             return input_names(getattr(model, wrapped))
         return input_names(model)
@@ -238,7 +237,7 @@ class JaxLearner(Learner):
         """Take the arrays from the model and the optimizer.
 
         Args:
-            put: brings them to where a step takes them.
+            put: moves them to the devices of a step.
         """
         put = put or self._places.place_arrays
         model_split, model_arrays = _split(self._model)
@@ -251,7 +250,7 @@ class JaxLearner(Learner):
             self._optimizer.tx = own
         in_model, in_optimizer, scaler = self._state
         is_here = _are_same(model_arrays, in_model) and _are_same(optimizer_arrays, in_optimizer)
-        del in_model, in_optimizer  # or a device that has a part would have it twice
+        del in_model, in_optimizer  # or a device would hold its part twice
         if not is_here:
             self._state = [], [], scaler
             self._state = put(_strengthen(model_arrays)), put(_strengthen(optimizer_arrays)), scaler
@@ -271,10 +270,10 @@ class JaxLearner(Learner):
 
 
 class JaxShardLearner(JaxLearner):
-    """A module of which each of several processes holds a part of the arrays.
+    """Train a module with its arrays spread over several processes.
 
-    The user's module stays on the host, whole. The first batch tells on which device of this
-    process its part is; ``sync`` gathers what was learned.
+    The user's module stays whole, on the host. This process's part is on the device of the first
+    batch. ``sync`` gathers the trained arrays.
 
     Args:
         framework, model, settings: see ``JaxLearner``.
@@ -298,7 +297,7 @@ class JaxShardLearner(JaxLearner):
         return super().evaluate(inputs, y)
 
     def leave(self) -> None:
-        """Leave the model as it was gathered last: the other processes may not gather it now."""
+        """Leave the model as after the last ``sync``: the other processes may not gather now."""
 
     def _spread(self, inputs: tuple[Any, ...]) -> None:
         if self._places.split is not None:
@@ -324,7 +323,7 @@ def _make_optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]
 
 
 def make_optimizer(settings: Settings) -> Any:
-    """Return the optimizer of a training: optax's of that name, or the object given."""
+    """Return the optimizer of a training: optax's for a name, or else the user's object."""
     optimizer = settings.optimizer
     if optimizer is None:
         return _OF_NO_TRAINING
@@ -333,9 +332,9 @@ def make_optimizer(settings: Settings) -> Any:
 
 @contextmanager
 def name_failed_update(optimizer: Any) -> Iterator[None]:
-    """Name an optimizer of optax whose update fails, while it is traced.
+    """Raise an error that names optax's optimizer if the trace of its update fails.
 
-    Such an update wants more than a step has: another gradient, a function, parameters of its own.
+    Such an update needs further arguments: another gradient, a function, its own parameters.
     """
     try:
         yield
@@ -344,17 +343,17 @@ def name_failed_update(optimizer: Any) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsupportedValueError(
             f"train with the optimizer {describe(optimizer)}",
-            "its update fails, which is given gradients, parameters, and the loss as value= if it "
-            f"takes more: {text_of(error)}",
-            "an optimizer whose update needs no more, such as optax.adam(0.1); or a loop by hand",
+            f"its update fails: {text_of(error)}. It gets gradients, parameters, and the loss as "
+            "value= if it takes extra arguments",
+            "an optimizer with such an update, for example optax.adam(0.1); or a loop by hand",
         ) from error
 
 
 @lru_cache
 def _make_with_any_rate(name: str) -> optax.GradientTransformation:
-    """Return an optimizer by its name, the same one each time: it is a part of the programs.
+    """Return the one optimizer of a name, because programs depend on the object.
 
-    Its update is given the learning rate, by which all of them multiply at last.
+    Its ``update`` takes the learning rate. All these optimizers multiply by it at the end.
     """
     of_rate_1 = _OPTIMIZERS[name](1.0)
 
@@ -374,8 +373,8 @@ class _Split(NamedTuple):
     """A Flax object without its arrays.
 
     Args:
-        graph: what is not in ``structure``, such as which object is an attribute of which.
-        structure: where the arrays belong.
+        graph: the graph of the objects, with all static attributes.
+        structure: the places of the arrays.
     """
 
     graph: Any
@@ -393,7 +392,7 @@ class _Split(NamedTuple):
 def _split(obj: Any) -> tuple[_Split, list[Any]]:
     graph, sown, state = nnx.split(obj, nnx.Intermediate, ...)
     if sown:
-        nnx.pop(obj, nnx.Intermediate)  # what ``sow`` leaves behind grows with each call
+        nnx.pop(obj, nnx.Intermediate)  # the values of ``sow`` grow with each call
         graph, state = nnx.split(obj)
     arrays, structure = jax.tree.flatten(state)
     return _Split(graph, structure), arrays
@@ -405,7 +404,7 @@ def _are_same(arrays: list[Any], others: list[Any]) -> bool:
 
 
 def _strengthen(arrays: list[Any]) -> list[Tensor]:
-    """Return arrays of the types that a step returns, so that it is traced once."""
+    """Return arrays with the types that a step returns, so that it is traced only once."""
     return [
         x
         if isinstance(x, jax.Array) and not getattr(x, "weak_type", False)
@@ -415,11 +414,11 @@ def _strengthen(arrays: list[Any]) -> list[Tensor]:
 
 
 def _list_arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
-    """Return the arrays of an object after a step, one for each that it had before.
+    """Return the arrays of an object after a step, in the order of those before it.
 
     Args:
         obj: the object.
-        before, old: without its arrays, and its arrays, before the step.
+        before, old: the object without its arrays, and the arrays, before the step.
     """
     after, arrays = _split(obj)
     if after.structure == before.structure:
@@ -434,7 +433,7 @@ def _list_arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
             f"a step has made or deleted variables: {after.structure}",
             "make all variables in __init__",
         )
-    # Other arrays are what a call leaves in attributes, which may be there or not.
+    # A call may leave further arrays in attributes, and may leave none.
     found = dict(jax.tree_util.tree_flatten_with_path(now)[0])
     return [found.get(path, x) for path, x in jax.tree_util.tree_flatten_with_path(earlier)[0]]
 
@@ -456,13 +455,13 @@ def _cast(tree: Any, old: Any, new: Any) -> Any:
 
 
 class _Scaler(NamedTuple):
-    """The factor of a loss, so that small gradients are not 0 in float16.
+    """The factor of the loss that keeps small gradients from being 0 in float16.
 
-    Its numbers are those of ``flax.training.dynamic_scale``, which takes no ``nnx`` modules.
+    It has the numbers of ``flax.training.dynamic_scale``, which does not take ``nnx`` modules.
 
     Args:
         scale: the factor.
-        steps: how many were taken since it has changed, or since one was left out.
+        steps: the number of steps since its last change, or since the last skipped step.
     """
 
     scale: Tensor = np.float32(2**16)
@@ -476,15 +475,15 @@ class _Scaler(NamedTuple):
         return _Scaler(self.scale * factor, steps)
 
 
-# What a step changes: the arrays of the model and of the optimizer, and the scaler. A named tuple
-# would take a microsecond more at each step.
+# The values that a step changes: the arrays of the model and of the optimizer, and the scaler. A
+# named tuple takes a microsecond more in each step.
 _State = tuple[list[Tensor], list[Tensor], _Scaler | None]
 
 
 class _Program:
-    """What is compiled for all learners with the same ``_Steps.parts``.
+    """The compiled functions of all learners with the same ``_Steps.parts``.
 
-    It is traced from any of them, again for each shape, and holds none.
+    A trace calls any of these learners' steps, once for each shape. The program keeps none alive.
 
     Attributes:
         users: the steps of these learners.
@@ -516,13 +515,13 @@ def _take_apart(part: Any) -> Any:
     return None
 
 
-# For all models, because a program has none of their arrays.
+# One table for all models, because a program holds none of their arrays.
 _PROGRAMS: Programs[_Program] = Programs(64, take_apart=_take_apart)
 
 
 @dataclass(eq=False)
 class _Steps:
-    """The functions that are compiled for a step."""
+    """The functions of a step that JAX compiles."""
 
     model_split: _Split
     optimizer_split: _Split
@@ -533,12 +532,12 @@ class _Steps:
 
     @property
     def structure(self) -> Any:
-        """Return all that may change while a learner is in use."""
+        """Return all dependencies that may change while a learner is in use."""
         return self.model_split, self.optimizer_split, self.split
 
     @property
     def parts(self) -> Any:
-        """Return all that the functions depend on."""
+        """Return all dependencies of the functions."""
         settings = self.settings
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
         return self.structure, self.wrt, how
@@ -557,7 +556,7 @@ class _Steps:
         return self._spread_again(arrays), self._spread_again(sums), value, prediction
 
     def apply(self, state: _State, rate: Tensor | None, sums: Any, number: Any) -> _State:
-        """Return the state after a step with the mean of so many gradients."""
+        """Return the state after a step with the mean of ``number`` gradients."""
         gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
         return self._update(self.model_split.merge(state[0]), state, rate, gradients, value)
 
@@ -577,10 +576,10 @@ class _Steps:
         return model
 
     def _compute_prediction(self, model: Any, inputs: tuple[Any, ...]) -> Any:
-        """Return the prediction, in float32 if it is computed in fewer bits.
+        """Return the prediction, in float32 if the model computes in fewer bits.
 
-        A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says
-        another one. The statistics of a batch normalization are not parameters, and stay.
+        A layer without its own ``dtype`` computes in the dtype of its inputs and parameters. The
+        statistics of batch normalization are not parameters, and keep their dtype.
         """
         narrow = _PRECISIONS.get(self.settings.precision)
         if narrow is None:
@@ -638,7 +637,7 @@ class _Steps:
         is_finite = jnp.all(
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradients)])
         )
-        # A step with gradients that are not finite is left out.
+        # A step with an infinite gradient or NaN is skipped.
         after = jax.tree.map(
             lambda a, b: a if a is b or a.shape != b.shape else jnp.where(is_finite, a, b),
             after,
@@ -647,7 +646,7 @@ class _Steps:
         return *self._spread_again(after), scaler.after(is_finite)
 
     def _spread_again(self, arrays: Any) -> Any:
-        """Return arrays after a step, spread as they were before it."""
+        """Return arrays after a step, with their sharding from before it."""
         if (split := self.split) is None:
             return arrays
         spread_again = jax.lax.with_sharding_constraint
@@ -655,7 +654,7 @@ class _Steps:
 
 
 def clip(gradients: Any, largest: float) -> Any:
-    """Return the gradients, shortened as ``torch.nn.utils.clip_grad_norm_`` does it."""
+    """Return the gradients, clipped as by ``torch.nn.utils.clip_grad_norm_``."""
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
     factor = jnp.minimum(1.0, largest / (norm + 1e-6))
     return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
@@ -671,7 +670,7 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
     check_labels(prediction.shape, y.shape, y.dtype.name)
     prediction, y = _mask_uncounted(prediction, y, weights)
     y = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
-    # Too large a label gives NaN, and a negative one counts from the last class.
+    # A label that is too large gives NaN. A negative label counts from the last class.
     counts = (y >= 0) & (y < prediction.shape[-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(prediction, jnp.where(counts, y, 0))
     if weights is not None:
@@ -686,9 +685,9 @@ def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 
 
 def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both as 0 where the weight is: 0 times an infinite loss would be no number.
+    """Return both with 0 in place of rows with weight 0: 0 times an infinite loss is NaN.
 
-    The prediction gets a dtype with the digits that the mean over a batch needs.
+    The prediction gets at least the digits of float32, which the mean over a batch needs.
     """
     prediction = prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
     if weights is None:
@@ -704,7 +703,7 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
         return jnp.mean(losses)
     losses = jnp.mean(losses.reshape(*weights.shape, -1), -1)
     total = jnp.sum(weights)
-    return jnp.sum(losses * weights) / (total + (total == 0))  # 0 where all weights are
+    return jnp.sum(losses * weights) / (total + (total == 0))  # 0 if all weights are 0
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
@@ -718,12 +717,11 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
 
 
 def _train(model: nnx.Module) -> None:
-    """Put a model into training mode, but for what the user has frozen in it.
+    """Put a model into training mode, except for the modules that the user has frozen.
 
-    ``Module.train`` puts every module in it into training mode, also those that were put into
-    evaluation mode to freeze them, such as the batch normalisation of a network that is fine-tuned.
-    These stay in it, unless all flags are set: a model is trained after ``model.eval()``, which
-    sets the same flags as ``eval()`` of each module.
+    ``Module.train`` alone would unfreeze modules that the user put into evaluation mode. An example
+    is the batch normalization of a network that is fine-tuned. But if all flags are set, the user
+    has called ``model.eval()``, and the whole model is trained.
     """
     frozen = _list_set_flags(model)
     model.train()
@@ -737,7 +735,7 @@ def _list_set_flags(model: nnx.Module) -> list[str]:
 
 
 def _put_flags(model: nnx.Module, names: Collection[str]) -> None:
-    """Set these flags and no others, and only where a value changes."""
+    """Set these flags, and unset all others; a flag with the right value is not written."""
     for name, module, flag in _list_flags(model):
         if bool(getattr(module, flag)) != (name in names):
             setattr(module, flag, name in names)

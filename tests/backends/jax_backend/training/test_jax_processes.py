@@ -117,7 +117,7 @@ def test_jax_does_not_wait_for_the_gpus_of_a_process_without_any(monkeypatch, nu
         size=2, rank=0, local_rank=0, hosts=["a", "b"], gather=lambda label, value: numbers
     )
     room = JaxParallel(None, SimpleNamespace(count_cuda=lambda: numbers[0]))
-    with pytest.raises(UnsupportedValueError, match="JAX looks for those of all") as caught:
+    with pytest.raises(UnsupportedValueError, match="JAX needs one platform") as caught:
         room.join(group)
     hosts = group.hosts
     assert f"rank {none} on {hosts[none]} has no GPU" in caught.value.problem
