@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
     from d2ldev._backend import Backend
     from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
+    from d2ldev.areas import Learner, Memory
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.files.load_into import Loaded
-    from d2ldev.framework import Learner, Memory
     from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
     from d2ldev.operations.live_tensors import LiveTensor
@@ -78,8 +78,8 @@ _CORE = {
     "DTypeLike": "typing",
     "Device": "device",
     "DeviceLike": "typing",
-    "Learner": "framework",
-    "Memory": "framework",
+    "Learner": "areas",
+    "Memory": "areas",
     "Shape": "typing",
     "backend": "active",
     "backend_of": "active",

@@ -14,13 +14,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
+from d2ldev.areas import Framework, Learner, Memory, Settings
+from d2ldev.areas.abilities import require
+from d2ldev.areas.devices import count_gpus
+from d2ldev.areas.group import join_group
+from d2ldev.areas.precision import check_precision, set_precision
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe, quote
-from d2ldev.framework import Framework, Learner, Memory, Settings
-from d2ldev.framework.abilities import require
-from d2ldev.framework.devices import count_gpus
-from d2ldev.framework.group import join_group
-from d2ldev.framework.precision import check_precision, set_precision
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from d2ldev._backend import Backend, backend_for, framework_of
+from d2ldev.areas import Framework
 from d2ldev.errors import UnsupportedValueError, quote
-from d2ldev.framework import Framework
 from d2ldev.registry.discovery import FALLBACK
 from d2ldev.registry.selection import (
     FollowsSelection,

@@ -195,6 +195,7 @@ def use(backend: _Backend) -> None:
 
 
 CPU = Device(_CPU)
+"""The CPU."""
 
 
 def cpu() -> Device:

@@ -28,7 +28,13 @@ DONE += (
 )
 DONE += ("docs/resuming.md", "docs/several-gpus.md", "docs/several-machines.md")
 DONE += ("docs/training.md", "docs/versions.md", "docs/virtual-gpus.md")
-DONE += ("d2ldev/_backend.py", "d2ldev/errors.py", "d2ldev/framework", "d2ldev/nesting")
+DONE += (
+    "d2ldev/_backend.py",
+    "d2ldev/errors.py",
+    "d2ldev/areas",
+    "d2ldev/framework",
+    "d2ldev/nesting",
+)
 DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md")
 DONE += ("backends/d2ldev_tensorflow", "backends/d2ldev_torch")
 DONE += ("backends/d2ldev_jax", "backends/d2ldev_reference")

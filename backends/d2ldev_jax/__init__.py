@@ -15,6 +15,7 @@ libraries = ("flax", "optax")
 class JaxFramework(Framework):
     """JAX on the CPU, on CUDA or ROCm, and on up to eight virtual GPUs."""
 
+    interface = 1
     name = "jax"
     distributions = ("jax", "jaxlib", "flax", "numpy")
     max_virtual_gpus = 8

@@ -30,13 +30,17 @@ import jax
 import numpy as np
 from jax._src.xla_bridge import backends_are_initialized
 
-from d2ldev.device import CPU, Device, gpu, gpus_in_words
-from d2ldev.errors import DeviceUnavailableError
-from d2ldev.framework import Devices, Memory
-from d2ldev.operations import nvml
-from d2ldev.operations.devices import (
+from d2ldev.framework import (
+    CPU,
+    Device,
+    Devices,
+    DeviceUnavailableError,
+    Memory,
     check_room,
+    gpu,
+    gpus_in_words,
     memory_of_the_machine,
+    nvml,
     user_has_chosen,
     warn_too_late,
 )

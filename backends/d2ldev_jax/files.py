@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from d2ldev.framework import Files, Layer, Tensor
-from d2ldev.framework.files import turn, turn_after_flattening
+from d2ldev.framework import Files, Layer, Tensor, turn, turn_after_flattening
 from d2ldev_jax.models import value_of
 from d2ldev_jax.tensors import JaxTensors, numbers_of
 

@@ -19,10 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from d2ldev.dependencies import import_optional
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Models, NoTensor, Part, Tensor
-from d2ldev.operations.keras import is_refused, keras_elsewhere
+from d2ldev.framework import (
+    Models,
+    NoTensor,
+    Part,
+    Tensor,
+    UnsupportedValueError,
+    import_optional,
+    is_refused,
+    keras_elsewhere,
+)
 
 # Most attributes have these types, which hold no array.
 _PLAIN = frozenset({bool, int, float, str, type(None)})

@@ -19,15 +19,25 @@ import numpy as np
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
-from d2ldev.device import Device, gpu
-from d2ldev.errors import D2LDevError, UnsupportedValueError
-from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.parallel import deep_copy, gpu_of_process, statistics_refusal, twin_refusal
+from d2ldev.framework import (
+    D2LDevError,
+    Device,
+    Framework,
+    Learner,
+    Parallel,
+    Settings,
+    UnsupportedValueError,
+    deep_copy,
+    gpu,
+    gpu_of_process,
+    statistics_refusal,
+    twin_refusal,
+)
 from d2ldev_jax.devices import JaxDevices, is_initialized
 from d2ldev_jax.training import check_libraries
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 # The library with which XLA sends between GPUs, by platform.
 _LIBRARIES = {"cuda": "NCCL", "rocm": "RCCL"}

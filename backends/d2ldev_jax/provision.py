@@ -14,7 +14,7 @@ from flax.training.train_state import TrainState
 from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 
-from d2ldev.device import Device
+from d2ldev.framework import Device
 
 
 class Everything(nnx.Module):

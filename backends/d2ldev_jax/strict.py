@@ -15,9 +15,7 @@ from typing import Any
 import jax
 from jax._src import stages
 
-from d2ldev.device import Device
-from d2ldev.framework import Devices, Strict
-from d2ldev.operations.mixing import Operand, mismatch, replace
+from d2ldev.framework import Device, Devices, Operand, Strict, mismatch, replace
 
 
 class JaxStrict(Strict):

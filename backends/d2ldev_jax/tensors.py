@@ -38,11 +38,17 @@ from jax._src.lib import xla_client
 from jax._src.tree_util import _registry
 from jax.core import ShapedArray
 
-from d2ldev.device import CPU, Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Tensor, Tensors
-from d2ldev.nesting.containers import Container
-from d2ldev.operations.dlpack import Description, description_of
+from d2ldev.framework import (
+    CPU,
+    Container,
+    Description,
+    Device,
+    Tensor,
+    Tensors,
+    UnsupportedValueError,
+    describe,
+    description_of,
+)
 from d2ldev_jax.devices import LONG, JaxDevices, is_initialized
 
 if TYPE_CHECKING:

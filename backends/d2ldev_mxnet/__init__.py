@@ -23,6 +23,7 @@ requires = ("mxnet",)
 class MXNetFramework(Framework):
     """MXNet on the CPU and on CUDA, or on up to eight virtual GPUs."""
 
+    interface = 1
     name = "mxnet"
     distributions = ("mxnet", "numpy")
     max_virtual_gpus = 8

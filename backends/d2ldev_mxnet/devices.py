@@ -12,10 +12,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
-from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceUnavailableError
-from d2ldev.framework import Devices, Memory
-from d2ldev.operations import nvml
+from d2ldev.framework import CPU, Device, Devices, DeviceUnavailableError, Memory, gpu, nvml
 from d2ldev_mxnet.framework import mx
 
 # MXNet has no exception for it: the words of the CPU's storage, of the C++ library, of the GPU's.

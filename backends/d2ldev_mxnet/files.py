@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.errors import describe
-from d2ldev.framework import Files, Layer, Tensor
-from d2ldev.framework.files import SPARSE
+from d2ldev.framework import SPARSE, Files, Layer, Tensor, describe
 from d2ldev_mxnet.framework import NumPyShapes, mx
 from d2ldev_mxnet.models import NumPySequential, attributes_of, optimizers_of, ranks
 

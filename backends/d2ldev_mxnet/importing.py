@@ -21,8 +21,7 @@ from types import ModuleType
 
 import numpy as np
 
-from d2ldev.errors import BackendNotInstalledError
-from d2ldev.operations import nvml
+from d2ldev.framework import BackendNotInstalledError, nvml
 
 # The modules whose functions read ``numpy.bool``, and the name by which they know NumPy.
 _READERS = {

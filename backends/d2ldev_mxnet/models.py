@@ -16,10 +16,16 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Devices, Models, NoTensor, Part, Tensor
-from d2ldev.operations.keras import keras_elsewhere
+from d2ldev.framework import (
+    Device,
+    Devices,
+    Models,
+    NoTensor,
+    Part,
+    Tensor,
+    UnsupportedValueError,
+    keras_elsewhere,
+)
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter

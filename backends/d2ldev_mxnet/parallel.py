@@ -10,15 +10,23 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.device import Device
-from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
-from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
+from d2ldev.framework import (
+    Device,
+    Framework,
+    Learner,
+    Parallel,
+    Settings,
+    Tensor,
+    deep_copy,
+    statistics_refusal,
+    twin_refusal,
+)
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.servers import servers_of
 from d2ldev_mxnet.training.replicated import MXNetGroupLearner, MXNetParallelLearner
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 
 class MXNetParallel(Parallel):

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import UnsupportedValueError
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 # By these ps-lite finds the other processes, which d2ldev knows from its own launch.
 _VARIABLES = (

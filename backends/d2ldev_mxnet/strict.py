@@ -24,10 +24,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from d2ldev.device import Device
-from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
-from d2ldev.framework import Framework, Strict
-from d2ldev.operations.mixing import Operand, mismatch, operands_of, replace
+from d2ldev.framework import (
+    Device,
+    DeviceMismatchError,
+    Framework,
+    Operand,
+    Strict,
+    UnsupportedValueError,
+    mismatch,
+    operands_of,
+    replace,
+)
 from d2ldev_mxnet.framework import mx
 
 Function = Callable[..., Any]

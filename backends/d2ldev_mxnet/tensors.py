@@ -15,10 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.device import Device, gpu
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Devices, Tensor, Tensors
-from d2ldev.operations.dlpack import ON_CPU, ON_CUDA
+from d2ldev.framework import (
+    ON_CPU,
+    ON_CUDA,
+    Device,
+    Devices,
+    Tensor,
+    Tensors,
+    UnsupportedValueError,
+    describe,
+    gpu,
+)
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _NDArray = mx.nd.NDArray

@@ -14,6 +14,7 @@ requires = ("array_api_strict",)
 class ReferenceFramework(Framework):
     """array-api-strict on the CPU and on up to two virtual GPUs; the default is two."""
 
+    interface = 1
     name = "reference"
     distributions = ("array-api-strict", "numpy")
     max_virtual_gpus = 2

@@ -6,8 +6,7 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.device import CPU, Device, gpu
-from d2ldev.framework import Devices
+from d2ldev.framework import CPU, Device, Devices, gpu
 
 NATIVE = {CPU: xp.Device("CPU_DEVICE"), gpu(0): xp.Device("device1"), gpu(1): xp.Device("device2")}
 DEVICES = {native: device for device, native in NATIVE.items()}

@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING, Any
 import array_api_strict as xp
 import numpy as np
 
-from d2ldev.device import Device
-from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Tensors, Weighted
-from d2ldev.framework.training import NO_LABEL
-from d2ldev.nesting.walk import unwrap_broadcasts
-from d2ldev.operations import moving
-from d2ldev.operations.labels import may_leave_out
-from d2ldev.operations.parallel import Part, parts_to_train_on
+from d2ldev.framework import (
+    NO_LABEL,
+    BatchPart,
+    Device,
+    Framework,
+    Learner,
+    Parallel,
+    Settings,
+    Tensor,
+    Tensors,
+    Weighted,
+    may_leave_out,
+    parts_to_train_on,
+    to,
+    unwrap_broadcasts,
+)
 from d2ldev_reference.models import MLP, Layers
 from d2ldev_reference.training import ReferenceLearner, each_of
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 
 class ReferenceParallel(Parallel):
@@ -59,9 +68,9 @@ class ReferenceParallelLearner(ReferenceLearner):
             self._devices, self._compute_shares(y, parts), parts, strict=True
         ):
             if part.number:
-                there = moving.to(self._framework, model, device)
+                there = to(self._framework, model, device)
                 results = super()._differentiate(there, *part.operands)
-                loss, prediction, gradients = moving.to(self._framework, results, first)
+                loss, prediction, gradients = to(self._framework, results, first)
                 scaled = each_of(lambda x, share=share: x * share, gradients)
                 found.append((loss * share, prediction, scaled))
         losses, predictions, gradients = zip(*found, strict=True)
@@ -70,7 +79,7 @@ class ReferenceParallelLearner(ReferenceLearner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
-    def _compute_shares(self, y: Any, parts: list[Part]) -> list[float]:
+    def _compute_shares(self, y: Any, parts: list[BatchPart]) -> list[float]:
         """Return the share of each part in the loss of the batch."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:

@@ -7,7 +7,7 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.device import Device
+from d2ldev.framework import Device
 
 
 def own_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:

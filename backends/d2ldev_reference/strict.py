@@ -8,8 +8,7 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.framework import Framework, Strict
-from d2ldev.operations.mixing import mismatch, operands_of, replace
+from d2ldev.framework import Framework, Strict, mismatch, operands_of, replace
 
 _ARRAY: Any = type(xp.zeros(0))
 # A move does not mix devices, and a function that makes an array has no operands.

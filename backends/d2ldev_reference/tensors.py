@@ -13,9 +13,7 @@ from typing import Any
 import array_api_strict as xp
 import numpy as np
 
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Tensor, Tensors
+from d2ldev.framework import Device, Tensor, Tensors, UnsupportedValueError, describe
 from d2ldev_reference.devices import DEVICES
 
 _PREFIX = "array_api_strict."

@@ -13,17 +13,25 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training, Weighted
-from d2ldev.framework.training import (
+from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
+    Learner,
+    Settings,
+    Tensor,
+    Tensors,
+    Training,
+    UnsupportedValueError,
+    Weighted,
+    check_labels,
+    check_shapes,
+    check_weights,
+    describe,
 )
-from d2ldev.operations.steps import check_labels, check_shapes, check_weights
 from d2ldev_reference.models import MLP, Layers
 
 # The derivative of an activation, computed from its result.

@@ -39,6 +39,7 @@ def _distribution() -> str:
 class TensorFlowFramework(Framework):
     """TensorFlow on the CPU, on CUDA, ROCm and Metal, and on virtual GPUs."""
 
+    interface = 1
     name = "tensorflow"
     distributions = (_distribution(), "keras", "numpy")
     max_virtual_gpus = 8

@@ -20,15 +20,20 @@ from tensorflow.python import pywrap_tfe
 # Private, but nothing else tells whether TensorFlow has started, and which scope is in force.
 from tensorflow.python.eager.context import async_wait, context
 
-from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
-from d2ldev.framework import Devices, Memory
-from d2ldev.framework.devices import UNKNOWN_MEMORY
-from d2ldev.operations import nvml
-from d2ldev.operations.devices import (
+from d2ldev.framework import (
+    CPU,
+    UNKNOWN_MEMORY,
+    Device,
+    DeviceInitializationWarning,
+    Devices,
+    DeviceUnavailableError,
+    Memory,
     check_room,
+    gpu,
     memory_of_the_machine,
+    nvml,
     user_has_chosen,
+    warn,
     warn_too_late,
 )
 

@@ -17,10 +17,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Files, Framework, Layer, Tensor
-from d2ldev.framework.files import turn, turn_after_flattening
-from d2ldev.operations import moving, placing
+from d2ldev.framework import (
+    Files,
+    Framework,
+    Layer,
+    Tensor,
+    UnsupportedValueError,
+    describe,
+    list_named_tensors,
+    to,
+    turn,
+    turn_after_flattening,
+)
 from d2ldev_tensorflow.models import inner_optimizers, is_of_keras
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
@@ -104,14 +112,14 @@ class TensorFlowFiles(Files):
             unbuild = _restore_unbuilt(optimizer)
             undo(unbuild)
             optimizer.build(model.trainable_variables)
-            named = placing.list_named_tensors(self._framework, optimizer)
+            named = list_named_tensors(self._framework, optimizer)
             if there != {f"optimizer.{name}" for name, _ in named}:
                 unbuild()
         return ()
 
     def _lacks_some(self, model: Any, names: Iterable[str]) -> bool:
         """Return whether a model lacks tensors of a file, apart from its optimizer's."""
-        mine = dict(placing.list_named_tensors(self._framework, model))
+        mine = dict(list_named_tensors(self._framework, model))
         return not {*names} - _of_optimizer(names) <= mine.keys()
 
     def optional_names(
@@ -154,7 +162,7 @@ class TensorFlowFiles(Files):
             raise ValueError(f"its class and variables: {here}, {there} in the state")
         framework = self._framework
         pairs = [
-            (variable, moving.to(framework, x, framework.tensors.device_of(variable)))
+            (variable, to(framework, x, framework.tensors.device_of(variable)))
             for variable, x in zip(variables, values, strict=True)
         ]
 
@@ -165,7 +173,7 @@ class TensorFlowFiles(Files):
         return put
 
     def _variables_of(self, optimizer: Any) -> list[tf.Variable]:
-        named = placing.list_named_tensors(self._framework, optimizer)
+        named = list_named_tensors(self._framework, optimizer)
         for name, x in named:
             if not isinstance(x, tf.Variable):
                 cls = type(optimizer).__name__

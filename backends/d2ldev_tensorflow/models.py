@@ -24,10 +24,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.context import anonymous_name
 
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Models, NoTensor, Part, Tensor
-from d2ldev.operations.keras import keras_elsewhere
+from d2ldev.framework import (
+    Device,
+    Models,
+    NoTensor,
+    Part,
+    Tensor,
+    UnsupportedValueError,
+    keras_elsewhere,
+)
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 from d2ldev_tensorflow.strict import allow_mixing
 

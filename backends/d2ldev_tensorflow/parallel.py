@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
-from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
-from d2ldev.operations.placing import Inventory
+from d2ldev.framework import (
+    Device,
+    Framework,
+    Inventory,
+    Learner,
+    Parallel,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
+    deep_copy,
+    describe,
+    statistics_refusal,
+    twin_refusal,
+)
 from d2ldev_tensorflow.devices import (
     has_started,
     let_memory_grow,
@@ -34,7 +43,7 @@ from d2ldev_tensorflow.training.replicated import (
 )
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 
 class TensorFlowParallel(Parallel):

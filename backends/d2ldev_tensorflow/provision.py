@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from d2ldev.device import Device
-from d2ldev.framework import Tensor
+from d2ldev.framework import Device, Tensor
 
 _OPTIMIZERS = {
     "SGD with momentum": partial(keras.optimizers.SGD, 0.1, momentum=0.9),

@@ -40,9 +40,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager.context import context
 from tensorflow.python.framework import constant_op, op_def_registry
 
-from d2ldev.framework import Strict
-from d2ldev.operations.mixing import mismatch, replace
-from d2ldev.scopes import Scopes
+from d2ldev.framework import Scopes, Strict, mismatch, replace
 from d2ldev_tensorflow.devices import (
     OF_THE_HOST,
     DefaultDevice,

@@ -25,11 +25,19 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from d2ldev.device import CPU, Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Tensor, Tensors
-from d2ldev.nesting.containers import DICT, LIST, Container
-from d2ldev.operations.dlpack import ON_CPU, description_of
+from d2ldev.framework import (
+    CPU,
+    DICT,
+    LIST,
+    ON_CPU,
+    Container,
+    Device,
+    Tensor,
+    Tensors,
+    UnsupportedValueError,
+    describe,
+    description_of,
+)
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 
 # TensorFlow's operations end the process if memory of the CPU does not begin at a multiple of this.

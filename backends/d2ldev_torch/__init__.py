@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from d2ldev.errors import DeviceUnavailableError
-from d2ldev.framework import Framework
+from d2ldev.framework import DeviceUnavailableError, Framework
 
 requires = ("torch",)
 
@@ -22,6 +21,7 @@ def _max_virtual_gpus() -> int:
 class TorchFramework(Framework):
     """PyTorch on the CPU and on CUDA or ROCm, else XPU, else MPS; or on virtual GPUs."""
 
+    interface = 1
     name = "torch"
     distributions = ("torch", "numpy")
     max_virtual_gpus = _max_virtual_gpus()

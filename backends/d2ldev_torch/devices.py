@@ -17,9 +17,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.device import CPU, Device, gpu
-from d2ldev.framework import Devices, Memory
-from d2ldev.operations import nvml
+from d2ldev.framework import CPU, Device, Devices, Memory, gpu, nvml
 from d2ldev_torch.precision import matmul_precision, set_matmul_precision
 
 NATIVE_CPU = torch.device("cpu")

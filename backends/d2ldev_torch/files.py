@@ -11,12 +11,18 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from d2ldev.errors import describe
-from d2ldev.framework import Files, Layer, Tensor, Tensors
-from d2ldev.framework.files import SPARSE
-from d2ldev.nesting.kinds import Kinds
-from d2ldev.nesting.objects import Keepers
-from d2ldev.nesting.walk import join_path, map_tensors
+from d2ldev.framework import (
+    SPARSE,
+    Files,
+    Keepers,
+    Kinds,
+    Layer,
+    Tensor,
+    Tensors,
+    describe,
+    join_path,
+    map_tensors,
+)
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import WRAPPED, original, plain_name
 from d2ldev_torch.optimizers import States, is_kept_on_host, is_of_torch

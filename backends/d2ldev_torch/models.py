@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from d2ldev.device import Device
-from d2ldev.framework import Models, Part, Tensor
-from d2ldev.operations.keras import is_refused, keras_elsewhere
+from d2ldev.framework import Device, Models, Part, Tensor, is_refused, keras_elsewhere
 from d2ldev_torch import optimizers
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}

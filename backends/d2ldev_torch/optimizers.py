@@ -23,13 +23,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from d2ldev.errors import UnsupportedValueError, describe, text_of
-from d2ldev.framework import Part
-from d2ldev.framework.models import optimizer_refusal
-from d2ldev.nesting.containers import Container
-from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind, Kinds
-from d2ldev.nesting.objects import Keepers
-from d2ldev.nesting.walk import join_path, label_children, leaves, map_tensors
+from d2ldev.framework import (
+    OBJECT,
+    PLAIN,
+    TENSOR,
+    Container,
+    Keepers,
+    Kind,
+    Kinds,
+    Part,
+    UnsupportedValueError,
+    describe,
+    join_path,
+    label_children,
+    leaves,
+    map_tensors,
+    optimizer_refusal,
+    text_of,
+)
 from d2ldev_torch.devices import NATIVE_CPU
 
 _TAG = "d2ldev"

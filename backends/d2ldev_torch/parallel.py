@@ -14,17 +14,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError
-from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.devices import count_gpus
-from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
-from d2ldev.operations.placing import list_named_tensors
+from d2ldev.framework import (
+    D2LDevError,
+    Framework,
+    Learner,
+    Parallel,
+    Settings,
+    UnsupportedValueError,
+    count_gpus,
+    deep_copy,
+    list_named_tensors,
+    statistics_refusal,
+    twin_refusal,
+)
 from d2ldev_torch import optimizers
 from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.training import gradients, parametrized
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 # The communication library for GPUs of each type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}

@@ -11,8 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from d2ldev.device import Device
-from d2ldev.framework import Tensor
+from d2ldev.framework import Device, Tensor
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),

@@ -29,11 +29,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from d2ldev.device import Device
-from d2ldev.errors import D2LDevError, DeviceMismatchError
-from d2ldev.framework import Framework, Strict
-from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
-from d2ldev.scopes import leave_in_turn, make_change
+from d2ldev.framework import (
+    D2LDevError,
+    Device,
+    DeviceMismatchError,
+    Framework,
+    Operand,
+    Strict,
+    leave_in_turn,
+    locate_tensors,
+    make_change,
+    mismatch,
+    operands_of,
+    replace,
+)
 
 # The second argument is copied from any device.
 _COPIES = ("copy_", "_foreach_copy_", "data")

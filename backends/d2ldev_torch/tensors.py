@@ -13,12 +13,18 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from d2ldev.dependencies import import_optional
-from d2ldev.device import CPU, Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Tensor, Tensors
-from d2ldev.nesting.containers import Container
-from d2ldev.operations.dlpack import ON_CPU, description_of
+from d2ldev.framework import (
+    CPU,
+    ON_CPU,
+    Container,
+    Device,
+    Tensor,
+    Tensors,
+    UnsupportedValueError,
+    describe,
+    description_of,
+    import_optional,
+)
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 
 _Library: Any = torch.library.Library

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from d2ldev._backend import framework_of
-from d2ldev.framework.abilities import describe_inability
+from d2ldev.areas.abilities import describe_inability
 from d2ldev_conformance.profiles import PROFILES, Profile, Traits
 from d2ldev_conformance.requirement import ROOMS, requirement_of, room_of
 
@@ -164,7 +164,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "nothing would be tested: all of it takes minutes, add --profile nightly"
         )
     items.sort(key=_stage)
-    backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], read_known_gaps()
+    backend, report = config.stash[_BACKEND], config.stash[_REPORT]
+    gaps = read_known_gaps(framework_of(backend))
     found = set(platforms(backend).values())
     for item in items:
         if not item.path.is_relative_to(_SUITE):
@@ -176,7 +177,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip_by_day(item)
         _skip_without_gpus(item, backend, found)
         for gap in gaps:
-            if gap.covers(backend.name, requirement.id, item.name, found):
+            if gap.covers(requirement.id, item.name, found):
                 reason = f"{gap.reason} ({gap.link})"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 

@@ -14,11 +14,7 @@ from typing import Any
 from d2ldev import Backend, Device
 from d2ldev._backend import framework_of
 from d2ldev.framework import Framework
-
-Classifiers = Mapping[str, tuple[Callable[[Device], Any], tuple[int, ...]]]
-Builders = Mapping[str, Callable[[Device], Any]]
-Loops = Mapping[str, tuple[Callable[[int, Device], dict[str, Any]], Callable[..., None]]]
-Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], Any]]]
+from d2ldev.framework.testing import Builders, Classifiers, Freezables, Loops
 
 
 def samples(backend: Backend) -> Builders:

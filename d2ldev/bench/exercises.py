@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev._backend import Backend, framework_of
+from d2ldev.areas.precision import check_precision, set_precision
 from d2ldev.bench.limits import verify_rate
 from d2ldev.bench.results import Result, Row
 from d2ldev.device import CPU, Device
@@ -28,7 +29,6 @@ from d2ldev.errors import (
     UnsupportedValueError,
     text_of,
 )
-from d2ldev.framework.precision import check_precision, set_precision
 from d2ldev.training.log import DeviceLog
 
 # Seconds of one product: a size that would take longer is left out.

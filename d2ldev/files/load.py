@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from d2ldev.areas import DeviceLike, Framework
 from d2ldev.device import CPU, Device
 from d2ldev.errors import (
     CheckpointError,
@@ -42,7 +43,6 @@ from d2ldev.files.structure import (
     parse,
     read_outlines,
 )
-from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import devices
 from d2ldev.operations.arguments import as_path, is_iterable
 from d2ldev.operations.creation import refusal

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.areas import Framework
 from d2ldev.device import CPU
 from d2ldev.errors import (
     CheckpointError,
@@ -32,7 +33,6 @@ from d2ldev.files.load import Checkpoint, Wanted, open_checkpoint, shorten
 from d2ldev.files.match import Match, Pair, Path, Place
 from d2ldev.files.structure import MODEL, Outline, flatten
 from d2ldev.files.tensors_by_name import TensorsByName
-from d2ldev.framework import Framework
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.kinds import Kind
 from d2ldev.nesting.walk import container_refusal, depth_refusal, join_path, label_children

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.areas import Framework, Layout
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.files.load import shorten
 from d2ldev.files.structure import MODEL, STATE, Outline, Stored, flatten, make_unique
-from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.creation import shape_of

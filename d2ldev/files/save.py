@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from d2ldev.areas import Framework
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, OutOfDeviceMemoryError, warn
 from d2ldev.files.format.atomic import replace_file
@@ -17,7 +18,6 @@ from d2ldev.files.format.container import (
     storage_of,
 )
 from d2ldev.files.structure import Structure
-from d2ldev.framework import Framework
 from d2ldev.operations.arguments import as_path
 
 

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.areas import Framework, Layout
 from d2ldev.device import CPU
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.format.container import FileError, numpy_dtype, storage_of
 from d2ldev.files.inventory import ModelInventory, is_model, read_layouts
-from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import TENSOR, Kind
 from d2ldev.nesting.walk import depth_refusal, join_path

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from d2ldev.areas import Framework
 from d2ldev.errors import UnsupportedValueError, describe, text_of
 from d2ldev.files.load import Wanted
 from d2ldev.files.match import form_of
 from d2ldev.files.structure import Outline, Stored
-from d2ldev.framework import Framework
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, moving
 from d2ldev.operations.placing import NamedTensors

@@ -1,143 +1,247 @@
-"""The interface for authors of backends: a ``Framework`` with seven areas.
+"""All that authors of backends import: the classes to implement, and the helpers of the core.
 
-Design rules, as in einops' backends:
+A backend is a distribution with a subclass of ``Framework``. An entry point of the group
+``d2ldev.backends`` names the class. The class states the version of this interface that it was
+written for: ``interface = 1``. d2ldev refuses a class with another version than ``INTERFACE``.
 
-- Native tensors go in and come out. A framework wraps nothing.
-- Each area is a small object with public methods. ``devices`` and ``tensors`` are required. The
-  other five have a default for every method. ``d2ldev.Backend`` derives the user's calls from
-  them, once.
-- The core has checked the arguments of a method, and the devices exist. It translates the errors
-  that the method raises.
-- A copy happens only where the user wrote one, and never by way of another device.
-- A framework's state changes only where the user asked for it.
+The names below are public, and so are the methods of their classes. A backend imports nothing else
+of d2ldev. ``d2ldev.framework.testing`` has the types of the fixtures of the conformance suite.
 
-An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``. The class imports
-the framework in its ``__init__``. The package lists the modules that it needs in ``requires``. A
-framework owns a tensor if its class, or a base of the class, comes from one of these modules.
-``libraries = ("flax", "optax")`` names further libraries of the framework. Other backends name them
-in errors about their models.
-
-``d2ldev conformance NAME`` runs the conformance suite on a backend. The module ``provision`` of the
-package has the fixtures of the suite.
+Held by ``tests/core/framework/test_author_names.py``, and by the contract "A backend imports the
+public interface" of import-linter.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Any
 
-from collections.abc import Mapping
-from functools import cached_property
-from types import MappingProxyType
-from typing import ClassVar
-
-from d2ldev.errors import DeviceUnavailableError
-from d2ldev.framework.devices import Devices, Memory
-from d2ldev.framework.files import Files, Layer, Layout
-from d2ldev.framework.models import Models, NoTensor, Part, Put
-from d2ldev.framework.parallel import Parallel
-from d2ldev.framework.state import FrameworkState
-from d2ldev.framework.strict import Strict, Strictness
-from d2ldev.framework.tensors import Tensor, Tensors
-from d2ldev.framework.training import (
+from d2ldev.areas import INTERFACE, Framework
+from d2ldev.areas.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
+from d2ldev.areas.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
+from d2ldev.areas.models import Models, NoTensor, Part, Put, optimizer_refusal
+from d2ldev.areas.parallel import (
+    Parallel,
+    deep_copy,
+    gpu_of_process,
+    statistics_refusal,
+    twin_refusal,
+)
+from d2ldev.areas.strict import Strict
+from d2ldev.areas.tensors import Tensor, Tensors
+from d2ldev.areas.training import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    NO_LABEL,
+    WEIGHT_DECAY,
     Copier,
+    Labels,
     Learner,
     Portion,
     Settings,
     Sharded,
     Training,
     Weighted,
+    bounds,
+    shard_refusal,
+    state_refusal,
+    tell_epoch,
 )
+from d2ldev.dependencies import import_optional
+from d2ldev.device import CPU, Device, gpu, gpus_in_words
+from d2ldev.errors import (
+    BackendNotInstalledError,
+    CheckpointError,
+    D2LDevError,
+    D2LDevWarning,
+    DeviceInitializationWarning,
+    DeviceMismatchError,
+    DeviceUnavailableError,
+    OutOfDeviceMemoryError,
+    ScopeError,
+    UnsupportedValueError,
+    describe,
+    quote,
+    text_of,
+    warn,
+)
+from d2ldev.locks import Lock
+from d2ldev.nesting.containers import DICT, LIST, TUPLE, Broadcast, Container
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind, Kinds
+from d2ldev.nesting.objects import Keepers
+from d2ldev.nesting.walk import (
+    flatten,
+    join_path,
+    label_children,
+    leaves,
+    map_tensors,
+    unwrap_broadcasts,
+)
+from d2ldev.operations import nvml
+from d2ldev.operations.devices import (
+    check_room,
+    memory_of_the_machine,
+    on,
+    user_has_chosen,
+    warn_too_late,
+)
+from d2ldev.operations.dlpack import ON_CPU, ON_CUDA, Description, description_of
+from d2ldev.operations.keras import is_refused, keras_elsewhere
+from d2ldev.operations.labels import may_leave_out
+from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
+from d2ldev.operations.moving import is_text, to
+from d2ldev.operations.parallel import BatchPart, PartSampler, parts_to_train_on, shard_copy
+from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
+from d2ldev.operations.programs import Programs
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_own_loss,
+    check_shapes,
+    check_weights,
+    input_names,
+    loss_among,
+    own_loss,
+)
+from d2ldev.scopes import Contexts, Scopes, leave_in_turn, make_change
 from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
+
 __all__ = [
+    "ADAGRAD_EPSILON",
+    "ADAM_EPSILON",
+    "BETAS",
+    "CPU",
+    "DICT",
+    "INTERFACE",
+    "LIST",
+    "MOMENTUM",
+    "NO_LABEL",
+    "OBJECT",
+    "ON_CPU",
+    "ON_CUDA",
+    "PLAIN",
+    "SPARSE",
+    "TENSOR",
+    "TUPLE",
+    "UNKNOWN_MEMORY",
+    "WEIGHT_DECAY",
+    "BackendNotInstalledError",
+    "BatchPart",
+    "Broadcast",
+    "CheckpointError",
+    "Container",
+    "Contexts",
     "Copier",
+    "D2LDevError",
+    "D2LDevWarning",
     "DTypeLike",
+    "Description",
+    "Device",
+    "DeviceInitializationWarning",
     "DeviceLike",
+    "DeviceMismatchError",
+    "DeviceUnavailableError",
     "Devices",
     "Files",
     "Framework",
+    "Group",
+    "Inventory",
+    "Keepers",
+    "Kind",
+    "Kinds",
+    "Labels",
     "Layer",
     "Layout",
     "Learner",
+    "Lock",
     "Memory",
     "Models",
     "NoTensor",
+    "Operand",
+    "OutOfDeviceMemoryError",
     "Parallel",
     "Part",
+    "PartSampler",
     "Portion",
+    "Programs",
     "Put",
+    "ScopeError",
+    "Scopes",
     "Settings",
     "Shape",
     "Sharded",
     "Strict",
-    "Strictness",
     "Tensor",
     "Tensors",
     "Training",
+    "UnsupportedValueError",
     "Weighted",
+    "bounds",
+    "check_labels",
+    "check_loss",
+    "check_own_loss",
+    "check_room",
+    "check_shapes",
+    "check_weights",
+    "count_gpus",
+    "deep_copy",
+    "describe",
+    "description_of",
+    "flatten",
+    "gpu",
+    "gpu_of_process",
+    "gpus_in_words",
+    "import_optional",
+    "input_names",
+    "is_refused",
+    "is_text",
+    "join_path",
+    "keras_elsewhere",
+    "label_children",
+    "leave_in_turn",
+    "leaves",
+    "list_named_tensors",
+    "list_needed_tensors",
+    "locate_tensors",
+    "loss_among",
+    "make_change",
+    "map_tensors",
+    "may_leave_out",
+    "memory_of_the_machine",
+    "mismatch",
+    "nvml",
+    "on",
+    "operands_of",
+    "optimizer_refusal",
+    "own_loss",
+    "parts_to_train_on",
+    "place",
+    "quote",
+    "replace",
+    "same",
+    "shard_copy",
+    "shard_refusal",
+    "state_refusal",
+    "statistics_refusal",
+    "tell_epoch",
+    "text_of",
+    "to",
+    "turn",
+    "turn_after_flattening",
+    "twin_refusal",
+    "unwrap_broadcasts",
+    "user_has_chosen",
+    "warn",
+    "warn_too_late",
 ]
 
 
-class Framework:
-    """Describe one framework: its names, and its seven areas.
+def __getattr__(name: str) -> Any:
+    """Return ``Group``, whose module only a launch needs."""
+    if name == "Group":
+        from d2ldev.processes.group import Group
 
-    A subclass creates the areas in its ``__init__``, after a call of this one.
-
-    Args:
-        virtual_gpus: how many virtual GPUs to make; ``None`` for the hardware's GPUs.
-
-    Attributes:
-        name: the name that selects it.
-        distributions: the distributions whose versions identify it, the framework's first.
-        max_virtual_gpus: how many virtual GPUs it can make.
-        cannot: what the framework cannot do, with the reasons.
-        virtual_gpus: see Args.
-        devices, tensors, models, files, training, strict, parallel: the areas.
-        state: what d2ldev keeps of the framework; an author leaves it alone.
-
-    Raises:
-        DeviceUnavailableError: if it cannot make so many virtual GPUs.
-    """
-
-    name: ClassVar[str]
-    distributions: ClassVar[tuple[str, ...]]
-    max_virtual_gpus: ClassVar[int] = 0
-    cannot: Mapping[str, str] = MappingProxyType({})
-    """What the framework cannot do, and why. The names of what it may lack:
-
-    - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;
-    - ``'multiply in float32'``: ``matmul_precision('highest')``;
-    - ``'train'``: ``learner``, ``accuracy`` and ``Trainer``;
-    - ``'train with a loss of your own'``: a function in the place of ``'mse'``;
-    - ``'train in bf16'``, ``'train in fp16'``: ``precision='bf16'``, ``'fp16'``;
-    - ``'train on several GPUs'``: ``num_gpus=2``;
-    - ``'train on several GPUs in one process'``: ``learner`` with several ``devices``;
-    - ``'train in several processes'``: ``d2ldev launch``;
-    - ``'lose a process while the engine begins'``: ``PeerLostError`` in the others then;
-    - ``'split sequences over processes'``: lists of examples in a batch, in ``d2ldev launch``;
-    - ``'train with sharded parameters'``: ``shard='parameters'``.
-    """
-
-    devices: Devices
-    tensors: Tensors
-    models: Models
-    training: Training
-    strict: Strict
-    parallel: Parallel
-
-    def __init__(self, virtual_gpus: int | None = None) -> None:
-        if virtual_gpus is not None and virtual_gpus > self.max_virtual_gpus:
-            raise DeviceUnavailableError(
-                f"make {virtual_gpus} virtual GPUs",
-                f"the {self.name} backend can make {self.max_virtual_gpus}",
-                f"D2LDEV_VIRTUAL_GPUS={self.max_virtual_gpus}, or unset it",
-            )
-        self.virtual_gpus = virtual_gpus
-        self.models = Models()
-        self.training = Training()
-        self.strict = Strict()
-        self.parallel = Parallel()
-        self.state = FrameworkState(self)
-
-    @cached_property
-    def files(self) -> Files:
-        """Return the area of files. Its defaults make one copy more than necessary."""
-        return Files(self.tensors)
+        return Group
+    raise AttributeError(f"module 'd2ldev.framework' has no attribute {name!r}")

@@ -82,8 +82,11 @@ def _slice(x: Any, start: int, stop: int) -> Any:
 
 # Most of every batch, and so as cheap as can be.
 DICT = Container(dict.values, iter, lambda old, new: dict(zip(old, new, strict=True)))
+"""How a dict is walked."""
 LIST = Container(iter, _indices, lambda _, new: new, holds="items", part=_slice)
+"""How a list is walked."""
 TUPLE = Container(iter, _indices, lambda _, new: tuple(new), holds="items", part=_slice)
+"""How a tuple is walked."""
 BROADCAST = Container(
     lambda mark: (mark.value,), lambda _: ("value",), lambda _, new: Broadcast(*new)
 )

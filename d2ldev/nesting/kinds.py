@@ -34,8 +34,11 @@ class Kind:
 
 
 TENSOR = Kind("tensor")
+"""The kind of a tensor of the framework."""
 PLAIN = Kind("plain value")
+"""The kind of a number, text, a dtype, or anything else that holds no tensor."""
 OBJECT = Kind("object of the framework")
+"""The kind of a model, an optimizer, or another object of ``Models.types``."""
 UNKNOWN = Kind("unknown")
 REFUSED = Kind("object that is refused wherever it is")
 
@@ -79,7 +82,7 @@ class Kinds(dict[type, "Kind | Container"]):
     """The kind of each type for one backend: looked up by type, and found once for each.
 
     Args:
-        framework: a ``d2ldev.framework.Framework``. The first lookup of a type asks its ``tensors``
+        framework: a ``d2ldev.areas.Framework``. The first lookup of a type asks its ``tensors``
             and ``models``.
     """
 

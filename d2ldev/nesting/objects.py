@@ -50,7 +50,7 @@ class Keepers(dict[type, "Keeper | None"]):
     """How objects of each class are looked through; None for those that are not entered.
 
     Args:
-        framework: a ``d2ldev.framework.Framework``, whose ``models`` are asked when a class is
+        framework: a ``d2ldev.areas.Framework``, whose ``models`` are asked when a class is
             looked up for the first time.
     """
 

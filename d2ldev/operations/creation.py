@@ -13,8 +13,8 @@ from math import prod
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.areas import DeviceLike, DTypeLike, Framework, Shape, Tensor
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, quote, text_of
-from d2ldev.framework import DeviceLike, DTypeLike, Framework, Shape, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices, values
 from d2ldev.operations.arguments import MOST_ELEMENTS, as_shape

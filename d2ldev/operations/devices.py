@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 
 import d2ldev.settings as settings
+from d2ldev.areas import DeviceLike, Framework, Memory
+from d2ldev.areas.devices import count_gpus
 from d2ldev.dependencies import import_optional
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import (
@@ -26,8 +28,6 @@ from d2ldev.errors import (
     text_of,
     warn,
 )
-from d2ldev.framework import DeviceLike, Framework, Memory
-from d2ldev.framework.devices import count_gpus
 from d2ldev.scopes import trace_as
 
 

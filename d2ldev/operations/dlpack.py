@@ -10,7 +10,9 @@ import ctypes
 from typing import Any
 
 ON_CPU = 1
+"""DLPack's number of the CPU, as ``__dlpack_device__`` returns it."""
 ON_CUDA = 2
+"""DLPack's number of CUDA's GPUs."""
 
 
 class Description(ctypes.Structure):

@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from operator import is_not
 from typing import Any
 
+from d2ldev.areas import Framework, Tensor
+from d2ldev.areas.training import bounds
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Framework, Tensor
-from d2ldev.framework.training import bounds
 from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
 from d2ldev.nesting.kinds import TENSOR, Kind, Kinds
 from d2ldev.nesting.walk import container_refusal, flatten, with_tensors

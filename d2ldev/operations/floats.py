@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.framework import Framework
+from d2ldev.areas import Framework
 from d2ldev.nesting.kinds import PLAIN, TENSOR
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations import creation, placing

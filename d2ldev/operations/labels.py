@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from d2ldev.areas import Framework, Learner, Settings, Weighted
+from d2ldev.areas.training import NO_LABEL, Labels
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Framework, Learner, Settings, Weighted
-from d2ldev.framework.training import NO_LABEL, Labels
 from d2ldev.nesting.kinds import TENSOR
 
 # How many steps may pass before ranges that wait on a device are read.

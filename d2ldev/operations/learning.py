@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.areas import Framework, Learner, Settings, Tensor
+from d2ldev.areas.abilities import require
+from d2ldev.areas.group import join_group
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor
-from d2ldev.framework.abilities import require
-from d2ldev.framework.group import join_group
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, labels, moving, placing
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend

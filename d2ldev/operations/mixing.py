@@ -7,9 +7,9 @@ from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Any
 
+from d2ldev.areas import Framework, Tensor
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
-from d2ldev.framework import Framework, Tensor
 from d2ldev.nesting.kinds import TENSOR
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.areas import DeviceLike, DTypeLike, Framework, Tensor
+from d2ldev.areas.abilities import require
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
-from d2ldev.framework import DeviceLike, DTypeLike, Framework, Tensor
-from d2ldev.framework.abilities import require
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
 from d2ldev.operations import creation, devices

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from d2ldev.areas import Framework, Settings, Sharded
+from d2ldev.areas.training import bounds, shard_refusal
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Settings, Sharded
-from d2ldev.framework.training import bounds, shard_refusal
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.nesting.walk import flatten, unwrap_broadcasts
 from d2ldev.operations import moving, placing
@@ -26,7 +26,7 @@ def split(framework: Framework, batch: Any, devices: Sequence[Device]) -> list[A
     return [part.operands for part in _parts(framework, batch, devices)]
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """What a device has of a batch.
 
     Args:
@@ -48,7 +48,7 @@ def parts_to_train_on(
     devices: Sequence[Device],
     *,
     is_filled: bool = False,
-) -> list[Part]:
+) -> list[BatchPart]:
     """Return a part of a batch for each device, with its share in the mean over the batch.
 
     Args:
@@ -92,7 +92,7 @@ def _parts(
     model: Any = None,
     *,
     is_filled: bool = False,
-) -> list[Part]:
+) -> list[BatchPart]:
     whole = Whole(framework, batch, f"split a batch over {len(devices)} devices")
     parts = []
     for number, device in enumerate(devices):
@@ -101,7 +101,7 @@ def _parts(
         there = moving.to(framework, operands, device)
         if whole.has_marks:
             there = unwrap_broadcasts(there, framework.state.kinds)
-        parts.append(Part(there, count, share))
+        parts.append(BatchPart(there, count, share))
     return parts
 
 

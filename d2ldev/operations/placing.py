@@ -18,10 +18,10 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from d2ldev.areas import DeviceLike, Framework, Models, NoTensor, Part, Put
+from d2ldev.areas.models import optimizer_refusal
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
-from d2ldev.framework import DeviceLike, Framework, Models, NoTensor, Part, Put
-from d2ldev.framework.models import optimizer_refusal
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
 from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, every, flatten_all, join_path, leaves

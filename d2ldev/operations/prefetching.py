@@ -11,9 +11,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from d2ldev.areas import Copier, DeviceLike, Framework
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Copier, DeviceLike, Framework
 from d2ldev.nesting.walk import flatten, plain_tensors
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.areas import Framework, Portion, Sharded, Weighted
+from d2ldev.areas.abilities import require
+from d2ldev.areas.training import NO_LABEL, Labels, bounds
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Framework, Portion, Sharded, Weighted
-from d2ldev.framework.abilities import require
-from d2ldev.framework.training import NO_LABEL, Labels, bounds
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.examples import Whole
 from d2ldev.operations.moving import to_numpy

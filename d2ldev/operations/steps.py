@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.areas import Settings, Weighted
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Settings, Weighted
 
 if TYPE_CHECKING:
     import inspect

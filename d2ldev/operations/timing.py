@@ -11,9 +11,9 @@ from numbers import Real
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from d2ldev.areas import Framework
 from d2ldev.device import Device
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
-from d2ldev.framework import Framework
 from d2ldev.operations import creation
 from d2ldev.operations.devices import all_devices, on
 from d2ldev.operations.moving import to_numpy

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.areas import Framework, Tensor
+from d2ldev.areas.tensors import Tensors
 from d2ldev.errors import UnsupportedValueError, quote
-from d2ldev.framework import Framework, Tensor
-from d2ldev.framework.tensors import Tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

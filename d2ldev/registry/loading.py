@@ -9,12 +9,12 @@ import importlib.util
 import os
 
 import d2ldev.settings as settings
+from d2ldev.areas import INTERFACE, Framework
+from d2ldev.areas.devices import count_gpus
+from d2ldev.areas.group import join_group
+from d2ldev.areas.precision import check_precision, set_precision
 from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError
-from d2ldev.framework import Framework
-from d2ldev.framework.devices import count_gpus
-from d2ldev.framework.group import join_group
-from d2ldev.framework.precision import check_precision, set_precision
 from d2ldev.registry.discovery import (
     ALIASES,
     FALLBACK,
@@ -105,9 +105,27 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
         fix = install or f"install {missing}, which {point.value} needs"
         raise _refusal(name, source, f"{missing} is not installed", fix)
     if isinstance(cls, type) and issubclass(cls, Framework):
+        _check_interface(cls, point.value, name, source)
         return cls
     problem = f"{point.value} is not a subclass of d2ldev.framework.Framework"
     fix = "mend the entry point of its distribution, or uninstall it"
+    raise _refusal(name, source, problem, fix)
+
+
+def _check_interface(cls: type[Framework], value: str, name: str, source: str) -> None:
+    """Check that a class was written for the interface that this d2ldev has."""
+    written = getattr(cls, "interface", None)
+    if written == INTERFACE:
+        return
+    if written is None:
+        problem = f"{value} states no version of the interface; that of d2ldev is {INTERFACE}"
+        raise _refusal(
+            name, source, problem, f"interface = {INTERFACE} in the class {cls.__name__}"
+        )
+    problem = f"{value} is written for interface {written}, and d2ldev has interface {INTERFACE}"
+    package = " ".join(distributions_of(name))
+    older = isinstance(written, int) and written < INTERFACE
+    fix = f"pip install --upgrade {package if older else 'd2ldev'}"
     raise _refusal(name, source, problem, fix)
 
 

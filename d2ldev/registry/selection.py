@@ -14,6 +14,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import d2ldev.settings as settings
+from d2ldev.areas import Framework
+from d2ldev.areas.devices import count_gpus
 from d2ldev.device import CPU, gpu, gpus_in_words
 from d2ldev.errors import (
     BackendFallbackWarning,
@@ -23,8 +25,6 @@ from d2ldev.errors import (
     quote,
     warn,
 )
-from d2ldev.framework import Framework
-from d2ldev.framework.devices import count_gpus
 from d2ldev.locks import Lock
 from d2ldev.nesting.kinds import OBJECT, TENSOR
 from d2ldev.registry.discovery import (

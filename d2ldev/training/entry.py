@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from d2ldev._backend import framework_of
+from d2ldev.areas import Learner, Sharded
+from d2ldev.areas.training import Labels
 from d2ldev.errors import UnsupportedValueError, warn
-from d2ldev.framework import Learner, Sharded
-from d2ldev.framework.training import Labels
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.floats import Cast, dtype_of_model

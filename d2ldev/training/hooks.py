@@ -10,9 +10,9 @@ from typing import Any
 
 from d2ldev._backend import Backend
 from d2ldev.active import backend as handle
+from d2ldev.areas import Learner
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Learner
 from d2ldev.training.callbacks import list_listeners
 from d2ldev.typing import Callback, DeviceLike, History
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from d2ldev._backend import framework_of
-from d2ldev.framework import Learner
+from d2ldev.areas import Learner
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.training.data import drop_weights, empty_data_refusal

@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from d2ldev._backend import Backend, framework_of
+from d2ldev.areas import Learner
 from d2ldev.device import Device
 from d2ldev.errors import (
     CheckpointError,
@@ -31,7 +32,6 @@ from d2ldev.files.load import Checkpoint, open_checkpoint
 from d2ldev.files.load_into import prepare
 from d2ldev.files.save import save
 from d2ldev.files.structure import Outline
-from d2ldev.framework import Learner
 from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.options import KEEPS, Keep, nearest, problem_of
 from d2ldev.training.callbacks import check_states

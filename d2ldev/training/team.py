@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from d2ldev.areas import Framework, Learner
+from d2ldev.areas.training import Labels
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, text_of
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
-from d2ldev.framework import Framework, Learner
-from d2ldev.framework.training import Labels
 from d2ldev.operations.placing import list_needed_tensors
 from d2ldev.operations.processes import Portions
 from d2ldev.training.callbacks import notify

@@ -23,15 +23,15 @@ import numpy as np
 
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import get_backend
+from d2ldev.areas import Learner, Settings
+from d2ldev.areas.abilities import require
+from d2ldev.areas.group import join_group
+from d2ldev.areas.parallel import gpu_of_process
+from d2ldev.areas.precision import check_precision, set_precision
+from d2ldev.areas.training import shard_refusal
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
-from d2ldev.framework import Learner, Settings
-from d2ldev.framework.abilities import require
-from d2ldev.framework.group import join_group
-from d2ldev.framework.parallel import gpu_of_process
-from d2ldev.framework.precision import check_precision, set_precision
-from d2ldev.framework.training import shard_refusal
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.arguments import flag, length_of, whole_number

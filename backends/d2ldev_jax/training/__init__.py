@@ -11,9 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from d2ldev.dependencies import import_optional
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
-from d2ldev.framework.training import NO_LABEL
+from d2ldev.framework import (
+    NO_LABEL,
+    Framework,
+    Learner,
+    Settings,
+    Tensor,
+    Training,
+    import_optional,
+)
 from d2ldev_jax.models import is_linen
 
 

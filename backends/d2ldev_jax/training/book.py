@@ -15,9 +15,15 @@ import jax
 from flax import linen
 from flax.training.train_state import TrainState
 
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor
-from d2ldev.operations.steps import check_own_loss
+from d2ldev.framework import (
+    Framework,
+    Learner,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
+    check_own_loss,
+    describe,
+)
 from d2ldev_jax.training.learner import clip, make_optimizer, name_failed_update
 
 

@@ -25,33 +25,39 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from d2ldev.device import CPU
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, quote, text_of
-from d2ldev.framework import Framework, Learner, Settings, Tensor
-from d2ldev.framework.training import (
+from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
+    CPU,
     MOMENTUM,
     WEIGHT_DECAY,
-    state_refusal,
-)
-from d2ldev.operations import placing
-from d2ldev.operations.moving import is_text
-from d2ldev.operations.programs import Programs
-from d2ldev.operations.steps import (
+    D2LDevError,
+    Framework,
+    Learner,
+    Programs,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
     check_labels,
     check_loss,
     check_shapes,
     check_weights,
+    describe,
     input_names,
+    is_text,
+    list_named_tensors,
     loss_among,
     own_loss,
+    place,
+    quote,
+    state_refusal,
+    text_of,
 )
 from d2ldev_jax.training.places import OneDevice, ShardedProcesses, find_sharding
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -147,10 +153,10 @@ class JaxLearner(Learner):
                 "self.weight = nnx.Param(...) in its __init__",
             )
         # A model without arrays computes on the device of its inputs. It is only evaluated.
-        places = [x for _, x in placing.list_named_tensors(self._framework, self._model)[:1]]
+        places = [x for _, x in list_named_tensors(self._framework, self._model)[:1]]
         device = self._framework.tensors.device_of(places[0]) if places else CPU
         # A new optimizer's counter of steps is on the default device.
-        self._optimizer = placing.place(self._framework, self._optimizer, device)
+        self._optimizer = place(self._framework, self._optimizer, device)
         self._places = self._places_from(self._framework.devices.native(device))
         scaler = parts.get("scaler", self._state[-1])
         self._sums, self._rate, scaler = self._places.replicate((self._sums, self._rate, scaler))

@@ -15,12 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from d2ldev.framework import Portion, Tensor
-from d2ldev.framework.training import bounds
-from d2ldev.nesting.containers import Broadcast
+from d2ldev.framework import Broadcast, Portion, Tensor, bounds
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 
 class OneDevice:

@@ -7,11 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.device import Device
-from d2ldev.errors import describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
-from d2ldev.framework.training import NO_LABEL, state_refusal, tell_epoch
-from d2ldev.operations.parallel import PartSampler, shard_copy
+from d2ldev.framework import (
+    NO_LABEL,
+    Device,
+    Framework,
+    Learner,
+    PartSampler,
+    Settings,
+    Tensor,
+    Training,
+    describe,
+    shard_copy,
+    state_refusal,
+    tell_epoch,
+)
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training.learner import MXNetLearner
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Weighted
-from d2ldev.framework.training import state_refusal
-from d2ldev.operations.placing import place
-from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
+from d2ldev.framework import (
+    Framework,
+    Learner,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
+    Weighted,
+    check_loss,
+    describe,
+    input_names,
+    loss_among,
+    own_loss,
+    place,
+    state_refusal,
+)
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training.losses import LOSSES, LOSSES_OF_CLASSES
 from d2ldev_mxnet.training.optimizers import make_optimizer

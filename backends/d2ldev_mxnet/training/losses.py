@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.framework import Tensor
-from d2ldev.operations.steps import check_labels, check_shapes, check_weights
+from d2ldev.framework import Tensor, check_labels, check_shapes, check_weights
 from d2ldev_mxnet.framework import mx
 
 

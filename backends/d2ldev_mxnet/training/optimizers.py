@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Settings
-from d2ldev.framework.training import (
+from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
     WEIGHT_DECAY,
+    Framework,
+    Settings,
+    UnsupportedValueError,
+    describe,
+    place,
 )
-from d2ldev.operations.placing import place
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 

@@ -8,21 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Framework, Settings, Tensor, Weighted
-from d2ldev.framework.training import NO_LABEL
-from d2ldev.nesting.walk import flatten, unwrap_broadcasts
-from d2ldev.operations.labels import may_leave_out
-from d2ldev.operations.parallel import Part, parts_to_train_on
-from d2ldev.operations.placing import list_needed_tensors
+from d2ldev.framework import (
+    NO_LABEL,
+    BatchPart,
+    Device,
+    Framework,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
+    Weighted,
+    flatten,
+    list_needed_tensors,
+    may_leave_out,
+    parts_to_train_on,
+    unwrap_broadcasts,
+)
 from d2ldev_mxnet.files import check_progress, form_of, progress_of
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
 from d2ldev_mxnet.training.learner import MXNetLearner
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
     from d2ldev_mxnet.servers import Servers
 
 
@@ -71,7 +78,7 @@ class MXNetParallelLearner(MXNetLearner):
         ]
         return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))
 
-    def _compute_shares(self, y: Any, parts: list[Part]) -> list[Any]:
+    def _compute_shares(self, y: Any, parts: list[BatchPart]) -> list[Any]:
         """Return what share of the loss of a batch each part of it has."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:

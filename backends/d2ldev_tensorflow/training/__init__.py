@@ -8,10 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.device import CPU, Device
-from d2ldev.errors import describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
-from d2ldev.framework.training import NO_LABEL, state_refusal
+from d2ldev.framework import (
+    CPU,
+    NO_LABEL,
+    Device,
+    Framework,
+    Learner,
+    Settings,
+    Tensor,
+    Training,
+    describe,
+    state_refusal,
+)
 from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.datasets import ShardedDataset

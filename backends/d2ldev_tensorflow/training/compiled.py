@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from d2ldev.errors import UnsupportedValueError, describe, warn
+from d2ldev.framework import UnsupportedValueError, describe, warn
 from d2ldev_tensorflow.models import is_of_keras
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from d2ldev.framework import Sharded
-from d2ldev.framework.training import bounds, shard_refusal
+from d2ldev.framework import Sharded, bounds, shard_refusal
 
 # ``autograph`` would write a Python file for each function that it converts.
 _AS_IT_IS = tf.autograph.experimental.do_not_convert

@@ -14,13 +14,25 @@ from weakref import WeakSet, ref
 import numpy as np
 import tensorflow as tf
 
-from d2ldev.device import CPU, Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor
-from d2ldev.framework.training import state_refusal
-from d2ldev.operations import devices, placing
-from d2ldev.operations.programs import Programs
-from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
+from d2ldev.framework import (
+    CPU,
+    Device,
+    Framework,
+    Learner,
+    Programs,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
+    check_loss,
+    describe,
+    input_names,
+    list_named_tensors,
+    loss_among,
+    on,
+    own_loss,
+    place,
+    state_refusal,
+)
 from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, widen
@@ -102,7 +114,7 @@ class TensorFlowLearner(Learner):
         numbers = [x for x in placed if not tensors.stays_on_host(x)]
         device = tensors.device_of(numbers[0]) if numbers else CPU
         if not self._has_variables():
-            with devices.on(self._framework, device):
+            with on(self._framework, device):
                 self._call(inputs, training=False)
         self._get_ready(device)
 
@@ -126,7 +138,7 @@ class TensorFlowLearner(Learner):
                 "model.trainable = True; Keras layers in a keras.Model, and not in a tf.Module",
             )
         variables = self._variables if is_trained else list(self._model.variables)
-        for _, first in placing.list_named_tensors(self._framework, variables)[:1]:
+        for _, first in list_named_tensors(self._framework, variables)[:1]:
             device = self._framework.tensors.device_of(first)
         if device is None:  # the first batch gives it
             return
@@ -150,7 +162,7 @@ class TensorFlowLearner(Learner):
             # The model's own methods may draw and print intermediate values, as in D2L.
             self._steps, self._accumulations = (self._train,) * 2, (self._accumulate,) * 2
             self._evaluations = (self._measure,) * 2
-        self._sums = placing.place(self._framework, self._sums, self._device)
+        self._sums = place(self._framework, self._sums, self._device)
         self._flags = flags
         self._is_ready = True
 
@@ -165,9 +177,9 @@ class TensorFlowLearner(Learner):
         rate = getattr(optimizer, "_learning_rate", None)
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
         # The device of a model's variables is where it computes.
-        place = None if model.variables else str(self._device)
+        where = None if model.variables else str(self._device)
         by = settings.optimizer if self._is_named() else (optimizer, rate)
-        return modules, [id(x) for x in self._variables], by, how, place
+        return modules, [id(x) for x in self._variables], by, how, where
 
     def _is_named(self) -> bool:
         return self._optimizer is not None and self._optimizer is self._named
@@ -189,14 +201,14 @@ class TensorFlowLearner(Learner):
         objects = [self._model.variables]
         if not self._is_named() and self._optimizer is not None:
             objects.append(self._optimizer)
-        found = placing.list_named_tensors(self._framework, objects)
+        found = list_named_tensors(self._framework, objects)
         return [getattr(x, "handle", x) for _, x in found]
 
     def _build(self, optimizer: Any) -> None:
         # A ``MultiOptimizer`` takes the gradients of all variables that it was built for.
         takes_all = hasattr(optimizer, "_inner_optimizers")
         if not optimizer.built:
-            with devices.on(self._framework, self._device):
+            with on(self._framework, self._device):
                 optimizer.build(self._variables if takes_all else self._list_trainable())
         known = optimizer._trainable_variables_indices.keys()
         wanted = {optimizer._var_key(x) for x in self._variables}
@@ -210,7 +222,7 @@ class TensorFlowLearner(Learner):
         # An optimizer given by name computes only in steps, in their scope. Its own scope would
         # refer back to it, and keep it in use until ``gc`` runs.
         placed = optimizer.variables if self._is_named() else optimizer
-        placing.place(self._framework, placed, self._device)
+        place(self._framework, placed, self._device)
 
     def _list_trainable(self) -> list[Any]:
         """Return the variables that are trainable, or are only frozen."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.framework import Tensor
-from d2ldev.operations.steps import check_labels, check_shapes, check_weights
+from d2ldev.framework import Tensor, check_labels, check_shapes, check_weights
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

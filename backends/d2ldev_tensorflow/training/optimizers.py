@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Settings
-from d2ldev.framework.training import (
+from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
     WEIGHT_DECAY,
+    Settings,
+    UnsupportedValueError,
+    describe,
 )
 
 _ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe, warn
-from d2ldev.framework import Settings
+from d2ldev.framework import Settings, UnsupportedValueError, describe, warn
 from d2ldev_tensorflow.models import is_of_keras
 
 _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}

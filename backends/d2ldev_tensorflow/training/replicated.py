@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Settings, Tensor, Weighted
-from d2ldev.framework.training import NO_LABEL
-from d2ldev.nesting.walk import unwrap_broadcasts
-from d2ldev.operations.labels import may_leave_out
-from d2ldev.operations.parallel import Part, parts_to_train_on
+from d2ldev.framework import (
+    NO_LABEL,
+    BatchPart,
+    Device,
+    Framework,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
+    Weighted,
+    describe,
+    may_leave_out,
+    parts_to_train_on,
+    unwrap_broadcasts,
+)
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import (
     all_optimizers,
@@ -31,7 +38,7 @@ from d2ldev_tensorflow.training.learner import TensorFlowLearner
 from d2ldev_tensorflow.training.optimizers import make_optimizer
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 
 class _OfParts:
@@ -170,7 +177,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         parts = self._strategy.experimental_local_results(prediction)
         return tf.concat(parts, 0)[:number] if parts[0].shape.rank else parts[0]
 
-    def _compute_shares(self, y: Any, parts: list[Part]) -> list[Tensor]:
+    def _compute_shares(self, y: Any, parts: list[BatchPart]) -> list[Tensor]:
         """Return each part's share of the loss of a batch; 0 for an empty part."""
         each = [tf.constant(part.share, tf.float64) for part in parts]
         leaves_out = may_leave_out(self)

@@ -9,10 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from d2ldev.device import Device
-from d2ldev.errors import describe
-from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tensors, Training
-from d2ldev.framework.training import NO_LABEL, state_refusal
+from d2ldev.framework import (
+    NO_LABEL,
+    Copier,
+    Device,
+    Framework,
+    Learner,
+    Settings,
+    Tensor,
+    Tensors,
+    Training,
+    describe,
+    state_refusal,
+)
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.training.learner import TorchLearner
 from d2ldev_torch.training.loaders import shard_loader

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import UnsupportedValueError
 
 Hook = Callable[[torch.Tensor], Any]
 

@@ -9,27 +9,32 @@ from typing import Any
 
 import torch
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
-from d2ldev.framework import Framework, Learner, Settings, Tensor
-from d2ldev.framework.training import (
+from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
-    state_refusal,
-)
-from d2ldev.nesting.walk import flatten, map_tensors
-from d2ldev.operations.placing import place
-from d2ldev.operations.steps import (
+    D2LDevError,
+    Framework,
+    Learner,
+    Settings,
+    Tensor,
+    UnsupportedValueError,
     check_labels,
     check_loss,
     check_shapes,
     check_weights,
+    describe,
+    flatten,
     input_names,
     loss_among,
+    map_tensors,
     own_loss,
+    place,
+    state_refusal,
+    text_of,
 )
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import original, plain_name

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from d2ldev.framework.training import shard_refusal
-from d2ldev.operations.parallel import PartSampler, shard_copy
+from d2ldev.framework import PartSampler, shard_copy, shard_refusal
 
 
 def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[Any]:

@@ -12,12 +12,11 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from d2ldev.framework import Framework, Settings, Tensor
-from d2ldev.nesting.walk import map_tensors
+from d2ldev.framework import Framework, Settings, Tensor, map_tensors
 from d2ldev_torch.training.learner import TorchLearner, list_trained
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 
 class TorchGroupLearner(TorchLearner):

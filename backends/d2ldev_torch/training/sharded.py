@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Settings, Tensor
+from d2ldev.framework import Framework, Settings, Tensor, UnsupportedValueError, describe
 from d2ldev_torch.models import original
 from d2ldev_torch.optimizers import is_simple
 from d2ldev_torch.training.learner import TorchLearner, list_trained, needs_closure
@@ -22,7 +21,7 @@ from d2ldev_torch.training.plain_attributes import PlainAttributes
 from d2ldev_torch.training.replicated import OwnNumbers, begin_as_the_first, broadcast_buffers
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.framework import Group
 
 # FSDP gathers one unit at a time. Each module in one of these containers is a unit.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)

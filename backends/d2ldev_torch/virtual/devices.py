@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.device import CPU, gpu
-from d2ldev.errors import DeviceUnavailableError
+from d2ldev.framework import CPU, DeviceUnavailableError, gpu
 
 NAME = "vgpu"
 """The ``type`` of a virtual GPU's ``torch.device``."""

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.errors import DeviceMismatchError
-from d2ldev.operations.mixing import mismatch
+from d2ldev.framework import DeviceMismatchError, mismatch
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.memory import (

@@ -162,10 +162,11 @@ class MyFramework(ReferenceFramework):
 """
 
 LACKING = """
-from d2ldev.framework import Framework, Tensors
+from d2ldev.areas import Framework, Tensors
 from d2ldev_reference.devices import ReferenceDevices
 
 class MyFramework(Framework):
+    interface = 1
     name = "mine"
     distributions = ()
 
@@ -241,6 +242,37 @@ def test_a_broken_backend_is_told_and_leaves_the_others_usable(tmp_path, how, pr
     assert problem in message
     assert "known: torch, " in message
     assert (chained, usable) == (cause, "reference")
+
+
+INTERFACES = {
+    "a newer one": (
+        "interface = 99",
+        "is written for interface 99, and d2ldev has interface 1",
+        "pip install --upgrade d2ldev",
+    ),
+    "an older one": (
+        "interface = 0",
+        "is written for interface 0, and d2ldev has interface 1",
+        "pip install --upgrade mine-backend",
+    ),
+    "none": (
+        "name = 'mine'",
+        "states no version of the interface; that of d2ldev is 1",
+        "interface = 1 in the class MyFramework",
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "problem", "fix"), INTERFACES.values(), ids=INTERFACES.keys())
+def test_a_backend_for_another_interface_is_refused_with_both_versions(
+    tmp_path, line, problem, fix
+):
+    source = f"from d2ldev.framework import Framework\nclass MyFramework(Framework):\n    {line}"
+    make_backend(tmp_path, source=source)
+    message, _, usable = run_python(ERROR.format(name="mine"), path=[tmp_path])
+    assert f"mine_backend.wiring:MyFramework {problem}" in message
+    assert message.endswith(f"fix: {fix}")
+    assert usable == "reference"
 
 
 def test_an_entry_point_that_names_a_missing_module_is_told(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev.framework import Weighted
+from d2ldev.areas import Weighted
 from d2ldev.operations.steps import input_names
 from d2ldev.training.data import inputs_and_target
 from d2ldev.training.trainer import Trainer

@@ -28,7 +28,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Device
 from d2ldev._backend import Backend
-from d2ldev.framework import Strictness
+from d2ldev.areas import Strictness
 from mutants.provision import Attentive, NetworkLearner, NetworkParallelLearner, Normalized
 
 MUTANTS: list[type[Mutant]] = []

@@ -9,8 +9,8 @@ import os
 from d2ldev_reference.files import ReferenceFiles
 
 from d2ldev import Backend, CheckpointError
+from d2ldev.areas.files import turn
 from d2ldev.device import CPU
-from d2ldev.framework.files import turn
 from mutants import Mutant, ReferenceModels
 from mutants.provision import NetworkLearner
 

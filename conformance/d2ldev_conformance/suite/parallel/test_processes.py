@@ -31,7 +31,7 @@ from d2ldev import (
     UnsupportedValueError,
 )
 from d2ldev._backend import framework_of
-from d2ldev.framework.abilities import require
+from d2ldev.areas.abilities import require
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, read_saved_values
 from d2ldev_conformance.suite.parallel.launching import command, run_launch

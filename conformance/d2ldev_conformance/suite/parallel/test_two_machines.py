@@ -7,7 +7,7 @@ import json
 import pytest
 
 from d2ldev._backend import framework_of
-from d2ldev.framework.abilities import require
+from d2ldev.areas.abilities import require
 from d2ldev_conformance.machines import LIMIT, launch_on, of_machine
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run

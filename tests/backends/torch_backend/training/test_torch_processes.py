@@ -24,8 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
 from d2ldev._backend import framework_of
-from d2ldev.framework import Portion, Settings
-from d2ldev.framework.training import bounds
+from d2ldev.framework import Portion, Settings, bounds
 from d2ldev.processes.join import free_port
 
 # Those of the modules that a program imports.

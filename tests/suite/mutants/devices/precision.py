@@ -10,7 +10,7 @@ import numpy as np
 from d2ldev_reference.devices import ReferenceDevices
 
 from d2ldev import Backend, Trainer
-from d2ldev.framework.precision import Switch
+from d2ldev.areas.precision import Switch
 from mutants import Mutant
 
 _product = xp._array_object.Array.__matmul__

@@ -6,9 +6,9 @@ import threading
 
 from d2ldev_reference.devices import NATIVE, ReferenceDevices
 
+from d2ldev.areas import Strictness
 from d2ldev.device import CPU
 from d2ldev.errors import ScopeError
-from d2ldev.framework import Strictness
 from d2ldev.registry import selection
 from d2ldev.scopes import Contexts, Scopes
 from mutants import Mutant

@@ -13,8 +13,8 @@ import d2ldev_reference.training
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
+from d2ldev.areas import Weighted
 from d2ldev.device import CPU
-from d2ldev.framework import Weighted
 from d2ldev.training import run
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from d2ldev.areas.parallel import deep_copy, first_failure
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework.parallel import deep_copy, first_failure
 
 
 def model(**attributes):

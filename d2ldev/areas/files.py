@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from d2ldev.areas.tensors import Tensor, Tensors
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework.tensors import Tensor, Tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from d2ldev.device import Device
 from d2ldev.errors import DeviceInitializationWarning, warn
 
 if TYPE_CHECKING:
-    from d2ldev.framework import Framework
+    from d2ldev.areas import Framework
 
 
 class Memory(NamedTuple):
@@ -29,6 +29,7 @@ class Memory(NamedTuple):
 
 
 UNKNOWN_MEMORY = Memory(None, None, None)
+"""The memory of a device of which the framework says nothing."""
 
 
 class Devices(ABC):

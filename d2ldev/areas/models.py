@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from d2ldev.areas.tensors import Tensor
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework.tensors import Tensor
 
 """The activations that ``mlp`` knows, in every framework."""
 

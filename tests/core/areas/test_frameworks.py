@@ -11,7 +11,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.framework import Files, Framework
+from d2ldev.areas import Files, Framework
 from d2ldev.nesting.kinds import PLAIN
 
 BUILT_IN = ("torch", "jax", "tensorflow", "mxnet", "reference")
@@ -127,7 +127,15 @@ def test_an_author_of_a_backend_has_eight_methods_of_files_to_know():
 
 
 def test_a_framework_has_what_its_author_writes_and_the_state_of_the_core():
-    names = {"name", "distributions", "max_virtual_gpus", "virtual_gpus", "cannot", "state"}
+    names = {
+        "interface",
+        "name",
+        "distributions",
+        "max_virtual_gpus",
+        "virtual_gpus",
+        "cannot",
+        "state",
+    }
     areas = {each for each in ROOMS if each != "provision"}
     found = {*dir(Small()), *Framework.__annotations__}
     assert {name for name in found if not name.startswith("_")} == names | areas

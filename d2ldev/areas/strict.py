@@ -16,7 +16,7 @@ from d2ldev.locks import Lock
 from d2ldev.scopes import Entry, Scopes, leave_in_turn, make_change
 
 if TYPE_CHECKING:
-    from d2ldev.framework import Framework
+    from d2ldev.areas import Framework
 
 
 class Strict:

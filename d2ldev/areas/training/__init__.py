@@ -6,10 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework.tensors import Tensor
-from d2ldev.framework.training.batches import (
+from d2ldev.areas.tensors import Tensor
+from d2ldev.areas.training.batches import (
     NO_LABEL,
     Labels,
     Portion,
@@ -19,7 +17,7 @@ from d2ldev.framework.training.batches import (
     shard_refusal,
     tell_epoch,
 )
-from d2ldev.framework.training.steps import (
+from d2ldev.areas.training.steps import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
@@ -29,6 +27,8 @@ from d2ldev.framework.training.steps import (
     Settings,
     state_refusal,
 )
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
 
 __all__ = [
     "ADAGRAD_EPSILON",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple
 
+from d2ldev.areas.training.batches import Labels, Portion
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.framework.training.batches import Labels, Portion
 from d2ldev.options import (
     LOSSES,
     OPTIMIZERS,
@@ -28,12 +28,19 @@ from d2ldev.options import (
 from d2ldev.typing import JSON, Target, TensorT
 
 MOMENTUM = 0.9
+"""The momentum of ``'momentum'``."""
 BETAS = (0.9, 0.999)
+"""The decay of the means that ``'adam'`` and ``'adamw'`` keep: of gradients, and of squares."""
 ADAM_EPSILON = 1e-8
+"""The number that ``'adam'`` and ``'adamw'`` add outside the root."""
 WEIGHT_DECAY = 0.01
-# Added outside the root; a framework that adds it inside is given the square. So a gradient of 0 is
-# divided by the same number, and larger gradients differ by rounding only.
+"""The part of the learning rate by which ``'adamw'`` shortens each parameter in a step."""
 ADAGRAD_EPSILON = 1e-10
+"""The number that ``'adagrad'`` adds outside the root.
+
+A framework that adds it inside is given the square. So a gradient of 0 is divided by the same
+number, and larger gradients differ by rounding only.
+"""
 
 
 class Settings(NamedTuple):

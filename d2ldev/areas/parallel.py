@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.areas.tensors import Tensor
+from d2ldev.areas.training import Learner, Settings
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
-from d2ldev.framework.tensors import Tensor
-from d2ldev.framework.training import Learner, Settings
 from d2ldev.nesting.walk import join_path
 
 if TYPE_CHECKING:

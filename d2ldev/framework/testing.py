@@ -1,0 +1,58 @@
+"""What authors of backends import to set up the conformance suite, and to run it.
+
+The suite looks for the module ``provision`` in the package of a backend. Each of its functions is
+given the backend, and returns builders by name. ``d2ldev_conformance.provision`` describes the
+functions.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from d2ldev.device import Device
+
+__all__ = [
+    "MODULES",
+    "Builders",
+    "Classifiers",
+    "Freezables",
+    "Loops",
+    "check_conformance",
+]
+
+MODULES = ("devices", "tensors", "models", "files", "training", "strict", "parallel")
+"""The modules of a backend, in the order in which they are written and tested."""
+
+Builders = Mapping[str, Callable[[Device], Any]]
+"""Functions by name; each makes an object on the device that it is given."""
+
+Classifiers = Mapping[str, tuple[Callable[[Device], Any], tuple[int, ...]]]
+"""As ``Builders``, each with the shape of one input of the model that it makes."""
+
+Loops = Mapping[str, tuple[Callable[[int, Device], dict[str, Any]], Callable[..., None]]]
+"""Training loops by name: a function that begins one, and a function that goes on with it.
+
+The first takes a seed and a device, and returns a dict. The second takes the device, and the values
+of the dict by their keys.
+"""
+
+Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], Any]]]
+"""Builders of networks by name, each with a function that freezes or unfreezes a part of one."""
+
+
+def check_conformance(name: str, module: str, *options: str) -> None:
+    """Run the conformance suite on one module of a backend, in a process of its own.
+
+    Args:
+        name: of the backend.
+        module: one of ``MODULES``.
+        options: further options of ``d2ldev conformance``, such as ``'--virtual-gpus=2'``.
+
+    Raises:
+        AssertionError: if the module does not conform; the message is the output of the command.
+    """
+    command = [sys.executable, "-m", "d2ldev", "conformance", name, "--only", module, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command[2:])}\n{done.stdout}{done.stderr}")

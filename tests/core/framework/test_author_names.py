@@ -1,0 +1,78 @@
+"""``d2ldev.framework``: all that a backend imports is there, and each name says what it is."""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import d2ldev_reference
+import pytest
+
+import d2ldev
+from d2ldev import framework
+from d2ldev.framework import testing
+
+PUBLIC = {"d2ldev.framework": framework, "d2ldev.framework.testing": testing}
+
+
+def imports_of(folder):
+    """Return ``(module, name)`` of each import from d2ldev in the sources below a folder."""
+    found = set()
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "d2ldev":
+                found |= {(node.module, alias.name) for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+                found |= {(name, "") for name in names if name.partition(".")[0] == "d2ldev"}
+    return found
+
+
+def is_documented(module, name):
+    """Return whether a public name has a docstring, in the module that defines it."""
+    tree = ast.parse(Path(module.__file__).read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            source = import_module(node.module)
+            if getattr(source, name, None) is not None and source is not module:
+                return _has_docstring(source, name) or is_documented(source, name)
+    return False
+
+
+def _has_docstring(module, name):
+    nested = getattr(module, name)
+    if type(nested) is type(module):  # a module
+        return bool(nested.__doc__)
+    body = ast.parse(Path(module.__file__).read_text("utf-8")).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        match node:
+            case ast.ClassDef(name=found) | ast.FunctionDef(name=found) if found == name:
+                return ast.get_docstring(node) is not None
+            case (
+                ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found))
+            ) if found == name:
+                return isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    return False
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "mxnet", "reference"])
+def test_a_backend_imports_only_public_names(name):
+    folder = Path(d2ldev_reference.__file__).parents[1] / f"d2ldev_{name}"
+    imported = imports_of(folder)
+    assert ("d2ldev.framework", "Framework") in imported
+    public = {(module, name) for module, each in PUBLIC.items() for name in each.__all__}
+    assert sorted(imported - public) == []
+
+
+@pytest.mark.parametrize("name", framework.__all__)
+def test_each_public_name_has_a_docstring(name):
+    assert is_documented(framework, name)
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_each_public_name_of_the_set_up_has_a_docstring(name):
+    assert _has_docstring(testing, name)
+
+
+def test_the_public_names_are_objects_of_the_core():
+    assert framework.Device is d2ldev.Device
+    assert framework.UnsupportedValueError is d2ldev.UnsupportedValueError

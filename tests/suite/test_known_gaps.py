@@ -1,0 +1,116 @@
+"""The known gaps, which the package of a backend declares in ``known_gaps.toml``."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from d2ldev_conformance.known_gaps import read_known_gaps
+from processes import make_backend, searched
+
+from d2ldev._backend import framework_of
+
+# A backend that counts from 1: it breaks one requirement.
+OFF_BY_ONE = """
+from d2ldev_reference import ReferenceFramework
+from d2ldev_reference.tensors import ReferenceTensors
+
+class MyTensors(ReferenceTensors):
+    def arange(self, start, stop, step, dtype, native):
+        return super().arange(start, stop, step, dtype, native) + (1 if {is_wrong} else 0)
+
+class MyFramework(ReferenceFramework):
+    name = {name!r}
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        self.tensors = MyTensors()
+"""
+REQUIREMENT = "create.arange"
+GAP = f"""
+[[gap]]
+requirement = "{REQUIREMENT}"
+case = "arguments0"
+reason = "it counts from 1"
+link = "https://example.org/issues/1"
+"""
+
+
+def run_suite(folder, *, is_wrong, gaps):
+    """Run one requirement on the backend "mine" with a file of gaps; the finished process."""
+    make_backend(folder, source=OFF_BY_ONE.replace("{is_wrong}", str(is_wrong)))
+    (folder / "mine_backend" / "known_gaps.toml").write_text(gaps, encoding="utf-8")
+    options = ("--d2ldev-requirement", REQUIREMENT, "-k", "cpu and arguments0", "-rx")
+    return subprocess.run(
+        [sys.executable, "-m", "d2ldev", "conformance", "mine", "--", *options],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": searched([folder]), "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_a_gap_that_its_package_declares_is_no_failure(tmp_path):
+    done = run_suite(tmp_path, is_wrong=True, gaps=GAP)
+    assert done.returncode == 0, done.stdout
+    assert f"known gap: {REQUIREMENT}: ['it counts from 1 (https://example.org/" in done.stdout
+
+
+def test_a_gap_that_has_closed_fails(tmp_path):
+    done = run_suite(tmp_path, is_wrong=False, gaps=GAP)
+    assert done.returncode == 1
+    assert "[XPASS(strict)] it counts from 1" in done.stdout
+
+
+@pytest.fixture
+def make_framework(tmp_path, monkeypatch):
+    """Makes a framework whose package has a file of gaps."""
+
+    def make(gaps):
+        make_backend(tmp_path, source=OFF_BY_ONE.replace("{is_wrong}", "True"))
+        (tmp_path / "mine_backend" / "known_gaps.toml").write_text(gaps, encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
+        for name in ("mine_backend", "mine_backend.wiring"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        framework = importlib.import_module("mine_backend.wiring").MyFramework()
+        monkeypatch.setitem(sys.modules, "mine_backend", sys.modules["mine_backend"])
+        return framework
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("requirement", "case", "platforms", "is_covered"),
+    [
+        (REQUIREMENT, "test_it[cpu-arguments0]", {"cpu"}, True),
+        (REQUIREMENT, "test_it[cpu-arguments1]", {"cpu"}, False),
+        ("create.full", "test_it[cpu-arguments0]", {"cpu"}, False),
+    ],
+)
+def test_a_gap_covers_its_own_cases(make_framework, requirement, case, platforms, is_covered):
+    (gap,) = read_known_gaps(make_framework(GAP))
+    assert gap.covers(requirement, case, platforms) is is_covered
+    on_cuda = gap._replace(platform="cuda")
+    assert not on_cuda.covers(requirement, case, platforms)
+    assert on_cuda.covers(requirement, case, {"cpu", "cuda"}) is is_covered
+
+
+def test_a_package_without_the_file_has_no_gaps(reference):
+    assert read_known_gaps(framework_of(reference)) == []
+
+
+@pytest.mark.parametrize(
+    ("gaps", "problem"),
+    [
+        (GAP.replace("reason", "why"), "unexpected keyword argument 'why'"),
+        ("[[gap]", "known_gaps.toml cannot be read: "),
+    ],
+    ids=["a field that there is not", "no TOML"],
+)
+def test_a_file_that_cannot_be_read_is_told(make_framework, gaps, problem):
+    with pytest.raises(pytest.UsageError, match=re.escape(problem)):
+        read_known_gaps(make_framework(gaps))
