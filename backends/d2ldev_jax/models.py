@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.framework import (
+    Member,
     Models,
     NoTensor,
-    Part,
     Tensor,
     UnsupportedValueError,
     import_optional,
@@ -51,7 +51,7 @@ class FlaxObject(ABC):  # noqa: B024  # for ``isinstance`` only, without subclas
 
 
 class JaxModels(Models):
-    """Flax's ``nnx``; parameter pytrees are containers, and need no parts."""
+    """Flax's ``nnx``; parameter pytrees are containers, and need no members."""
 
     types = (FlaxObject,)
     packages = ("jax", "jaxlib", "flax", "optax")
@@ -76,10 +76,10 @@ class JaxModels(Models):
     def elsewhere(self, obj: Any) -> tuple[str, str] | None:
         return keras_elsewhere(obj, "jax")
 
-    def parts(self, obj: Any) -> Iterator[Part]:
+    def members(self, obj: Any) -> Iterator[Member]:
         nnx = sys.modules.get("flax.nnx")  # linen does not import it
         if nnx is not None and isinstance(obj, nnx.Variable):
-            yield _part_of(obj)
+            yield _member_of(obj)
             return
         attributes = vars(obj)
         items: Iterable[tuple[Any, Any]] = attributes.items()
@@ -130,7 +130,7 @@ def _slot(variable: Any) -> str:
     return "_raw_value" if hasattr(type(variable), "get_raw_value") else "raw_value"
 
 
-def _part_of(variable: Any) -> Part:
+def _member_of(variable: Any) -> Member:
     value = value_of(variable)
     if sys.modules["flax.nnx.variablelib"].is_array_ref(value):
         raise UnsupportedValueError(

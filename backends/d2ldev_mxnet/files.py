@@ -258,7 +258,7 @@ def _is_of_numpy(value: Any) -> bool:
 
 
 def _parameters(block: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a block's parameters, each with the name of its array in ``Models.parts``.
+    """Yield a block's parameters, each with the name of its array in ``Models.members``.
 
     Gluon's own names are others where a layer keeps those of older files, such as ``LSTM``.
     """

@@ -19,9 +19,9 @@ from weakref import WeakValueDictionary
 from d2ldev.framework import (
     Device,
     Devices,
+    Member,
     Models,
     NoTensor,
-    Part,
     Tensor,
     UnsupportedValueError,
     keras_elsewhere,
@@ -77,16 +77,16 @@ class MXNetModels(Models):
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def parts(self, obj: Any) -> Iterator[Part]:
+    def members(self, obj: Any) -> Iterator[Member]:
         if isinstance(obj, _Parameter):
-            return self._parts_of_parameter(obj)
+            return self._members_of_parameter(obj)
         if isinstance(obj, _Block):
-            return _parts_of_block(obj)
+            return _members_of_block(obj)
         if isinstance(obj, _ParameterDict):
             return ((name, parameter, None, None) for name, parameter in obj.items())
-        return _parts_of_trainer(obj)
+        return _members_of_trainer(obj)
 
-    def _parts_of_parameter(self, parameter: Any) -> Iterator[Part]:
+    def _members_of_parameter(self, parameter: Any) -> Iterator[Member]:
         arrays = parameter._data or []
         if len(arrays) > 1 and _is_placing.get():
             raise UnsupportedValueError(
@@ -104,7 +104,7 @@ class MXNetModels(Models):
     def find_unlisted(self, obj: Any) -> Collection[str]:
         return vars(obj).keys() - _OWN_ATTRIBUTES if isinstance(obj, _Block) else ()
 
-    def list_attached(self, x: Tensor) -> Iterator[Part]:
+    def list_attached(self, x: Tensor) -> Iterator[Member]:
         gradient = self._gradient_of(x)
         if gradient is None:
             return
@@ -195,14 +195,14 @@ def ranks(parameters: Mapping[Any, Any]) -> dict[Any, int]:
     ``dense9_bias``. Here their numbers are numbers.
     """
 
-    def parts(key: Any) -> list[Any]:
+    def split_name(key: Any) -> list[Any]:
         found = re.split(r"(\d+)", parameters[key].name)
-        return [int(part) if part.isdecimal() else part for part in found]
+        return [int(segment) if segment.isdecimal() else segment for segment in found]
 
-    return {key: rank for rank, key in enumerate(sorted(parameters, key=parts))}
+    return {key: rank for rank, key in enumerate(sorted(parameters, key=split_name))}
 
 
-def _parts_of_block(block: Any) -> Iterator[Part]:
+def _members_of_block(block: Any) -> Iterator[Member]:
     for name, parameter in block._reg_params.items():
         yield name, parameter, None, None
     prefix = block._params.prefix  # with a number that counts on from model to model
@@ -216,7 +216,7 @@ def _parts_of_block(block: Any) -> Iterator[Part]:
             yield name, value, attributes.__setitem__, name
 
 
-def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
+def _members_of_trainer(trainer: Any) -> Iterator[Member]:
     for parameter in trainer._params:
         yield f"params.{parameter.name}", parameter, None, None
     for updater in trainer._updaters:
@@ -227,7 +227,7 @@ def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
     yield from attributes_of(trainer)
 
 
-def attributes_of(trainer: Any) -> Iterator[Part]:
+def attributes_of(trainer: Any) -> Iterator[Member]:
     """Yield what a class of the user's keeps beside the states: in a trainer or an optimizer."""
     for prefix, holder, own in (
         ("", trainer, frozenset(name for name in vars(trainer) if name.startswith("_"))),

@@ -1,4 +1,4 @@
-"""Models: a callable pytree of parameters. It is a container, and needs no ``parts``."""
+"""Models: a callable pytree of parameters. It is a container, and needs no ``members``."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from tensorflow.python.eager.context import anonymous_name
 
 from d2ldev.framework import (
     Device,
+    Member,
     Models,
     NoTensor,
-    Part,
     Tensor,
     UnsupportedValueError,
     keras_elsewhere,
@@ -161,7 +161,7 @@ class TensorFlowModels(Models):
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def parts(self, obj: Any) -> Iterator[Part]:
+    def members(self, obj: Any) -> Iterator[Member]:
         if not isinstance(obj, KerasObject):
             return _attributes(obj, _OF_MODULES, (), partial(setattr, obj))
         keras = sys.modules["keras"]
@@ -170,10 +170,10 @@ class TensorFlowModels(Models):
         if isinstance(obj, keras.random.SeedGenerator):
             return _variables([obj.state])
         if isinstance(obj, keras.Optimizer):
-            return _optimizer_parts(obj)
-        return _layer_parts(obj)
+            return _members_of_optimizer(obj)
+        return _members_of_layer(obj)
 
-    def scratch(self, obj: Any) -> Sequence[Part]:
+    def scratch(self, obj: Any) -> Sequence[Member]:
         if not vars(obj).get("compiled"):  # all but compiled models
             return ()
         variables = [each for each in _list_compiled_variables(obj) if each._value is not None]
@@ -229,7 +229,7 @@ class TensorFlowModels(Models):
 # -- contents of objects --------------------------------------------------------------------------
 
 
-def _layer_parts(layer: Any) -> Iterator[Part]:
+def _members_of_layer(layer: Any) -> Iterator[Member]:
     yield from _variables(
         layer._variables
         if hasattr(layer, "_variables")  # a metric has this list
@@ -284,7 +284,7 @@ def _attributes_of(optimizer: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
+def _members_of_optimizer(optimizer: Any) -> Iterator[Member]:
     attributes = _attributes_of(optimizer)
     variables = _own_variables(optimizer, attributes)
     trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` lacks it
@@ -297,10 +297,10 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     inner = [*_list_wrapped(optimizer), *_inner_optimizers(unlisted)]
     for name, each in inner:
         yield name, each, None, None
-    yield from _parts_of_unlisted(optimizer, unlisted, variables, [each for _, each in inner])
+    yield from _members_of_unlisted(optimizer, unlisted, variables, [each for _, each in inner])
 
 
-def find_unlisted_attributes(optimizer: Any) -> Iterator[Part]:
+def find_unlisted_attributes(optimizer: Any) -> Iterator[Member]:
     """Yield the attributes with tensors, layers or variables that Keras does not list.
 
     Keras lists its own variables, and those in attributes, their lists and their dicts.
@@ -309,7 +309,7 @@ def find_unlisted_attributes(optimizer: Any) -> Iterator[Part]:
     variables = _own_variables(optimizer, attributes)
     unlisted = _find_unlisted(attributes, variables)
     inner = [x for _, x in (*_list_wrapped(optimizer), *_inner_optimizers(unlisted))]
-    return _parts_of_unlisted(optimizer, unlisted, variables, inner)
+    return _members_of_unlisted(optimizer, unlisted, variables, inner)
 
 
 def _find_unlisted(
@@ -326,12 +326,12 @@ def _find_unlisted(
     ]
 
 
-def _parts_of_unlisted(
+def _members_of_unlisted(
     optimizer: Any,
     unlisted: Sequence[tuple[str, Any]],
     variables: list[Any],
     inner: Sequence[Any],
-) -> Iterator[Part]:
+) -> Iterator[Member]:
     if not unlisted:
         return
     trained = getattr(optimizer, "_trainable_variables", ())
@@ -426,7 +426,7 @@ def all_optimizers(outermost: Any) -> Iterator[Any]:
         waiting += [x for _, x in inner_optimizers(each) if all(x is not y for y in waiting)]
 
 
-def _variables(variables: list[Any]) -> Iterator[Part]:
+def _variables(variables: list[Any]) -> Iterator[Member]:
     names: set[str] = set()
     for index, variable in enumerate(variables):
         # Keras makes some variables later, when they are first needed.
@@ -461,7 +461,7 @@ def _refill(x: tf.Variable, new: tf.Tensor) -> None:
 
 def _attributes(
     obj: Any, own: frozenset[str], listed: tuple[type, ...], put: Callable[..., object]
-) -> Iterator[Part]:
+) -> Iterator[Member]:
     """Yield the tensors, variables and modules in an object's attributes, and in their lists."""
     skipped = (*_WITHOUT_TENSORS, *listed)
     for name, value in list(vars(obj).items()):

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from d2ldev.framework import Device, Models, Part, Tensor, is_refused, keras_elsewhere
+from d2ldev.framework import Device, Member, Models, Tensor, is_refused, keras_elsewhere
 from d2ldev_torch import optimizers
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
-# The attributes of every module: hooks, flags, and the three that ``parts`` reads.
+# The attributes of every module: hooks, flags, and the three that ``members`` reads.
 _OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 # The size of a module without slots; each slot adds to it.
 _SIZE = torch.nn.Module.__basicsize__
@@ -60,36 +60,36 @@ class TorchModels(Models):
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def parts(self, obj: Any) -> Iterable[Part]:
+    def members(self, obj: Any) -> Iterable[Member]:
         if not isinstance(obj, torch.nn.Module):
-            return optimizers.parts(obj)
+            return optimizers.list_members(obj)
         attributes = obj.__dict__
         # A module's ``__getattr__`` makes its attributes slow to read. A traced one has properties.
         kept = attributes if "_parameters" in attributes else _properties(obj)
         modules = kept["_modules"]
         if WRAPPED in modules:
-            return self.parts(modules[WRAPPED])
-        parts: list[Part] = []
+            return self.members(modules[WRAPPED])
+        members: list[Member] = []
         for tensors in (kept["_parameters"], kept["_buffers"]):
             if tensors:
                 put = tensors.__setitem__
                 for name, value in tensors.items():
                     if value is not None:
-                        parts.append((name, value, put, name))
+                        members.append((name, value, put, name))
         for name, inner in modules.items():
-            parts.append((name, inner, None, None))
+            members.append((name, inner, None, None))
         for name in attributes:
             if name not in _OWN_ATTRIBUTES:
                 value = attributes[name]
                 if type(value) not in _WITHOUT_TENSORS:
-                    parts.append((name, value, attributes.__setitem__, name))
+                    members.append((name, value, attributes.__setitem__, name))
         cls: type = type(obj)
         if cls.__basicsize__ != _SIZE:
             for name in _slots_of(cls):
                 if hasattr(obj, name):
                     put = partial(object.__setattr__, obj)
-                    parts.append((name, getattr(obj, name), put, name))
-        return parts
+                    members.append((name, getattr(obj, name), put, name))
+        return members
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
         # ``state_dict`` lacks plain attributes, and buffers that are not persistent.
@@ -105,7 +105,7 @@ class TorchModels(Models):
         hooks = getattr(original(obj), "_forward_pre_hooks", {})
         return [hook.name for hook in hooks.values() if isinstance(hook, SpectralNorm)]
 
-    def list_attached(self, x: Tensor) -> Iterable[Part]:
+    def list_attached(self, x: Tensor) -> Iterable[Member]:
         if x.is_leaf and x.grad is not None:
             return (("grad", x.grad, x.__setattr__, "grad"),)
         return ()
@@ -184,7 +184,7 @@ def plain_name(name: str) -> str:
     So compiled and plain models read each other's files. torch's distributed checkpoints use the
     same names.
     """
-    return ".".join(part for part in name.split(".") if part != WRAPPED)
+    return ".".join(each for each in name.split(".") if each != WRAPPED)
 
 
 def _properties(module: torch.nn.Module) -> dict[str, Any]:

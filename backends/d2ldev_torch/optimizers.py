@@ -31,7 +31,7 @@ from d2ldev.framework import (
     Keepers,
     Kind,
     Kinds,
-    Part,
+    Member,
     UnsupportedValueError,
     describe,
     join_path,
@@ -75,8 +75,8 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
-    """Yield the parts of an optimizer; see ``Models.parts``."""
+def list_members(optimizer: torch.optim.Optimizer) -> Iterator[Member]:
+    """Yield the members of an optimizer; see ``Models.members``."""
     numbers: dict[int, int] = {}
     groups: dict[int, Mapping[str, Any]] = {}
     number = 0
@@ -407,7 +407,7 @@ class _Writer:
         if keeper is None:
             return _SAME
         if not keeper.is_fixed:
-            kept = keeper.kept(x)
+            kept = keeper.members(x)
             written = {name: self._write(y, join_path(path, name)) for name, y, _, _ in kept}
             return {_TAG: "object", "kept": written}
         hidden = self._write_hidden(x, path)
@@ -428,7 +428,7 @@ class _Writer:
                 found = label_children(value, kind, name, "save the state of an optimizer")
                 waiting += [(inner, join_path(name, label)) for label, inner in found]
             elif keeper := self._states.keepers[type(value)]:
-                kept = keeper.kept(value)
+                kept = keeper.members(value)
                 waiting += [(inner, join_path(name, label)) for label, inner, _, _ in kept]
         return None
 
@@ -614,7 +614,7 @@ class _Reader:
         keeper = self._states.keepers[type(now)]
         if keeper is None:
             raise ValueError(f"its {path}: {describe(now)}, which has no such state")
-        kept = {name: (x, put, key) for name, x, put, key in keeper.kept(now)}
+        kept = {name: (x, put, key) for name, x, put, key in keeper.members(now)}
         for name, x in saved.items():
             was, put, key = kept.get(name, (_MISSING, partial(setattr, now), name))
             new = self._read(x, was, join_path(path, name), device)

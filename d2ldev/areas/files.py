@@ -93,8 +93,8 @@ class Files:
     Attributes:
         number_dtypes: for each dtype without numbers, the dtype of the numbers that represent its
             tensors in a file. JAX's random keys have such a dtype.
-        wrappers: the parts that a wrapper of a model adds to the names of its tensors:
-            ``'_orig_mod'`` in ``'0._orig_mod.weight'``. ``Models.parts`` gives names without them.
+        wrappers: the names that a wrapper of a model adds to the names of its tensors:
+            ``'_orig_mod'`` in ``'0._orig_mod.weight'``. ``Models.members`` leaves them out.
     """
 
     number_dtypes: Mapping[str, str] = MappingProxyType({})
@@ -169,7 +169,7 @@ class Files:
                 must not fail.
 
         Returns:
-            The names of those that the file lacks, and that ``Models.parts`` does not have yet.
+            The names of those that the file lacks, and that ``Models.members`` does not have yet.
 
         Raises:
             ValueError: if it cannot make them; the message says how the user can.
@@ -197,7 +197,7 @@ class Files:
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
         """Return the state of an optimizer, without the parameters, as a nesting.
 
-        None for a model, and for an optimizer whose whole state is the tensors of ``Models.parts``.
+        None for a model, and for an optimizer whose whole state is tensors of ``Models.members``.
         """
         return None
 

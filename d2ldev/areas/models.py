@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from d2ldev.areas.tensors import Tensor
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.nesting.objects import Member
 
 """The activations that ``mlp`` knows, in every framework."""
 
 
-Put = Callable[[Any, Any], object]
-"""A function that stores a value under a key, like a dict's ``__setitem__``. It must not fail."""
-
-# A plain tuple: a named one takes five times as long to make, for each parameter of a model.
-Part = tuple[str, Any, Put | None, Any]
-"""One thing that a framework's object keeps: ``(name, value, put, key)``.
-
-``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
-tensor, a nesting, another object of the framework, any other object, which ``place`` looks through,
-or a ``NoTensor``. ``put(key, other)`` stores another value in its place. ``put`` is None for what
-is never replaced: an object, or a tensor that is refilled.
-"""
-
-
 class NoTensor:
-    """A value among the parts that should be a tensor, but cannot be placed.
+    """A value among the members that should be a tensor, but cannot be placed.
 
     Args:
         problem: the reason: ``'is not initialised'``.
@@ -47,7 +34,7 @@ class Models:
     A framework without models of its own implements only ``mlp``.
 
     Attributes:
-        types: the classes of the models, optimizers and other objects that ``parts`` takes apart.
+        types: the classes of the models, optimizers and other objects that ``members`` takes apart.
         bound_types: the classes of objects that stay on one device, such as a generator of random
             numbers.
         whole_types: the classes of objects whose tensors must all move. They are optimizers that
@@ -106,14 +93,14 @@ class Models:
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def parts(self, obj: Any) -> Iterable[Part]:
+    def members(self, obj: Any) -> Iterable[Member]:
         """Return what one of ``types`` keeps: each tensor, nesting of tensors, or object.
 
         Called by ``place``, ``placement``, ``save`` and ``load_into``.
         """
         return ()
 
-    def scratch(self, obj: Any) -> Sequence[Part]:
+    def scratch(self, obj: Any) -> Sequence[Member]:
         """Return what one of ``types`` keeps besides, for its own work. It moves, and is not saved.
 
         They are tensors that are refilled, such as the sums of the metrics of a compiled model.
@@ -121,7 +108,7 @@ class Models:
         return ()
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
-        """Return the names of the parts that the framework's own list of weights lacks.
+        """Return the names of the members that the framework's own list of weights lacks.
 
         They are plain attributes of a model, such as the attention weights of its last call.
         Unless it is refilled, such a tensor may be on one side only, or have another shape.
@@ -137,13 +124,13 @@ class Models:
         return ()
 
     def find_remade(self, obj: Any) -> Collection[str]:
-        """Return the names of the parts that one of ``types`` makes anew before each call.
+        """Return the names of the members that one of ``types`` makes anew before each call.
 
         They may be views of others until then.
         """
         return ()
 
-    def list_attached(self, x: Tensor) -> Iterable[Part]:
+    def list_attached(self, x: Tensor) -> Iterable[Member]:
         """Return what belongs to a tensor and has to be on its device: its gradient. Not saved."""
         return ()
 
@@ -180,7 +167,7 @@ class Models:
         self.refill(x, new)
 
     def finish(self, obj: Any) -> None:
-        """Update an object of ``types`` whose parts were moved or loaded. It must not fail."""
+        """Update an object of ``types`` whose members were moved or loaded. It must not fail."""
 
     def place_context(self, device: Device) -> AbstractContextManager[Any]:
         """Return a context around a whole ``place``; it ends normally if everything is in place."""

@@ -56,7 +56,7 @@ class ModelInventory(Inventory):
         return found if found and found.keys() == tensors.keys() else None
 
     def _find_settings(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        waiting = [(name, value) for name, value, _, _ in reversed(self.parts)]
+        waiting = [(name, value) for name, value, _, _ in reversed(self.members)]
         seen: dict[int, Any] = {}
         while waiting:
             path, x = waiting.pop()

@@ -303,10 +303,10 @@ class _Putting:
     def prepare(self, obj: Any, puts: Sequence[Callable[[], object]]) -> Callable[[], Any]:
         """Make the containers; return a function that cannot fail, see ``prepare`` above."""
         models = self._framework.models
-        parts = [
+        members = [
             (value, self._remake(value, join_path(path, name)), put, key)
             for path, model in self._match.models.items()
-            for name, value, put, key in model.parts
+            for name, value, put, key in model.members
         ]
         placed = self._remake(obj, ())
         objects = [obj for model in self._match.models.values() for obj in model.objects]
@@ -314,7 +314,7 @@ class _Putting:
         def put() -> Any:
             for tensor, new in self._refilled:
                 models.write(tensor, new)
-            for value, new, put, key in parts:
+            for value, new, put, key in members:
                 if new is not value:
                     put(key, new)
             for put_state in puts:

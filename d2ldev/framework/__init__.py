@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.areas import INTERFACE, Framework
 from d2ldev.areas.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
 from d2ldev.areas.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
-from d2ldev.areas.models import Models, NoTensor, Part, Put, optimizer_refusal
+from d2ldev.areas.models import Models, NoTensor, optimizer_refusal
 from d2ldev.areas.parallel import (
     Parallel,
     deep_copy,
@@ -67,7 +67,7 @@ from d2ldev.errors import (
 from d2ldev.locks import Lock
 from d2ldev.nesting.containers import DICT, LIST, TUPLE, Broadcast, Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind, Kinds
-from d2ldev.nesting.objects import Keepers
+from d2ldev.nesting.objects import Keepers, Member, Put
 from d2ldev.nesting.walk import (
     flatten,
     join_path,
@@ -156,13 +156,13 @@ __all__ = [
     "Layout",
     "Learner",
     "Lock",
+    "Member",
     "Memory",
     "Models",
     "NoTensor",
     "Operand",
     "OutOfDeviceMemoryError",
     "Parallel",
-    "Part",
     "PartSampler",
     "Portion",
     "Programs",

@@ -30,19 +30,29 @@ from types import (
 )
 from typing import Any, NamedTuple
 
-Kept = tuple[str, Any, Callable[[Any, Any], object] | None, Any]
-"""``(name, value, put, key)``: ``put(key, other)`` stores another value in its place."""
+Put = Callable[[Any, Any], object]
+"""A function that stores a value under a key, like a dict's ``__setitem__``. It must not fail."""
+
+# A plain tuple: a named one takes five times as long to make, for each parameter of a model.
+Member = tuple[str, Any, Put | None, Any]
+"""One thing that a framework's object keeps: ``(name, value, put, key)``.
+
+``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
+tensor, a nesting, another object of the framework, any other object, which ``place`` looks through,
+or a ``NoTensor``. ``put(key, other)`` stores another value in its place. ``put`` is None for what
+is never replaced: an object, or a tensor that is refilled.
+"""
 
 
 class Keeper(NamedTuple):
     """How objects of a class are looked through.
 
     Args:
-        kept: what an object keeps.
+        members: what an object keeps.
         is_fixed: whether nothing of it can be replaced, so that ``put`` always is None.
     """
 
-    kept: Callable[[Any], Iterable[Kept]]
+    members: Callable[[Any], Iterable[Member]]
     is_fixed: bool = False
 
 
@@ -107,13 +117,13 @@ def _is_entered(base: type, packages: frozenset[str], searched: tuple[str, ...])
     return package not in sys.stdlib_module_names
 
 
-def _of_function(packages: frozenset[str], x: Any) -> Sequence[Kept]:
+def _of_function(packages: frozenset[str], x: Any) -> Sequence[Member]:
     if x.__closure__ is None and x.__defaults__ is None and x.__kwdefaults__ is None:
         return ()  # most, and all other questions take longer
     # The framework's own have settings, and no tensors.
     if str(x.__globals__.get("__name__")).partition(".")[0] in packages:
         return ()
-    found: list[Kept] = []
+    found: list[Member] = []
     for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
         with suppress(ValueError):  # it is empty
             found.append((f"closure.{name}", cell.cell_contents, None, None))
@@ -138,7 +148,7 @@ def _slots_of(cls: type) -> Iterator[str]:
                     yield name
 
 
-def _of_object(slots: tuple[str, ...], has_attributes: bool, x: Any) -> Iterator[Kept]:
+def _of_object(slots: tuple[str, ...], has_attributes: bool, x: Any) -> Iterator[Member]:
     if has_attributes:
         attributes = object.__getattribute__(x, "__dict__")
         for name, value in attributes.items():
@@ -156,7 +166,7 @@ def _of_object(slots: tuple[str, ...], has_attributes: bool, x: Any) -> Iterator
 _set_state: Callable[[Any, Any], None] = vars(partial)["__setstate__"]
 
 
-def _of_partial(x: Any) -> Iterator[Kept]:
+def _of_partial(x: Any) -> Iterator[Member]:
     def put(name: str, value: Any) -> None:
         state = {"args": x.args, "keywords": x.keywords, name: value}
         attributes = object.__getattribute__(x, "__dict__")
@@ -168,19 +178,19 @@ def _of_partial(x: Any) -> Iterator[Kept]:
     yield from _of_object((), True, x)
 
 
-def _of_method(x: Any) -> Iterator[Kept]:
+def _of_method(x: Any) -> Iterator[Member]:
     yield "__self__", x.__self__, None, None
     yield "__func__", x.__func__, None, None
 
 
-def _of_builtin(x: Any) -> Sequence[Kept]:
+def _of_builtin(x: Any) -> Sequence[Member]:
     owner = x.__self__
     if owner is None or isinstance(owner, (type, ModuleType)):
         return ()
     return (("__self__", owner, None, None),)
 
 
-def _of_generator(x: Any) -> Iterator[Kept]:
+def _of_generator(x: Any) -> Iterator[Member]:
     frame = next((getattr(x, name) for name in _FRAMES if hasattr(x, name)), None)
     if frame is not None:  # it has not ended
         for name, value in frame.f_locals.items():
@@ -190,7 +200,7 @@ def _of_generator(x: Any) -> Iterator[Kept]:
 _FRAMES = ("gi_frame", "cr_frame", "ag_frame")
 
 
-def _of_referents(x: Any) -> Iterator[Kept]:
+def _of_referents(x: Any) -> Iterator[Member]:
     for index, value in enumerate(gc.get_referents(x)):
         yield str(index), value, None, None
 

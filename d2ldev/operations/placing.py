@@ -1,6 +1,6 @@
 """How ``place`` moves models and optimizers: all of it, once, or nothing.
 
-To this module a framework's object (a module, an optimizer) is a list of *parts*: a name, a value
+To this module a framework's object (a module, an optimizer) is a list of *members*: a name, a value
 (a tensor, a nesting of tensors, or another object) and where that value is kept. Three steps, in
 this order, so that an error leaves everything as it was:
 
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from d2ldev.areas import DeviceLike, Framework, Models, NoTensor, Part, Put
+from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
 from d2ldev.areas.models import optimizer_refusal
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
@@ -55,7 +55,7 @@ class Search:
     fixed: Sequence[tuple[str, Any]] = ()
     """The tensors, and objects of ``bound_types``, that stay where they are."""
     plain: Sequence[tuple[str, Any]] = ()
-    """The values of ``plain_types`` among the parts, such as a device that a model has noted."""
+    """The values of ``plain_types`` among the members, such as a device that a model has noted."""
     without_tensors: Sequence[tuple[str, NoTensor]] = ()
     """Where the framework has no tensor yet."""
     foreign: Sequence[tuple[str, str]] = ()
@@ -65,9 +65,9 @@ class Search:
     has_notes = False
     """Whether there is anything in these five."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
-    _fixing: Sequence[tuple[str, Iterable[Part]]] = ()
+    _fixing: Sequence[tuple[str, Iterable[Member]]] = ()
     # What is kept by objects of which the framework knows nothing, each with its name.
-    _others: Sequence[tuple[str, Iterable[Part]]] = ()
+    _others: Sequence[tuple[str, Iterable[Member]]] = ()
     _depth = 0
 
     def __init__(
@@ -79,8 +79,8 @@ class Search:
         self._top = obj
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
-        self.parts: list[tuple[str, Any, Put, Any]] = []
-        """The parts that may have to be put back, each under its full name."""
+        self.members: list[tuple[str, Any, Put, Any]] = []
+        """The members that may have to be put back, each under its full name."""
         self.entries: list[tuple[str, Any]] = []
         """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
@@ -130,24 +130,24 @@ class Search:
             return
         self._seen[id(value)] = name
         kinds = self._kinds
-        add_entry, may_be_put_back = self.entries.append, self.parts.append
+        add_entry, may_be_put_back = self.entries.append, self.members.append
         prefix = f"{name}." if name else ""
         try:
             if keeper is None:
                 self.objects.append(value)
-                parts = self.framework.models.parts(value)
+                members = self.framework.models.members(value)
             else:
-                parts = self._own(keeper.kept(value))
-            if type(parts) is not list:
-                parts = tuple(parts)  # all of them, so that whatever goes wrong does so here
+                members = self._own(keeper.members(value))
+            if type(members) is not list:
+                members = tuple(members)  # all of them, so that whatever goes wrong does so here
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
         if keeper is not None:
-            vars(self).setdefault("_others", []).append((name, parts))
-        for part_name, inner, put, key in parts:
-            full_name = prefix + part_name
+            vars(self).setdefault("_others", []).append((name, members))
+        for member_name, inner, put, key in members:
+            full_name = prefix + member_name
             kind = kinds[type(inner)]
             if kind is TENSOR:
                 add_entry((full_name, inner))
@@ -231,7 +231,7 @@ class Search:
             return
         if keeper.is_fixed:
             self._seen[id(value)] = name
-            if kept := keeper.kept(value):
+            if kept := keeper.members(value):
                 vars(self).setdefault("_fixing", []).append((name, kept))
         elif self._depth >= _MOST_LEVELS or len(self._seen) - len(self.objects) >= _MOST_OBJECTS:
             if not self.unsearched:  # the first says it
@@ -241,13 +241,13 @@ class Search:
             self._add_object(name, value, keeper)
             self._depth -= 1
 
-    def _own(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def _own(self, members: Iterable[Member]) -> Iterator[Member]:
         """Leave out the models that hold what is placed, such as a module's parent."""
-        for part in parts:
-            value = part[1]
+        for member in members:
+            value = member[1]
             is_new = self._kinds[type(value)] is OBJECT and id(value) not in self._seen
             if not (is_new and self._is_parent(value)):
-                yield part
+                yield member
 
     def _is_parent(self, value: Any) -> bool:
         """Tell whether one of the objects that are placed is in another one."""
@@ -255,8 +255,8 @@ class Search:
         roots, entered = {id(x) for _, x, kind in top if kind is OBJECT}, {id(value)}
         waiting = [value]
         while waiting:
-            for part in self.framework.models.parts(waiting.pop()):
-                for _, inner, kind in leaves(part[1], self._kinds):
+            for member in self.framework.models.members(waiting.pop()):
+                for _, inner, kind in leaves(member[1], self._kinds):
                     if kind is OBJECT and id(inner) not in entered:
                         entered.add(id(inner))
                         waiting.append(inner)
@@ -265,9 +265,9 @@ class Search:
     def _add_fixed(self) -> None:
         """Add the tensors in what cannot be changed, such as the variables of a closure."""
         for name, kept in self._fixing:
-            for part_name, inner, _, _ in kept:
+            for member_name, inner, _, _ in kept:
                 if self._kinds[type(inner)] is not PLAIN:
-                    self._fix(join_path(name, part_name), inner, 1)
+                    self._fix(join_path(name, member_name), inner, 1)
 
     def _fix(self, name: str, value: Any, level: int) -> None:
         """Add what a value keeps that is found in what cannot be changed."""
@@ -276,27 +276,27 @@ class Search:
                 self._note("fixed", (path, x))
             if kind is PLAIN or kind is TENSOR or id(x) in self._seen:
                 continue
-            parts: Iterable[Part] = ()
+            members: Iterable[Member] = ()
             if kind is OBJECT:
                 if not self._is_parent(x):
-                    parts = self.framework.models.parts(x)
+                    members = self.framework.models.members(x)
             elif (keeper := self.framework.state.keepers[type(x)]) is not None:
-                parts = keeper.kept(x)
+                members = keeper.members(x)
             self._seen[id(x)] = path
-            if parts and (level > _MOST_LEVELS or len(self._seen) > _MOST_OBJECTS):
+            if members and (level > _MOST_LEVELS or len(self._seen) > _MOST_OBJECTS):
                 if not self.unsearched:
                     self._note("unsearched", path)
                 continue
-            for part_name, inner, _, _ in parts:
-                self._fix(join_path(path, part_name), inner, level + 1)
+            for member_name, inner, _, _ in members:
+                self._fix(join_path(path, member_name), inner, level + 1)
 
     def _add_attached(self) -> None:
         """Add what is attached to the tensors that were found, each once, and scratch memory."""
         models = self.framework.models
         if self.objects and type(models).scratch is not Models.scratch:
             for obj in self.objects:
-                for part_name, inner, _, _ in models.scratch(obj):
-                    self.entries.append((join_path(self._seen[id(obj)], part_name), inner))
+                for member_name, inner, _, _ in models.scratch(obj):
+                    self.entries.append((join_path(self._seen[id(obj)], member_name), inner))
         if type(models).list_attached is Models.list_attached:
             return
         attached = models.list_attached
@@ -304,11 +304,11 @@ class Search:
         for entry in self.entries:
             once.setdefault(id(entry[1]), entry)
         for name, x in once.values():
-            for part_name, inner, put, key in attached(x):
-                full_name = join_path(name, part_name)
+            for member_name, inner, put, key in attached(x):
+                full_name = join_path(name, member_name)
                 self.entries.append((full_name, inner))
                 if put is not None:
-                    self.parts.append((full_name, inner, put, key))
+                    self.members.append((full_name, inner, put, key))
 
     def _is_not_whole(self, name: str, value: Any, error: Exception) -> UnsupportedValueError:
         where = f" at {name}" if name else ""
@@ -364,26 +364,26 @@ class Inventory(Search):
         models = framework.models
         for each in self.objects:
             self._note_unlisted(
-                self._seen[id(each)], models.parts(each), models.find_unlisted(each)
+                self._seen[id(each)], models.members(each), models.find_unlisted(each)
             )
-        for name, parts in self._others:
-            self._note_unlisted(name, parts, None)
+        for name, members in self._others:
+            self._note_unlisted(name, members, None)
         if self.unlisted or self.without_values:
             self._take_out()
         if not is_saved:
             self._add_attached()
 
     def _note_unlisted(
-        self, name: str, parts: Iterable[Part], unlisted: Collection[str] | None
+        self, name: str, members: Iterable[Member], unlisted: Collection[str] | None
     ) -> None:
-        """Note the tensors in parts that an object does not need; None means all of them."""
+        """Note the tensors in members that an object does not need; None means all of them."""
         has_values = self.framework.tensors.has_values
         is_refilled = self.framework.models.is_refilled
-        for part_name, value, _, _ in parts:
-            is_listed = unlisted is not None and part_name not in unlisted
+        for member_name, value, _, _ in members:
+            is_listed = unlisted is not None and member_name not in unlisted
             if is_listed or self._is_plain(value):
                 continue
-            full_name = f"{name}.{part_name}" if name else part_name
+            full_name = f"{name}.{member_name}" if name else member_name
             for path, leaf, kind in leaves(value, self._kinds, full_name, self.attempted):
                 if kind is TENSOR and not has_values(leaf):
                     self.without_values[id(leaf)] = leaf
@@ -432,13 +432,13 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
             replaced[id(old)] = new
 
     # A tensor that is refilled stays where it is kept.
-    parts = [
-        part
-        for part in search.parts
-        if framework.state.kinds[type(part[1])] is not TENSOR or id(part[1]) in replaced
+    members = [
+        member
+        for member in search.members
+        if framework.state.kinds[type(member[1])] is not TENSOR or id(member[1]) in replaced
     ]
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    nestings = [(name, value) for name, value, _, _ in parts]
+    nestings = [(name, value) for name, value, _, _ in members]
     flat = flatten_all([*nestings, ("", obj)], framework.state.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     if search.has_notes or apart:
@@ -447,7 +447,7 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
-    for (_, value, put, key), new in zip(parts, values, strict=True):
+    for (_, value, put, key), new in zip(members, values, strict=True):
         if new is not value:
             put(key, new)
     for each in search.objects:

@@ -37,7 +37,7 @@ class CellModels(ReferenceModels):
     def __init__(self):
         self.finished = []
 
-    def parts(self, obj):
+    def members(self, obj):
         for name, x in getattr(obj, "tensors", {}).items():
             yield name, x, obj.tensors.__setitem__, name
 

@@ -52,7 +52,7 @@ def keepers():
 @pytest.fixture
 def kept(keepers):
     """Takes an object apart: name -> value."""
-    return lambda x: {name: value for name, value, _, _ in keepers[type(x)].kept(x)}
+    return lambda x: {name: value for name, value, _, _ in keepers[type(x)].members(x)}
 
 
 def _generator(x):
@@ -110,10 +110,10 @@ def test_what_is_written_in_c_has_what_it_refers_to(kept):
 def test_the_arguments_of_a_partial_are_put_back(keepers, cls):
     made = cls(max, 1, key=abs)
     made.note = "note"
-    parts = {name: (put, key) for name, _, put, key in keepers[cls].kept(made)}
-    put, key = parts["args"]
+    members = {name: (put, key) for name, _, put, key in keepers[cls].members(made)}
+    put, key = members["args"]
     put(key, (5, 7))
-    put, key = parts["keywords"]
+    put, key = members["keywords"]
     put(key, {"key": abs, "default": 0})
     assert (made.func, made.args, made.keywords) == (max, (5, 7), {"key": abs, "default": 0})
     assert made.note == "note"
@@ -121,8 +121,8 @@ def test_the_arguments_of_a_partial_are_put_back(keepers, cls):
 
 @pytest.mark.parametrize("keep", [Own(x=1), Slots(1), types.SimpleNamespace(x=1)])
 def test_attributes_are_put_back(keepers, keep):
-    parts = {name: (put, key) for name, _, put, key in keepers[type(keep)].kept(keep)}
-    put, key = parts["x"]
+    members = {name: (put, key) for name, _, put, key in keepers[type(keep)].members(keep)}
+    put, key = members["x"]
     put(key, 2)
     assert keep.x == 2
 
@@ -163,7 +163,7 @@ def test_classes_of_a_framework_are_entered_where_it_says_so():
 def test_functions_of_a_framework_are_not_entered():
     x = 3
     (keeper,) = {_keepers((__name__.partition(".")[0],))[types.FunctionType]}
-    assert not list(keeper.kept(lambda: x))
+    assert not list(keeper.members(lambda: x))
 
 
 def test_a_program_that_makes_classes_does_not_fill_the_memory(keepers):

@@ -39,7 +39,7 @@ class ReferenceModels(d2ldev_reference.models.ReferenceModels):
 
     types = (Attentive,)
 
-    def parts(self, obj):
+    def members(self, obj):
         return [
             (name, value, partial(object.__setattr__, obj), name)
             for name, value in vars(obj).items()

@@ -257,15 +257,15 @@ class WithObjects(Mutant):
             made = super().mlp(layers, activation)
             return Net(made.layers, made.activation)
 
-        def parts(self, obj):
+        def members(self, obj):
             put = vars(obj).__setitem__
             return [(name, value, put, name) for name, value in vars(obj).items()]
 
 
 class LeavesObjectsBehind(WithObjects, caught_by="place.objects-of-a-model"):
     class Models(WithObjects.Models):
-        def parts(self, obj):
-            return [part for part in super().parts(obj) if part[0] == "layers"]
+        def members(self, obj):
+            return [member for member in super().members(obj) if member[0] == "layers"]
 
 
 class MovesObjectsFirst(WithObjects, caught_by="place.objects-move-with-the-rest"):
