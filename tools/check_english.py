@@ -1,4 +1,4 @@
-"""Check the English of documents, docstrings, comments and error messages.
+"""Check the English of documents, docstrings, comments, error messages and help texts.
 
 ``python tools/check_english.py`` checks the paths of ``DONE``, and exits with 1 after a problem.
 It also counts the problems that the other paths still have. Name paths to check those alone.
@@ -38,6 +38,7 @@ DONE += (
 DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md")
 DONE += ("backends/d2ldev_tensorflow", "backends/d2ldev_torch")
 DONE += ("backends/d2ldev_jax", "backends/d2ldev_reference")
+DONE += ("d2ldev/cli",)
 TO_DO: tuple[str, ...] = ("CHANGELOG.md", "docs")
 TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 
@@ -153,26 +154,28 @@ def join_lines(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
 
 
 def read_python(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the paragraphs of docstrings and comments, and the texts of errors."""
+    """Yield the paragraphs of docstrings and comments, and the texts of errors and options."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring:
                 yield from read_docstring(node, docstring)
-        elif isinstance(node, ast.Call) and re.search(
-            r"(?:Error|Warning)$", ast.unparse(node.func)
-        ):
-            yield from (
-                (node.lineno, message) for message in map(read_string, node.args) if message
-            )
+        elif isinstance(node, ast.Call):
+            is_error = re.search(r"(?:Error|Warning)$", ast.unparse(node.func))
+            texts = [*node.args] if is_error else []
+            texts += [each.value for each in node.keywords if each.arg == "help"]
+            yield from ((text.lineno, message) for text in texts if (message := read_string(text)))
     comments = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not re.match(
             r"#!|#:? *(?:noqa|type:|pragma|%%)", token.string
         ):
-            if comments and token.start[0] != comments[-1][0] + 1:
-                comments.append((token.start[0] - 1, ""))
-            comments.append((token.start[0], token.string.lstrip("#: ")))
+            number, is_alone = token.start[0], token.line.lstrip().startswith("#")
+            if comments and (number != comments[-1][0] + 1 or not is_alone):
+                comments.append((number - 1, ""))
+            comments.append((number, token.string.lstrip("#: ")))
+            if not is_alone:
+                comments.append((number, ""))
     yield from join_lines(comments)
 
 

@@ -2,17 +2,21 @@
 
 The document of ``--json`` has these keys:
 
-- ``date``, ``versions`` (``d2ldev``, ``python``, ``platform``, ``numpy``), and ``machine``:
-  ``system``, ``processor``, ``cores``, ``cards``, ``load`` (how many processes were ready
-  to compute in the last minute, or null) and ``warning`` (of a machine that others use, or empty).
-- ``backends``: a list of ``name``, ``versions`` (distribution -> version), ``threads`` (with how
-  many the framework computes on the CPU, or null), ``notes`` (the warnings of d2ldev), ``error``
-  (why it could not be used, or null) and ``results``.
-- A result has the fields of ``d2ldev.bench.results.Result``, with those of ``Row`` and ``Figures``
-  in it, and ``best`` (device -> its highest rate: of products, the measured peak).
+- ``date``, and ``versions``: ``d2ldev``, ``python``, ``platform``, ``numpy``;
+- ``machine``: ``system``, ``processor``, ``cores``, ``cards``;
+- also in ``machine``: ``load``, the average number of ready processes in the last minute, or null;
+- also in ``machine``: ``warning``, about other programs that use the machine, or empty;
+- ``backends``: a list of backends.
 
-The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
-after Ctrl-C.
+A backend has these keys:
+
+- ``name``, ``versions`` (distribution -> version), ``notes`` (d2ldev's warnings);
+- ``threads``: the number of the framework's threads on the CPU, or null;
+- ``error``: the reason why it could not be used, or null;
+- ``results``: a list with the fields of ``d2ldev.bench.results.Result``, ``Row`` and ``Figures``.
+  It adds ``best``: device -> its highest rate. For products that is the measured peak.
+
+The exit status is 0, 1 after a failure, 2 after an invalid name, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -56,10 +60,7 @@ _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line; see the options of ``main.bench``.
-
-    Without ``backends`` it is about the active one.
-    """
+    """The options of the command; see ``main.bench``. Without ``backends`` it is the active one."""
 
     exercises: tuple[str, ...]
     backends: tuple[str, ...] = ()
@@ -76,7 +77,7 @@ class Request:
         return exercise.small if self.is_small else exercise.default
 
     def precision(self) -> str:
-        """Return what products are computed in: on all frameworks the same, float32 by default.
+        """Return the precision of products: the same on all frameworks, float32 by default.
 
         Raises:
             UnsupportedValueError: if ``D2LDEV_MATMUL_PRECISION`` is invalid.
@@ -84,7 +85,7 @@ class Request:
         return self.matmul_precision or settings.matmul_precision() or "highest"
 
     def command(self, backend: str) -> list[str]:
-        """Return the command that measures one backend in a process of its own."""
+        """Return the command that measures one backend in its own process."""
         argv = [sys.executable, "-P", "-m", "d2ldev", "bench", "--backend", backend, "--json"]
         argv += self.exercises if len(self.exercises) == 1 else ("--all",)
         argv += ["--matmul-precision", self.precision()]
@@ -110,14 +111,14 @@ def run(request: Request) -> int:
         complain(str(error))
         return exit_status(error)
     except KeyboardInterrupt:
-        complain("cannot go on measuring: interrupted")
+        complain("the measurement was interrupted")
         return _INTERRUPTED
     return status
 
 
 def _measure(request: Request) -> tuple[dict[str, Any], int]:
     """Return the document and the exit status."""
-    on = describe_machine()  # its load is that of others, before anything is measured here
+    on = describe_machine()  # before any measurement, so that the load is other programs'
     if len(request.backends) > 1:
         found = [_measure_elsewhere(request, name) for name in request.backends]
     else:
@@ -132,7 +133,7 @@ def _measure(request: Request) -> tuple[dict[str, Any], int]:
 
 
 def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
-    """Return what one backend's part of the document is, and the exit status."""
+    """Return one backend's part of the document, and the exit status."""
     made = _make_part("")
     with collect_warnings() as notes:
         made["notes"] = notes
@@ -158,7 +159,7 @@ def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
 
 
 def _measure_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int]:
-    """Measure a backend in a process of its own: TensorFlow and MXNet cannot share one."""
+    """Measure a backend in its own process: TensorFlow and MXNet cannot share one."""
     done = subprocess.run(  # noqa: S603
         request.command(name), env=environment(), stdout=subprocess.PIPE, text=True, check=False
     )
@@ -171,7 +172,7 @@ def _measure_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int
 
 
 def _make_part(name: str) -> dict[str, Any]:
-    """Return a backend's part of the document before anything was measured."""
+    """Return a backend's part of the document before the first measurement."""
     parts: dict[str, Any] = {"notes": [], "error": None, "results": []}
     return {"name": name, "versions": {}, "threads": None, **parts}
 
@@ -196,7 +197,7 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def _show_exercise(console: Console, results: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of one exercise, and below it why rows have no figures."""
+    """Print the table of one exercise, and below it the reasons for missing figures."""
     first = results[0]
     title = f"\n{first['exercise']}: {first['question']}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
@@ -236,16 +237,16 @@ def _format_time(figures: Mapping[str, float]) -> str:
 
 
 def _format_machine(found: Mapping[str, Any]) -> str:
-    """Say which machine was measured on, and how much others computed there."""
+    """Return a line about the machine, and its load before the measurement."""
     hardware = [f"{found['cores']} cores of {found['processor'] or found['system']}"]
     load = "" if found["load"] is None else f" Its load was {found['load']:g} before."
     return f"Measured on {', '.join([*hardware, *found['cards']])}.{load}"
 
 
 def _format_threads(backend: Mapping[str, Any]) -> str:
-    """Say with how many threads a backend computes on the CPU."""
+    """Return a line about a backend's threads on the CPU."""
     number = backend["threads"]
     if number is None:
-        return f"{backend['name']} does not say with how many threads it computes on the CPU"
+        return f"{backend['name']} does not report its number of threads on the CPU"
     many = "one thread" if number == 1 else f"{number} threads"
     return f"{backend['name']} computes with {many} on the CPU"

@@ -1,11 +1,12 @@
-# The chapter "GPUs" (Dive into Deep Learning, section 6.7) as a notebook in the percent format:
-# `d2ldev tour` runs it, and so does an editor that knows `# %%` cells.
+# The chapter "GPUs" (Dive into Deep Learning, section 6.7) as a notebook in the percent format.
+# `d2ldev tour` runs it, and editors with `# %%` cells do, too.
+
 # mypy: ignore-errors
 
 # %% [markdown]
 # # 6.7 GPUs
 #
-# A graphics processor multiplies matrices many times faster than a CPU, if the numbers are in its own memory. This chapter is about that "if": which devices there are, where a tensor is, how it gets somewhere else, and what a model needs. Every cell is the same for every framework; `d2l` stands for the backend that is active.
+# A graphics processor multiplies matrices many times faster than a CPU, if the numbers are in its own memory. This chapter shows how to list devices, find the device of a tensor, and move tensors and models. Every cell is the same for every framework; `d2l` is the active backend.
 
 # %%
 from d2ldev import backend as d2l
@@ -15,7 +16,7 @@ d2l
 # %% [markdown]
 # ## 6.7.1 Computing Devices
 #
-# A device is a small value with a name. The CPU is one device, however many cores it has. Each GPU is a device of its own, counted from 0. Naming a device does not ask whether it exists.
+# A device is a small value with a name. The CPU is one device, with all of its cores. Each GPU is a device, counted from 0. Naming a device does not check that it exists.
 
 # %%
 d2l.cpu(), d2l.gpu(), d2l.gpu(1)
@@ -25,7 +26,7 @@ print(d2l.gpu(1))
 d2l.device("cuda:1") is d2l.gpu(1)
 
 # %% [markdown]
-# How many GPUs are there really, and what are they?
+# How many GPUs does the machine have, and what are they?
 
 # %%
 d2l.num_gpus()
@@ -35,7 +36,7 @@ for device in d2l.devices():
     print(device, "is", d2l.platform(device))
 
 # %% [markdown]
-# Code that shall run everywhere takes a GPU if there is one, and the CPU otherwise. `d2l.try_gpu(i)` chooses so for one device. `d2l.try_all_gpus()` gives a list that is never empty, so that a loop over it always has something to do.
+# Portable code uses a GPU if there is one, and the CPU otherwise. `d2l.try_gpu(i)` chooses one device this way. `d2l.try_all_gpus()` returns all GPUs, or the CPU, so a loop over the list always runs.
 
 # %%
 print(d2l.try_gpu(), d2l.try_gpu(10))
@@ -44,18 +45,18 @@ d2l.try_all_gpus()
 # %% [markdown]
 # ## 6.7.2 Tensors and GPUs
 #
-# A tensor is made on the CPU unless you say otherwise. `d2l.device_of` tells where its bytes are.
+# A tensor is made on the CPU by default. `d2l.device_of` returns the device of its bytes.
 
 # %% x@d2l.cpu()
 x = d2l.asarray([1, 2, 3])
 d2l.device_of(x)
 
 # %% [markdown]
-# An operation computes where its operands are, and so they all have to be in the same place. TensorFlow alone does not look at them: it computes on the device of the block that it is in, and on the CPU or the first real GPU outside of one. Therefore this chapter computes in blocks: of a device, or of `d2l.strict()`, in which TensorFlow does as the others.
+# An operation runs on the device of its operands, so all of them have to be on one device. Only TensorFlow ignores the operands: it runs an operation on the device of the enclosing block. Outside of a block it uses the first real GPU, or the CPU. Therefore this chapter computes in blocks: of a device, or of `d2l.strict()`, in which TensorFlow follows the operands, too.
 #
 # ### 6.7.2.1 Storage on the GPU
 #
-# Say the device when you make a tensor: it is made there, and never on the CPU first.
+# Name the device when you make a tensor. The tensor is made there, and never on the CPU first.
 
 # %% X@d2l.try_gpu()
 X = d2l.ones((2, 3), device=d2l.try_gpu())
@@ -67,7 +68,7 @@ Y = d2l.rand((2, 3), seed=1, device=place)
 Y
 
 # %% [markdown]
-# In a `with` block a device is the place for everything that is made there without a word about the device. A device is such a block itself; `d2l.on` also takes its name. After the block it is as it was before.
+# In a `with` block, a device is the default for every new tensor. A device is a context manager itself; `d2l.on` also takes its name. After the block, the previous default is back.
 
 # %% a@d2l.try_gpu() b@d2l.cpu()
 with d2l.try_gpu():
@@ -77,19 +78,19 @@ with d2l.on("cpu"):
 d2l.device_of(a), d2l.device_of(b)
 
 # %% [markdown]
-# A GPU's memory is smaller than the machine's, and tensors stay in it as long as something refers to them. `None` is a number that the framework cannot tell.
+# A GPU's memory is smaller than the machine's. A tensor occupies memory as long as something refers to it. `None` is a number that the framework does not report.
 
 # %%
 d2l.memory(d2l.try_gpu())
 
 # %% [markdown]
-# A device that does not exist is an error as soon as something is to be put there, and no reason to end up on the CPU unnoticed. The error names the devices that there are. (If your machine has a hundred GPUs, this cell disappoints.)
+# Using a device that does not exist is an error, and never falls back to the CPU. The error lists the existing devices. (On a machine with a hundred GPUs, this cell fails.)
 
 # %% raises-exception
 d2l.zeros(3, device=d2l.gpu(99))
 
 # %% [markdown]
-# A negative index is not a device at all.
+# A negative index is invalid.
 
 # %% raises-exception
 d2l.gpu(-1)
@@ -97,14 +98,14 @@ d2l.gpu(-1)
 # %% [markdown]
 # ### 6.7.2.2 Copying
 #
-# `X` is on the first GPU and `Y` on the second. No chip can add them where they are, and a framework that moves one of them by itself hides the most expensive part of the line. PyTorch, JAX and array-api-strict refuse by themselves; TensorFlow copies without a word, and MXNet does not look. In a `strict()` block it is an error everywhere, which says what to write instead; `D2LDEV_STRICT=1` puts the whole program into one.
+# `X` is on the first GPU, and `Y` on the second. One of them has to move before an addition. A framework that moves it by itself hides the most expensive part of the line. PyTorch, JAX and array-api-strict raise an error; TensorFlow copies silently, and MXNet does not check. In a `strict()` block all of them raise an error, which contains the fix. `D2LDEV_STRICT=1` puts the whole program into a block.
 
 # %% gpus=2 raises-exception
 with d2l.strict():
     X + Y
 
 # %% [markdown]
-# So we move `X` to where `Y` is, and say so.
+# So we move `X` to the device of `Y`.
 
 # %% X@d2l.try_gpu() Z@d2l.try_gpu(1)
 Z = d2l.to(X, d2l.try_gpu(1))
@@ -116,19 +117,19 @@ with d2l.strict():
 total, d2l.device_of(total)
 
 # %% [markdown]
-# What is there already does not move. `d2l.to` gives back the very same object then, on every framework, and costs next to nothing: it can stand in front of every step.
+# A tensor that is on the device already does not move. `d2l.to` then returns the same object, on every framework, and takes almost no time. So you can call it before every step.
 
 # %%
 d2l.to(Z, d2l.device_of(Z)) is Z
 
 # %% [markdown]
-# Whoever wants a second tensor with memory of its own asks for a copy.
+# `d2l.copy` always returns a new tensor with memory of its own.
 
 # %%
 d2l.copy(Z) is Z
 
 # %% [markdown]
-# A batch is rarely one tensor. `d2l.to` moves dictionaries, lists, named tuples and what is nested in them as a whole, and leaves alone what is not a tensor. The result is of the same types.
+# A batch is rarely one tensor. `d2l.to` moves dictionaries, lists and named tuples with all tensors that are nested in them. The result has the same types, and keeps all other values.
 
 # %% moved@d2l.try_gpu()
 from collections import namedtuple
@@ -152,8 +153,8 @@ d2l.to(moved, d2l.try_gpu()) is moved
 # Three things make a program with GPUs slow.
 #
 # - Copying between devices takes far longer than computing on one of them. One large copy is better than many small ones.
-# - A GPU works through a queue while Python already prepares what comes next. Printing a value or turning it into NumPy makes Python wait until the queue is empty.
-# - Whoever reads the clock has to wait on purpose, or measures how fast the queue was filled.
+# - A GPU works through a queue while Python prepares the next operations. Printing a value or turning it into NumPy makes Python wait until the queue is empty.
+# - To measure the time of a computation, wait for the queue. Otherwise you measure how fast Python fills it.
 
 # %% W@d2l.try_gpu(1)
 with d2l.strict():
@@ -164,7 +165,7 @@ d2l.to_numpy(W)
 # %% [markdown]
 # ## 6.7.3 Neural Networks and GPUs
 #
-# A model is on a device if all of its parameters are. `d2l.place` moves them and everything else that the model keeps, once. Go on with what it returns: some frameworks move the model itself, others make a new one.
+# A model is on a device if all of its parameters are. `d2l.place` moves them and all other tensors of the model, once. Use the model that it returns: some frameworks move the model itself, others make a new one.
 
 # %% y@d2l.try_gpu()
 net = d2l.mlp([3, 4, 1])
@@ -178,7 +179,7 @@ for name, place in d2l.placement(net).items():
     print(name, "on", place)
 
 # %% [markdown]
-# A model on the first GPU does not take data of the second. Either of them has to move, and it is you who says which.
+# A model on the first GPU refuses data on the second. One of them has to move, and you choose which.
 
 # %% gpus=2 raises-exception
 with d2l.strict():
@@ -191,7 +192,7 @@ with d2l.strict():
 d2l.device_of(y)
 
 # %% [markdown]
-# An optimizer has a state of its own, such as momentum, which follows the model. So one step of training can be taken on each GPU in turn.
+# An optimizer has state of its own, such as momentum, which moves with the model. So a model can take one training step on each GPU in turn.
 
 # %% gpus=2 learner.parts@d2l.try_all_gpus()[-1]
 net = d2l.mlp([2, 8, 1])
@@ -210,7 +211,7 @@ for device in d2l.try_all_gpus():
     print(f"{loss:.3f}", *set(found.values()))
 
 # %% [markdown]
-# A training loop needs two lines about devices: the model moves once, before anything else, and each batch moves when it enters. For TensorFlow there is a third: the block in which it computes. Nothing else has to know where it runs.
+# A training loop needs two lines about devices: one moves the model before training, and one moves each batch. For TensorFlow a third line opens the block in which it computes. The rest of the loop does not depend on the device.
 
 
 # %%
@@ -248,14 +249,14 @@ for error in trainer.errors(batches):
 # %% [markdown]
 # ## 6.7.4 Summary
 #
-# - Tensors are made on the CPU unless a device is named, as an argument or by a `with` block.
-# - What is combined has to be on one device. Moving is a line that you write; if nothing has to move, nothing is copied.
-# - A model is moved once with `d2l.place`, its batches at the boundary with `d2l.to`.
-# - Results go to the CPU as seldom as possible, since each time Python waits for the GPU.
+# - Tensors are made on the CPU unless an argument or a `with` block names a device.
+# - The operands of an operation have to be on one device. You move them with a line of code, which copies only what is elsewhere.
+# - Move a model once with `d2l.place`, and each batch with `d2l.to`.
+# - Copy results to the CPU rarely: each time Python waits for the GPU.
 #
 # ## 6.7.5 Exercises
 #
-# **How long does a matrix product take, large and small, on the CPU and on a GPU?** Warm up, wait before the clock starts and before it stops, and take the median of several rounds. And ask the result where it is. On small matrices the GPU's overhead shows; a virtual GPU is no faster than the CPU that computes for it.
+# **How long does a matrix product take, large and small, on the CPU and on a GPU?** Warm up, wait before the clock starts and before it stops, and take the median of several rounds. Check the device of the result. On small matrices the GPU's overhead dominates. A virtual GPU is as fast as the CPU that computes for it.
 
 # %%
 from statistics import median
@@ -263,7 +264,7 @@ from time import perf_counter
 
 
 def timed(work, rounds=7):
-    """Return milliseconds, and the result."""
+    """Return the median time in milliseconds, and the result."""
     result = work()  # sets everything up
     times = []
     for _ in range(rounds):
@@ -286,7 +287,7 @@ for n in (16, 512):
         print(f"{time:.3f} ms")
 
 # %% [markdown]
-# **How are the parameters of a model on a GPU read?** `d2l.named_tensors` finds them, wherever the framework keeps them, and `d2l.to_numpy` brings one over.
+# **How do you read the parameters of a model on a GPU?** `d2l.named_tensors` finds them on every framework, and `d2l.to_numpy` copies one to the CPU.
 
 # %% net@d2l.try_gpu()
 net = d2l.place(net, d2l.try_gpu())
@@ -296,7 +297,7 @@ for name, tensor in tensors.items():
     print(name, values.shape, values.sum())
 
 # %% [markdown]
-# **What does it cost to bring over one number after each step?** We train for a hundred steps and log the loss of each: first by reading it at once, then with a `DeviceLog`, which keeps the losses where they are and brings them over together. On a GPU the first way waits a hundred times, the second way once; a virtual GPU has computed before the step returns, and there is nothing to wait for.
+# **How much time does it take to read one number after each step?** We train for a hundred steps and log the loss of each. First we read it at once. Then we use a `DeviceLog`, which keeps the losses on the device and copies them together. On a GPU the first way waits a hundred times, and the second way waits once. A virtual GPU computes before the step returns, so neither way waits.
 
 # %% net@place X@place y@place
 from d2ldev import DeviceLog
@@ -328,7 +329,7 @@ for way in (one_at_a_time, all_in_the_end):
     print(f"{way.__name__}: {time:.2f} ms")
 
 # %% [markdown]
-# **Do two GPUs finish two products earlier than one GPU?** They can, because Python only fills the queues and each GPU works through its own. Virtual GPUs share one CPU and gain nothing.
+# **Do two GPUs compute two products faster than one GPU?** They can: Python only fills the queues, and each GPU works through its own. Virtual GPUs share one CPU, and are not faster.
 
 # %% gpus=2 one[1]@d2l.gpu(0) two[1][0]@d2l.gpu(0) two[1][1]@d2l.gpu(1)
 n = 512
@@ -344,7 +345,7 @@ for time, products in (one, two):
 # %% [markdown]
 # ## A training run
 #
-# Everything together: data of a line with a little noise, which a loader shuffles; a trainer that moves the model once and each batch when it enters; losses that stay on the device until an epoch is over. It is D2L's `Trainer`, with an optimizer by name, and the same numbers come out on every framework.
+# We now combine these parts. The data are a line with a little noise, and a loader shuffles them. A trainer moves the model once, and then each batch. The losses stay on the device until the epoch ends. It is D2L's `Trainer`, with an optimizer by name, and gives the same numbers on every framework.
 
 # %%
 import numpy as np
@@ -371,7 +372,7 @@ print("on", trainer.device)
 
 # %%
 for epoch, loss in enumerate(history["loss"]):
-    # From the noise, 0.0001, to 100: 6 decades.
+    # From 0.0001, the noise, to 100: six decades.
     length = round(3 * (np.log10(loss) + 4))
     bar = "#" * length
     print(f"{epoch} {loss:9.5f} {bar}")
@@ -379,7 +380,7 @@ for epoch, loss in enumerate(history["loss"]):
 # %% [markdown]
 # ## 13.5 Training on Multiple GPUs
 #
-# Each GPU has the parameters and a part of the batch, and computes the gradients of its part. Added up, they are those of the whole batch. So every GPU takes the same step, and the parameters stay the same everywhere. `d2l.replicate` is the book's `get_params`, `d2l.split` its `split_batch`; `allreduce` is written out here.
+# Each GPU has the parameters and a part of the batch, and computes the gradients of its part. Their sum is the gradient of the whole batch. So every GPU takes the same step, and the parameters stay the same on all GPUs. `d2l.replicate` is the book's `get_params`, and `d2l.split` is its `split_batch`. The cell below defines `allreduce`.
 
 # %% gpus=2 params[0]@d2l.gpu(0) params[1]@d2l.gpu(1)
 gpus = [d2l.gpu(0), d2l.gpu(1)]
@@ -421,7 +422,7 @@ for w in params:
 # %% [markdown]
 # ## 13.6 Concise Implementation for Multiple GPUs
 #
-# `Trainer(num_gpus=2)` does the same for any model: the data yields the whole batch, each GPU has a part of it, and what is learned is what one GPU learns, to rounding. PyTorch's engine for this has a process for each GPU, which `fit` starts.
+# `Trainer(num_gpus=2)` does the same for any model. The data yield whole batches, and each GPU gets a part of them. The result is the same as on one GPU, to rounding. In PyTorch, `fit` starts a process for each GPU.
 
 
 # %% gpus=2

@@ -1,7 +1,6 @@
-"""``d2ldev conformance``: the installed suite, run by pytest in a process of its own.
+"""``d2ldev conformance``: the installed suite, run by pytest in its own process.
 
-The process is a new one, because the number of virtual GPUs is fixed when a backend is first used,
-and so that no import of the command line is in the way.
+A new process can still choose the number of virtual GPUs, and has none of the command's imports.
 """
 
 from __future__ import annotations
@@ -22,20 +21,17 @@ from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading
 
 SUITE = "d2ldev_conformance"
-# pytest's own status for "it could not be run as it was asked to".
+# pytest's exit status for wrong options.
 USAGE_ERROR = 4
-# And for "no test was selected".
+# pytest's exit status if it selects no test.
 NO_TESTS = 5
-# Of the report, by the number of virtual GPUs.
+# The folder of a run's report, by the number of virtual GPUs.
 _FOLDERS = {None: "machine", 0: "cpu"}
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line; see the options of ``main.conformance``.
-
-    ``extra`` are further arguments for pytest, as they are.
-    """
+    """The options of the command; see ``main.conformance``. pytest gets ``extra`` unchanged."""
 
     name: str
     require_gpus: int | None = None
@@ -49,10 +45,10 @@ def command(request: Request, suite: Path) -> list[str]:
     """Return the command line of the process that runs the suite.
 
     Args:
-        request: what was asked for.
+        request: the options of the command.
         suite: the folder of the suite's package, which holds its ``pytest.ini``.
     """
-    # By its folder: beside a name pytest would load the conftest.py of the user's own tests.
+    # By its folder: given a name, pytest would also load the conftest.py of the user's tests.
     argv = [sys.executable, "-m", "pytest", str(suite), "--d2ldev-backend", request.name]
     if request.require_gpus is not None:
         argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
@@ -60,8 +56,8 @@ def command(request: Request, suite: Path) -> list[str]:
         argv += ["--d2ldev-report", str(request.report)]
     if request.profile is not None:
         argv += ["--d2ldev-profile", request.profile]
-    # The settings are the suite's own: those of a project in the working directory could turn
-    # warnings into errors, or leave tests out.
+    # Only the suite's settings: those of a project in the working directory could turn warnings
+    # into errors, or deselect tests.
     argv += ["-p", "no:cacheprovider", "-c", str(suite / "pytest.ini"), "--rootdir", str(suite)]
     return [*argv, *request.extra]
 
@@ -69,18 +65,17 @@ def command(request: Request, suite: Path) -> list[str]:
 def list_runs(request: Request, profiles: Mapping[str, Any]) -> list[Request]:
     """Return the requests of a profile: one for each number of virtual GPUs that it has.
 
-    A request that names a number of virtual GPUs stays the only one, and so does one without a
-    profile.
+    A request without a profile, or with a number of virtual GPUs, stays the only one.
 
     Args:
-        request: what was asked for.
+        request: the options of the command.
         profiles: the profiles of the suite, by name.
     """
     name = discovery.canonical_name(request.name)
     profile = profiles.get(request.profile or "")
     is_known = name in discovery.find_backends()
     if request.virtual_gpus is not None or profile is None or not is_known:
-        return [request]  # pytest names the choices
+        return [request]  # pytest lists the choices
     numbers = profile.processes(loading.framework_class(name).max_virtual_gpus)
     real = None
     if {0, None} <= {*numbers}:  # without real GPUs both are the CPU alone
@@ -100,7 +95,7 @@ def list_runs(request: Request, profiles: Mapping[str, Any]) -> list[Request]:
 def run(request: Request) -> int:
     """Run the suite and return the exit status: pytest's, or 4 without pytest or hypothesis.
 
-    Of several runs it is the worst one.
+    After several runs it is the highest status.
     """
     for module in ("pytest", "hypothesis"):
         if importlib.util.find_spec(module) is None:
@@ -109,7 +104,7 @@ def run(request: Request) -> int:
                 "  fix: pip install 'd2ldev[test]'"
             )
             return USAGE_ERROR
-    os.getcwd()  # pytest would end with a traceback in a folder that is gone
+    os.getcwd()  # in a deleted folder, pytest would end with a traceback
     try:
         # The core imports no module of the suite; it finds the suite by its name.
         requests = list_runs(request, importlib.import_module(f"{SUITE}.profiles").PROFILES)
@@ -119,12 +114,12 @@ def run(request: Request) -> int:
     suite = Path(str(importlib.util.find_spec(SUITE).origin)).parent  # type: ignore[union-attr]
     statuses = {_status_of(each, suite) for each in requests}
     if len(statuses) > 1:
-        statuses -= {NO_TESTS}  # what -k names may be in some of the runs only
+        statuses -= {NO_TESTS}  # -k may select tests in only some of the runs
     return max(statuses)
 
 
 def _status_of(request: Request, suite: Path) -> int:
-    # Where the output cannot be written, this says so in one line, and pytest in a hundred.
+    # If the output cannot be written, this prints one line, and pytest prints a hundred.
     sys.stdout.write(f"The conformance suite on {request.name}\n")
     sys.stdout.flush()
     variables = environment()
@@ -135,6 +130,6 @@ def _status_of(request: Request, suite: Path) -> int:
             try:
                 status = process.wait()
             except KeyboardInterrupt:
-                continue  # pytest was interrupted as well, and still writes its report
-            # A process that a signal ended has that signal's status, as in a shell.
+                continue  # pytest got the interrupt, too, and still writes its report
+            # A signal that ends the process sets the status, as in a shell.
             return status if status >= 0 else 128 - status

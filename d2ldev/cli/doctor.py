@@ -2,22 +2,30 @@
 
 The document of ``--json`` has these keys:
 
-- ``healthy``: whether there is an active backend and everything that was tried worked.
+- ``healthy``: whether there is an active backend, and no trial failed.
 - ``active``, ``reason``: the active backend's name and why it is active; null if it has an error.
 - ``versions``: ``d2ldev``, ``python``, ``platform``, ``numpy``.
 - ``environment``: the variables ``D2LDEV_*`` that are set.
-- ``backends``: a list, best first, of ``name``, ``status`` (``installed``, ``missing``,
-  ``broken``), ``missing`` (modules), ``versions`` (distribution -> version or null), ``error``
-  (null if there is none), ``real_gpus`` (how many it finds in the machine, also while virtual
-  ones replace them; null if it was not tried) and ``devices`` (null if they were not tried): a
-  list of ``device``, ``platform``, ``memory`` (``used``, ``peak``, ``total``: bytes or null),
-  ``utilisation`` (per cent; null without NVIDIA's driver), ``probe`` (``ok``, ``failed``) and
-  ``error``.
-- ``notes``: the warnings of d2ldev meanwhile.
-- ``error``: only if there is no active backend: why.
+- ``backends``: a list of backends, best first.
+- ``notes``: d2ldev's warnings.
+- ``error``: the reason if there is no active backend; else the key is missing.
 
-The exit status is 0 if all is well, 1 if the active backend cannot be used or a device failed,
-and, without ``--json``, 2 if the backend's name or the number of virtual GPUs is misspelt.
+A backend has these keys:
+
+- ``name``, ``status`` (``installed``, ``missing``, ``broken``), ``error`` (or null);
+- ``missing``: the modules that are not installed; ``versions``: distribution -> version or null;
+- ``real_gpus``: the number of GPUs in the machine, also if virtual GPUs replace them; null if it
+  was not tried;
+- ``devices``: a list of devices; null if they were not tried.
+
+A device has these keys:
+
+- ``device``, ``platform``, ``probe`` (``ok``, ``failed``), ``error`` (or null);
+- ``memory``: ``used``, ``peak``, ``total`` in bytes, or null;
+- ``utilisation``: in per cent; null without NVIDIA's driver.
+
+The exit status is 1 if the active backend cannot be used, or if a device failed, and else 0.
+Without ``--json`` it is 2 if the backend's name or the number of virtual GPUs is invalid.
 """
 
 from __future__ import annotations
@@ -62,7 +70,7 @@ def run(*, as_json: bool, every_backend: bool) -> int:
 
 
 def show(console: Console, examination: Examination) -> None:
-    """Print an examination for people."""
+    """Print an examination as text and tables."""
     console.print(_format_heading(examination))
     console.print(_make_facts())
     console.print(_make_backends_table(examination))
@@ -96,7 +104,7 @@ def _make_facts() -> Table:
 def _make_table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for name in columns:
-        # The last one has the room that is left.
+        # The last column gets the remaining width.
         table.add_column(name, no_wrap=name is not columns[-1], overflow="fold")
     return table
 
@@ -146,7 +154,7 @@ def _format_memory(memory: dict[str, int | None]) -> str:
 
 
 def _show_errors(console: Console, report: BackendReport) -> None:
-    """Print the errors in full below the table, where there is room for them."""
+    """Print the errors in full below the table, which is too narrow for them."""
     for device in report.devices or []:
         if device["error"] is not None:
             place = f"{report.name}, {device['device']}: "
@@ -164,13 +172,13 @@ def _describe_virtual_gpus(examination: Examination) -> list[str]:
 
 def _describe_replaced_gpus(real_gpus: int | None) -> str:
     if not real_gpus:
-        return "The machine has no real one."
-    number = "1 real one" if real_gpus == 1 else f"{real_gpus} real ones"
-    return f"They replace the {number} of the machine in this process."
+        return "The machine has no real GPU."
+    number = "1 real GPU" if real_gpus == 1 else f"{real_gpus} real GPUs"
+    return f"In this process they replace the {number} of the machine."
 
 
 def format_bytes(size: int | None) -> str:
-    """Return a number of bytes for people; ``'-'`` for None.
+    """Return a number of bytes as text; ``'-'`` for None.
 
     >>> format_bytes(None), format_bytes(512), format_bytes(80 * 2**30)
     ('-', '512 B', '80.0 GiB')

@@ -1,8 +1,8 @@
-"""What ``d2ldev doctor`` finds out about the machine, the backends and their devices.
+"""The examination of ``d2ldev doctor``: the machine, the backends and their devices.
 
-Only the active backend's framework is imported. With ``--all`` each of the others is tried in
-a process of its own, because frameworks in one process disturb each other: all of them get the
-first one's cuDNN, and a crash of one would end the examination.
+It imports only the active backend's framework. ``--all`` tries each of the others in its own
+process, because frameworks in one process disturb each other. They all get the cuDNN of the first
+framework, and a crash of one would end the examination.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from d2ldev.registry import discovery, loading, selection
 
 INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
 _SIZE = 64
-# Seconds that a backend has in a process of its own. A first import from a cold disk takes one
-# minute.
+# The seconds for a backend in its own process. A first import from a cold disk takes one minute.
 _PATIENCE = 300
 
 
@@ -47,9 +46,9 @@ class BackendReport:
 
 @dataclass
 class Examination:
-    """Everything that ``d2ldev doctor`` shows, under the keys that its module describes.
+    """The results of ``d2ldev doctor``; ``d2ldev.cli.doctor`` describes the keys.
 
-    ``status`` is the exit status: 0; 1 if something is broken; 2 if something is misspelt.
+    ``status`` is the exit status: 0, 1 after a failure, 2 after an invalid name.
     """
 
     active: str | None = None
@@ -60,7 +59,7 @@ class Examination:
     status: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document whose keys are described in ``d2ldev.cli.doctor``."""
+        """Return the document of ``--json``; see ``d2ldev.cli.doctor``."""
         document: dict[str, Any] = {
             "healthy": self.status == 0,
             "active": self.active,
@@ -95,10 +94,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
                 try_elsewhere(report, notes)
             examination.backends.append(report)
     known = ", ".join(settings.VARIABLES)
-    notes += [
-        f"{name} changes nothing: d2ldev has {known}, and no such variable"
-        for name in settings.unknown()
-    ]
+    notes += [f"{name} has no effect: d2ldev reads {known}" for name in settings.unknown()]
     examination.notes = notes
     if active is not None:
         examination.active = active.name
@@ -111,15 +107,14 @@ def examine_machine(*, every_backend: bool) -> Examination:
 
 
 def _find_wanted_backend() -> str:
-    """Return the backend that would be active if it could be used."""
+    """Return the name of the backend that is active if it can be used."""
     return discovery.canonical_name(selection.choice().name)
 
 
 def _is_sick(report: BackendReport) -> bool:
-    """Tell whether an installed backend, or one of its devices, failed when it was tried.
+    """Return whether an installed backend, or one of its devices, failed in its trial.
 
-    A backend that fails to import does not count: a broken package does no harm as long as nobody
-    uses it.
+    A backend that fails to import does not count: an unused broken package does no harm.
     """
     if report.status == INSTALLED and report.error is not None:
         return True
@@ -127,7 +122,7 @@ def _is_sick(report: BackendReport) -> bool:
 
 
 def find_report(name: str) -> BackendReport:
-    """Return what can be said of a known backend without importing its framework."""
+    """Return the report of a known backend, without importing its framework."""
     point = discovery.find_backends()[name]
     found: dict[str, str | None] = {}
     if point.dist is not None and point.dist.name != "d2ldev":
@@ -144,7 +139,7 @@ def find_report(name: str) -> BackendReport:
 
 
 def add_devices(report: BackendReport, backend: Backend) -> None:
-    """Add what a loaded backend says of itself, and try each of its devices."""
+    """Add the versions of a loaded backend to its report, and try each of its devices."""
     try:
         report.versions = {name: find_version(name) for name in backend.distributions}
         report.devices = [examine_device(backend, device) for device in backend.devices()]
@@ -155,14 +150,14 @@ def add_devices(report: BackendReport, backend: Backend) -> None:
 
 def _add_error(report: BackendReport, error: Exception) -> None:
     if isinstance(error, InvalidDeviceError):
-        return  # the misspelt number of virtual GPUs is not a backend's fault
+        return  # an invalid number of virtual GPUs is not the backend's fault
     if isinstance(error, BackendNotInstalledError) and report.status == INSTALLED:
         report.status = BROKEN
     report.error = report.error or in_words(error).partition("\n")[0]
 
 
 def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
-    """Examine a backend in a process of its own."""
+    """Examine a backend in its own process."""
     try:
         process = subprocess.run(
             [sys.executable, "-P", "-m", "d2ldev", "doctor", "--json"],
@@ -188,16 +183,16 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
 
 
 def examine_device(backend: Backend, device: Device) -> dict[str, Any]:
-    """Ask about a device and compute on it; an error is part of what is found."""
+    """Return the state of a device after computing on it; an error is part of the state."""
     platform = utilisation = error = None
     memory = UNKNOWN_MEMORY
     try:
         platform = backend.platform(device)
-        # Asked before the probe, which itself keeps the GPU busy.
+        # Before the probe, which itself keeps the GPU busy.
         utilisation = nvml.utilisation_of(device.index) if platform == "cuda" else None
         check_device(backend, device)
         memory = backend.memory(device)
-    except Exception as problem:  # whatever a driver or a third party's backend raises
+    except Exception as problem:  # a driver or a third party's backend may raise anything
         error = in_words(problem)
     return {
         "device": str(device),
@@ -213,15 +208,15 @@ def check_device(backend: Backend, device: Device) -> None:
     """Allocate on a device, compute there, copy to the CPU and back, and check every value.
 
     Raises:
-        RuntimeError: if a result is somewhere else, or is wrong.
-        Exception: whatever the framework raises.
+        RuntimeError: if a result is on another device, or is wrong.
+        Exception: any error of the framework.
     """
     ones = backend.ones((_SIZE, _SIZE), dtype="float32", device=device)
     _check_place(backend, ones, device, "the tensor of ones")
     with backend.strict():  # outside of a scope TensorFlow computes on its default device
         product = ones @ ones
     _check_place(backend, product, device, "the product")
-    # ``copy``, because on the CPU itself ``to`` would have nothing to do.
+    # ``copy``, because on the CPU ``to`` is a no-op.
     on_cpu = backend.copy(product, backend.cpu())
     _check_place(backend, on_cpu, backend.cpu(), "the copy to the CPU")
     again = backend.copy(on_cpu, device)
@@ -242,7 +237,7 @@ def _check_place(backend: Backend, x: object, device: Device, what: str) -> None
 
 
 def find_version(name: str) -> str | None:
-    """Return the version of a distribution, or of one that has such a module; None if none has."""
+    """Return the version of a distribution, given its name or its module; None if it is missing."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -252,7 +247,7 @@ def find_version(name: str) -> str | None:
 
 
 def list_versions() -> dict[str, str | None]:
-    """Return the versions of everything that does not belong to one backend."""
+    """Return the versions of d2ldev, Python, the platform and NumPy."""
     return {
         "d2ldev": __version__,
         "python": platform.python_version(),

@@ -38,15 +38,14 @@ VirtualGpus = Annotated[
         metavar="N",
         min=0,
         max=MAX_VIRTUAL_GPUS,
-        help="Use N GPUs that are not there, as D2LDEV_VIRTUAL_GPUS=N does.",
+        help="Use N virtual GPUs, as D2LDEV_VIRTUAL_GPUS=N does.",
     ),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
-def _folder(text: str) -> Any:
-    return typer.Option(metavar="DIR", file_okay=False, resolve_path=True, help=text)
+_FOLDER: dict[str, Any] = {"metavar": "DIR", "file_okay": False, "resolve_path": True}
 
 
 def _show_version(wanted: bool) -> None:
@@ -65,10 +64,10 @@ def d2ldev(
     """One device API for PyTorch, JAX, TensorFlow and MXNet.
 
     D2LDEV_BACKEND=torch (or jax, tensorflow, mxnet, reference) chooses the backend, and
-    D2LDEV_VIRTUAL_GPUS=2 gives it two GPUs that are not there.
+    D2LDEV_VIRTUAL_GPUS=2 gives it two virtual GPUs.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that is not UTF-8 shows a question mark instead of a traceback.
+        # A terminal without UTF-8 then shows a question mark, not a traceback.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
@@ -78,7 +77,7 @@ def doctor(
     as_json: AsJson = False,
     every_backend: Annotated[
         bool,
-        typer.Option("--all", help="Try every installed backend, each in a process of its own."),
+        typer.Option("--all", help="Try every installed backend, each in its own process."),
     ] = False,
 ) -> None:
     """Show the backends and devices of this machine, and compute on each device."""
@@ -89,10 +88,13 @@ def doctor(
 def tour(
     virtual_gpus: VirtualGpus = None,
     notebook: Annotated[
-        Path | None, _folder("Write the chapter as tour.ipynb into this folder, and run nothing.")
+        Path | None,
+        typer.Option(
+            **_FOLDER, help="Write the chapter as tour.ipynb into this folder, without running it."
+        ),
     ] = None,
 ) -> None:
-    """Run the chapter "GPUs" on the active backend: each cell, and what it prints."""
+    """Run the chapter "GPUs" on the active backend, and show each cell with its output."""
     raise typer.Exit(tour_command.run(virtual_gpus=virtual_gpus, notebook=notebook))
 
 
@@ -103,17 +105,19 @@ def conformance(
     ],
     pytest_arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="Handed to pytest: -k EXPRESSION ..."),
+        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="Options for pytest: -k EXPRESSION ..."),
     ] = None,
     require_gpus: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Fail if there are fewer GPUs.")
+        int | None, typer.Option(metavar="N", min=0, help="Fail with fewer than N GPUs.")
     ] = None,
     virtual_gpus: VirtualGpus = None,
     profile: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Run a profile: quick, default, everywhere, or nightly."),
     ] = None,
-    report: Annotated[Path | None, _folder("Write the report into this folder.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(**_FOLDER, help="Write the report into this folder.")
+    ] = None,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
     request = conformance_command.Request(
@@ -138,37 +142,42 @@ def bench(
         typer.Option(
             "--backend",
             metavar="NAME",
-            help="Measure this backend; several are compared, each in a process of its own.",
+            help="Measure this backend. Repeat it to compare backends, each in its own process.",
         ),
     ] = None,
     virtual_gpus: VirtualGpus = None,
     size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=65536, help="Of the exercise, instead of its own."),
+        typer.Option(
+            metavar="N", min=1, max=65536, help="The size of the exercise, in place of its default."
+        ),
     ] = None,
     is_small: Annotated[
-        bool, typer.Option("--small", help="Small sizes, to try it out; no figure means much.")
+        bool,
+        typer.Option("--small", help="Use small sizes to try it out; the figures mean little."),
     ] = False,
     matmul_precision: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"Of products: {', '.join(MATMUL_PRECISIONS)}; else D2LDEV_MATMUL_PRECISION, else "
-            "highest.",
+            help=f"The precision of products: {', '.join(MATMUL_PRECISIONS)}. Default: "
+            "D2LDEV_MATMUL_PRECISION, or highest.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the exercises of the chapter "GPUs" on every device of a backend."""
     if every_exercise == (exercise is not None):
-        raise typer.BadParameter(f"say which exercise, or --all: {', '.join(EXERCISES)}")
+        raise typer.BadParameter(f"name an exercise, or --all: {', '.join(EXERCISES)}")
     if exercise is not None and exercise not in EXERCISES:
-        raise typer.BadParameter(f"no exercise {exercise!r}: there are {', '.join(EXERCISES)}")
+        raise typer.BadParameter(
+            f"unknown exercise {exercise!r}: use one of {', '.join(EXERCISES)}"
+        )
     if matmul_precision is not None and matmul_precision not in MATMUL_PRECISIONS:
         names = ", ".join(MATMUL_PRECISIONS)
-        raise typer.BadParameter(f"no precision {matmul_precision!r}: there are {names}")
+        raise typer.BadParameter(f"unknown precision {matmul_precision!r}: use one of {names}")
     if size is not None and (every_exercise or is_small):
-        raise typer.BadParameter("--size is of one exercise, and goes without --all and --small")
+        raise typer.BadParameter("--size needs one exercise, without --all and --small")
     request = bench_command.Request(
         exercises=tuple(EXERCISES) if exercise is None else (exercise,),
         backends=tuple(backends or ()),
@@ -188,19 +197,23 @@ def launch(
         typer.Argument(metavar="PROGRAM [ARGUMENTS]", help="A Python file, and its arguments."),
     ],
     processes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many on this machine.")
+        int, typer.Option(metavar="N", min=1, help="The number of processes on this machine.")
     ] = 1,
-    nodes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many machines there are.")
-    ] = 1,
+    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="The number of machines.")] = 1,
     node_rank: Annotated[
-        int, typer.Option(metavar="N", min=0, help="This one's number, from 0.")
+        int, typer.Option(metavar="N", min=0, help="The number of this machine, from 0.")
     ] = 0,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Of machine 0, where all others call.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="The address of machine 0, to which the others connect."
+        ),
     ] = "",
     restarts: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Start all again so often after one has failed.")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Restart all processes up to N times after a failure."
+        ),
     ] = 0,
     timeout: Annotated[
         float | None,
@@ -208,16 +221,16 @@ def launch(
             metavar="SECONDS",
             min=1,
             max=86400,
-            help="After so long without a sign a process is lost; 60, or D2LDEV_PEER_TIMEOUT.",
+            help="A silent process is lost after this time. Default: D2LDEV_PEER_TIMEOUT, or 60.",
         ),
     ] = None,
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="PROGRAM is a module, as for python -m.")
     ] = False,
 ) -> None:
-    """Run a program on several processes and machines, which train one model together.
+    """Run a program in several processes, on one or several machines, to train one model.
 
-    Each process has torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...), and Trainer finds
+    Each process gets torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...), and Trainer reads
     them. The exit status is that of the process that failed first.
     """
     command = [sys.executable, *(["-m"] if is_module else []), *program]
@@ -231,19 +244,19 @@ def launch(
 
 
 def main() -> None:
-    """Run the command; an output that cannot be written is one line, and the exit status 1."""
+    """Run the command. If its output cannot be written, print one line and exit with status 1."""
     output = sys.stdout
     try:
-        if output is None:  # as ``>&-`` leaves it
+        if output is None:  # after ``>&-``
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         try:
             app(prog_name="d2ldev")
         finally:
-            if sys.stdout is not output:  # typer met a closed pipe, and says nothing of it
+            if sys.stdout is not output:  # typer hides a closed pipe
                 raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
             output.flush()
     except OSError as error:
-        # Python tries once more to write what is left, when it ends.
+        # At its end Python tries once more to write the rest.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         if output is not None:
             os.dup2(nowhere, 1)

@@ -1,4 +1,4 @@
-"""Helpers of the subcommands: where they print, how errors and notes look, other processes."""
+"""Helpers of the subcommands: consoles, errors and notes, and environments of processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from d2ldev.errors import D2LDevError, D2LDevWarning, InvalidDeviceError, Unknow
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Let the command say it, which otherwise would end without a word."""
-        raise  # it is called where the error is handled
+        """Raise the error for the command to report: ``rich`` would end silently."""
+        raise  # rich calls this while it handles the error
 
 
 def make_console() -> Console:
@@ -29,7 +29,7 @@ def make_console() -> Console:
 def complain(message: str) -> None:
     """Print an error on the standard error: in red, its fix in the usual colour.
 
-    The lines are not wrapped, so that a command in them can be copied.
+    The lines are not wrapped: a reader may copy a command from them.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     first, *rest = message.splitlines()
@@ -44,12 +44,12 @@ def show_note(console: Console, note: str) -> None:
 
 
 def exit_status(error: Exception) -> int:
-    """Return 2 for what the user misspelt, as for a wrong option; 1 for what is broken."""
+    """Return 2 for an invalid name or number, as for a wrong option; 1 for any other error."""
     return 2 if isinstance(error, (UnknownBackendError, InvalidDeviceError)) else 1
 
 
 def in_words(error: BaseException) -> str:
-    """Return an exception as Python itself shows it: its type and its message."""
+    """Return an exception as Python shows it: its type and its message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -59,10 +59,7 @@ def message_of(error: Exception) -> str:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return the variables of a new process, which finds the packages of this one.
-
-    So it runs in a checkout, too.
-    """
+    """Return the variables of a new process that finds this one's packages, as in a checkout."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
 
 

@@ -1,8 +1,9 @@
 """``d2ldev tour``: the chapter "GPUs", run on the active backend, or written as a notebook.
 
-The chapter is in the percent format: a line ``# %%`` starts a cell of code, and ``# %% [markdown]``
-one of text. Tags follow it. ``gpus=2`` needs so many GPUs, and ``raises-exception`` has to raise.
-``X@d2l.gpu(1)`` claims that ``X`` is on a device; both sides are expressions without white space.
+The chapter is in the percent format: ``# %%`` starts a cell of code, ``# %% [markdown]`` a cell of
+text. Tags follow it. A cell with ``gpus=2`` needs two GPUs, and a cell with
+``raises-exception`` has to raise an error. ``X@d2l.gpu(1)`` asserts that ``X`` is on that device;
+both sides are expressions without white space.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def run(*, virtual_gpus: int | None, notebook: Path | None = None) -> int:
     """Run the chapter's cells, or write them, and return the exit status: 1 if a cell failed.
 
     Args:
-        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment; if that
-            does not say, a machine without GPUs gets two virtual ones.
+        virtual_gpus: as for ``d2ldev.virtual_gpus``; None uses the environment's number. Without
+            either, a machine without GPUs gets two virtual ones.
         notebook: the folder for the notebook; None runs the cells.
     """
     console, cells = screen.make_console(), read_cells(CHAPTER.read_text("utf-8"))
@@ -61,7 +62,7 @@ def run(*, virtual_gpus: int | None, notebook: Path | None = None) -> int:
 
 
 def _choose_virtual_gpus() -> int | None:
-    """Return the number of virtual GPUs that the tour needs; None where there are real ones."""
+    """Return the number of virtual GPUs that the tour needs; None with real GPUs."""
     name = discovery.canonical_name(selection.choice().name)
     if name not in discovery.find_backends() or selection.is_loaded(name):
         return None
@@ -70,7 +71,7 @@ def _choose_virtual_gpus() -> int | None:
 
 
 def read_cells(text: str) -> list[Cell]:
-    """Return the cells of a text; what comes before the first one is for the editor."""
+    """Return the cells of a text, without the lines above the first cell."""
     _, *pieces = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)
     return [_make_cell(*each) for each in zip(pieces[1::2], pieces[::2], strict=True)]
 
@@ -89,7 +90,7 @@ def _make_cell(source: str, marks: str = "") -> Cell:
 
 
 def write_notebook(folder: Path, cells: list[Cell], virtual_gpus: int | None) -> None:
-    """Write ``tour.ipynb``, which makes virtual GPUs if their number is given."""
+    """Write ``tour.ipynb``, which makes the given number of virtual GPUs, if any."""
     if virtual_gpus is not None:
         make_them = _make_cell(f"import d2ldev\n\nd2ldev.virtual_gpus({virtual_gpus})")
         cells = [*cells[:1], make_them, *cells[1:]]
@@ -101,7 +102,7 @@ def write_notebook(folder: Path, cells: list[Cell], virtual_gpus: int | None) ->
 
 
 def walk(cells: list[Cell], backend: Backend, console: Console, notes: list[str]) -> int:
-    """Show every cell and what it prints, then the notes, and return the exit status."""
+    """Show every cell with its output, then the notes, and return the exit status."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     counts: Counter[str] = Counter()
     has = f"{backend.name} has {backend.num_gpus()} here"
@@ -122,7 +123,9 @@ def walk(cells: list[Cell], backend: Backend, console: Console, notes: list[str]
         screen.show_note(console, note)
     console.print(f"{counts['ran']} cells ran on {backend.name}.", style="green")
     if counts["left out"]:
-        words = f"{counts['left out']} cells left out, for want of GPUs: {has}. Two virtual ones:"
+        words = (
+            f"{counts['left out']} cells were left out, which need more GPUs: {has}. Virtual GPUs:"
+        )
         console.print(f"{words}\nd2ldev tour --virtual-gpus 2", style="yellow")
     if counts["failed"]:
         console.print(f"{counts['failed']} cells failed.", style="bold red")
@@ -130,7 +133,7 @@ def walk(cells: list[Cell], backend: Backend, console: Console, notes: list[str]
 
 
 def run_cell(cell: Cell, namespace: dict[str, Any], backend: Backend) -> bool:
-    """Run a cell of code, print what it shows, and return whether it did what its tags say."""
+    """Run a cell of code, print its output, and return whether its tags hold."""
     tags = cell["metadata"]["tags"]
     has_to_raise = "raises-exception" in tags
     failure = "no error was raised, but one should have been" if has_to_raise else ""
@@ -138,7 +141,7 @@ def run_cell(cell: Cell, namespace: dict[str, Any], backend: Backend) -> bool:
         with np.printoptions(precision=4, suppress=True):
             *statements, last = ast.parse(cell["source"]).body
             exec(compile(ast.Module(statements, []), "<cell>", "exec"), namespace)  # noqa: S102
-            # As in a notebook, the value of the last line is shown.
+            # Show the value of the last line, as a notebook does.
             exec(compile(ast.Interactive([last]), "<cell>", "single"), namespace)  # noqa: S102
         for what, where in (tag.split("@") for tag in tags if "@" in tag):
             device = eval(where, namespace)  # noqa: S307

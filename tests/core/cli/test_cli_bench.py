@@ -45,7 +45,7 @@ def test_the_threads_and_the_load_are_printed_and_a_loaded_machine_is_warned_of(
     printed = squeezed(capsys.readouterr().out)
     assert "Its load was 3 before." in printed
     assert "It is loaded." in printed
-    assert "reference does not say with how many threads it computes on the CPU" in printed
+    assert "reference does not report its number of threads on the CPU" in printed
 
 
 def test_a_row_without_figures_has_its_reason_below_the_table():
@@ -105,7 +105,7 @@ def test_it_is_said_what_products_were_computed_in():
 def test_a_precision_that_is_none_is_refused_with_those_there_are():
     done = run_command("bench", "log", "--small", "--matmul-precision", "float32")
     assert done.returncode == 2
-    assert "no precision 'float32': there are highest, high, medium" in squeezed(done.stderr)
+    assert "unknown precision 'float32': use one of highest, high, medium" in squeezed(done.stderr)
 
 
 def test_all_exercises_are_in_the_document():
@@ -156,11 +156,11 @@ def test_an_exercise_that_failed_is_an_error_and_exit_status_1(monkeypatch, caps
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "say which exercise, or --all"),
-        (["log", "--all"], "say which exercise, or --all"),
-        (["lgo"], "no exercise 'lgo': there are matmul"),
-        (["--all", "--size", "3"], "--size is of one exercise"),
-        (["log", "--small", "--size", "3"], "--size is of one exercise"),
+        ([], "name an exercise, or --all"),
+        (["log", "--all"], "name an exercise, or --all"),
+        (["lgo"], "unknown exercise 'lgo': use one of matmul"),
+        (["--all", "--size", "3"], "--size needs one exercise"),
+        (["log", "--small", "--size", "3"], "--size needs one exercise"),
         (["log", "--size", "0"], "equal to 1"),
         (["log", "--size", "ten"], "valid integer"),
         (["log", "--backend", "trch"], "known: torch, jax, tensorflow, mxnet, reference"),
@@ -185,5 +185,5 @@ def test_an_interruption_is_one_line_and_its_status(monkeypatch, capsys):
 
     monkeypatch.setattr(Exercise, "run", run)
     assert bench.run(Request(("log",), ("reference",))) == 130
-    said = "error: cannot go on measuring: interrupted\n"
+    said = "error: the measurement was interrupted\n"
     assert capsys.readouterr().err == said

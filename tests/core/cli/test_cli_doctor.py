@@ -104,7 +104,7 @@ def test_without_a_framework_the_fallback_is_a_note_and_no_warning():
 
 def test_a_variable_that_d2ldev_does_not_have_is_remarked_on():
     done = run_command("doctor", D2LDEV_VIRTUAL_GPU="2")
-    assert "note: D2LDEV_VIRTUAL_GPU changes nothing" in done.stdout
+    assert "note: D2LDEV_VIRTUAL_GPU has no effect" in done.stdout
     assert "D2LDEV_VIRTUAL_GPUS" in done.stdout
 
 
@@ -346,9 +346,9 @@ def test_virtual_gpus_are_said_to_be_virtual(doctor):
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (0, "The machine has no real one."),
-        (1, "They replace the 1 real one of the machine"),
-        (3, "They replace the 3 real ones of the machine"),
+        (0, "The machine has no real GPU."),
+        (1, "they replace the 1 real GPU of the machine"),
+        (3, "they replace the 3 real GPUs of the machine"),
     ],
 )
 def test_it_says_which_real_gpus_virtual_ones_replace(reference, monkeypatch, count, words):

@@ -151,7 +151,7 @@ def test_a_cell_that_needs_more_gpus_is_shown_and_not_run(walked):
     assert status == 0
     assert "1 / 0" in text
     assert "needs 3 GPUs: reference has 2 here" in text
-    assert "1 cells left out" in text
+    assert "1 cells were left out" in text
 
 
 def test_text_has_the_width_of_the_terminal(walked):
@@ -301,7 +301,9 @@ def test_without_a_gpu_the_cells_for_two_are_left_out_and_the_rest_runs():
     left_out = sum("gpus=2" in cell["metadata"]["tags"] for cell in CODE)
     assert done.returncode == 0
     assert f"{len(CODE) - left_out} cells ran on reference." in done.stdout
-    assert f"{left_out} cells left out, for want of GPUs: reference has 0 here" in done.stdout
+    assert (
+        f"{left_out} cells were left out, which need more GPUs: reference has 0 here" in done.stdout
+    )
     assert "d2ldev tour --virtual-gpus 2" in done.stdout
 
 
