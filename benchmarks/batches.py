@@ -71,8 +71,8 @@ def _copy_floors(backend: Any) -> Iterator[Row]:
     x = backend.ones(_FLOATS)
     names = {"handle": Handle(), "x": x}
     for floor, ours in (
-        ("a method that calls one", "handle.copy(x)"),
-        ("a method that asks what x is and where, and calls one", "handle.copy_known(x)"),
+        ("a method that calls clone", "handle.copy(x)"),
+        ("a method that checks x and its device, and calls clone", "handle.copy_known(x)"),
     ):
         yield Comparison(f"floor of copy on the CPU: {floor}", ours, "x.clone()", None, names)
 

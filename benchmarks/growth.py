@@ -122,7 +122,7 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         batch = _nest([backend.ones(4) for _ in range(size)])
         return lambda: backend.copy(batch)
 
-    yield Growth("to, leaves that are there", "backend.to(batch, device)", "leaves", leaves, to)
+    yield Growth("to, leaves already there", "backend.to(batch, device)", "leaves", leaves, to)
     yield Growth("copy, leaves of 16 bytes", "backend.copy(batch)", "leaves", leaves, copy)
 
     def place(size: int) -> Callable[[], object]:

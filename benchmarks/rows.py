@@ -23,7 +23,7 @@ def import_rows() -> Iterator[Row]:
     """Measure what importing d2ldev costs, whatever the framework."""
     yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=15)
     yield ProcessComparison(
-        "import what d2ldev needs of Python's library",
+        "import Python's own modules that d2ldev needs",
         "import functools, importlib.util, reprlib, threading, warnings, weakref",
         "pass",
         aim=None,
@@ -70,15 +70,17 @@ def torch_rows() -> Iterator[Row]:
         ) -> Comparison:
             return Comparison(name, f"{via}.{ours}", theirs, aim, names, note)
 
-        yield row("to, a tensor that is there", "to(x, device)", "x.to(native)", 0.75)
+        yield row("to, a tensor already there", "to(x, device)", "x.to(native)", 0.75)
         yield row("device_of", "device_of(x)", "x.device", 1.7)
         ones, zeros = "ones((2, 3), device=device)", "zeros((2, 3), device=device)"
         yield row("ones", ones, "torch.ones((2, 3), device=native)", 1.05)
         yield row("ones, separate sizes", ones, "torch.ones(2, 3, device=native)", None)
         yield row("zeros", zeros, "torch.zeros((2, 3), device=native)", None)
         theirs = "" if accelerate else "send_to_device(batch, native)"
-        yield row("to, a batch that is there", "to(batch, device)", theirs, 0.30, accelerate)
-        yield row("place, 50 layers there", "place(model, device)", "model.to(native)", 1.10)
+        yield row("to, a batch already there", "to(batch, device)", theirs, 0.30, accelerate)
+        yield row(
+            "place, 50 layers already there", "place(model, device)", "model.to(native)", 1.10
+        )
 
     yield from _call_rows(x)
     yield from batches.placement_rows(d2ldev.backend)
@@ -131,21 +133,21 @@ def _virtual_operation_rows(backend: Any) -> Iterator[Row]:
         ("relu", "relu(x_gpu)", "relu(x)", 5.0, ""),
         ("matmul", "x_gpu @ y_gpu", "x @ y", 5.0, ""),
         (
-            "the least that x + y can cost",
+            "the lowest cost of x + y",
             "kernel(x_gpu, y_gpu)",
             "x + y",
             None,
             "a Python kernel that runs the CPU's and makes no result",
         ),
         (
-            "the least, with a result",
+            "the lowest cost with a result",
             "with_result(x_gpu, y_gpu)",
             "x + y",
             None,
             "and makes a tensor of the virtual GPU on the memory of the CPU's result",
         ),
         (
-            "the least, with its operands",
+            "the lowest cost with operands",
             "with_operands(x_gpu, y_gpu)",
             "x + y",
             None,
@@ -325,10 +327,10 @@ def _rows(
     place: str,
 ) -> Iterator[Row]:
     """Make the same comparisons for each framework, and show what the question alone takes."""
-    yield Comparison("to, a tensor that is there", "backend.to(x, device)", *to, names)
-    floor = "to, a tensor that is there: device_of alone"
+    yield Comparison("to, a tensor already there", "backend.to(x, device)", *to, names)
+    floor = "to, a tensor already there: device_of alone"
     yield Comparison(floor, "backend.device_of(x)", to[0], None, names)
-    yield Comparison("to, a batch that is there", "backend.to(batch, device)", *batch, names)
+    yield Comparison("to, a batch already there", "backend.to(batch, device)", *batch, names)
     yield Comparison("ones", "backend.ones((2, 3), device=device)", ones, 1.05, names)
     ours = "backend.place(model, next(devices))"
     yield Comparison(f"place, {_LAYERS} layers that move", ours, place, 1.10, names)

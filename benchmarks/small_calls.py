@@ -92,7 +92,7 @@ def works(backend: Any, device: Any, products: int) -> Iterator[Work]:
     ways |= {"its product": f"{repeated}a @ b", "and its norm": f"{repeated}norm(a @ b)"}
     names = {"logs": logs, "a": a, "b": b, "norm": framework_of(backend).tensors.norm}
     log = "a DeviceLog with one transfer"
-    yield Work("a norm that is logged", ways, names, LOG_AIM, log, products)
+    yield Work("log a norm", ways, names, LOG_AIM, log, products)
 
 
 def _own_names(framework: str) -> dict[str, Any]:

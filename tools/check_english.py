@@ -35,7 +35,7 @@ DONE += (
     "d2ldev/framework",
     "d2ldev/nesting",
 )
-DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md")
+DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md", "docs/speed-tables.md")
 DONE += ("backends/d2ldev_tensorflow", "backends/d2ldev_torch")
 DONE += ("backends/d2ldev_jax", "backends/d2ldev_reference")
 DONE += ("d2ldev/cli",)
@@ -128,7 +128,7 @@ def read_markdown(text: str) -> Iterator[tuple[int, str]]:
     It also leaves out tables between markers, which ``tools/tables.py`` writes.
     """
     text = re.sub(r"^( *)```.*?^\1```$", _blank, text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"<!-- (\w+) -->.*?<!-- end of \1 -->", _blank, text, flags=re.DOTALL)
+    text = re.sub(r"<!-- ([\w-]+) -->.*?<!-- end of \1 -->", _blank, text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", _blank, text, flags=re.DOTALL)
     yield from join_lines(
         (number, "" if line.lstrip().startswith(("|", "#")) else line)

@@ -19,8 +19,8 @@ from natives import jax_names
 
 _PUT = "device_put is compiled code, around which d2ldev checks the devices first"
 _UNCOMMITTED = (
-    "the tensor of Keras' is not committed to the device, and may leave it in the next operation; "
-    "d2ldev's is, which takes JAX longer"
+    "Keras does not commit the tensor to the device, and the next operation may move it; "
+    "d2ldev commits it, which takes JAX longer"
 )
 
 
