@@ -969,8 +969,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 of this backend and NumPy arrays, which are copied.
             strict: True requires each tensor in the object and in the file. False ignores tensors
                 that only one side has. Other shapes and dtypes are errors even then.
-            only: the name of the one part of the file to read: ``'parts.model'`` is the model in a
-                checkpoint of ``Trainer.fit``. The compared names begin after it.
+            only: the name of the one value in the file to read: ``'components.model'`` is the model
+                in a checkpoint of ``Trainer.fit``. The compared names begin after it.
 
         Returns:
             The object to use from then on, as with ``place``: the model itself. Containers are new

@@ -93,15 +93,15 @@ class ReferenceLearner(Learner):
         return each_of(lambda x: x * 0.0, self._model.layers)
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
 
     @property
     def input_names(self) -> tuple[str, ...]:
         return ("x",)
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        self._model, self._optimizer = parts["model"], parts["optimizer"]
+    def replace(self, components: dict[str, Any]) -> None:
+        self._model, self._optimizer = components["model"], components["optimizer"]
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         loss, prediction, gradients = self._differentiate(self._model, inputs, y)

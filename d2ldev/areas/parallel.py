@@ -165,7 +165,7 @@ class Parallel:
             The loss of a step may be that of the whole batch, in all processes. ``portion`` is set
             before each ``step``. A step uses the gradients of the mean over the whole batch,
             clipped by their global norm. So all processes have the same parameters after it.
-            ``evaluate``, ``predict`` and ``parts`` belong to this process alone.
+            ``evaluate``, ``predict`` and ``components`` belong to this process alone.
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that it cannot train.

@@ -194,19 +194,18 @@ d2l.device_of(y)
 # %% [markdown]
 # An optimizer has state of its own, such as momentum, which moves with the model. So a model can take one training step on each GPU in turn.
 
-# %% gpus=2 learner.parts@d2l.try_all_gpus()[-1]
+# %% gpus=2 learner.components@d2l.try_all_gpus()[-1]
 net = d2l.mlp([2, 8, 1])
 learner = d2l.learner(net, lr=0.1)
 features = d2l.rand((8, 2), seed=0)
 batch = features, features @ d2l.ones((2, 1))
 for device in d2l.try_all_gpus():
     learner.sync()
-    parts = d2l.place(learner.parts, device)
-    learner.replace(parts)
+    learner.replace(d2l.place(learner.components, device))
     x, y = d2l.to(batch, device)
     with d2l.strict():
         loss, _ = learner.step((x,), y)
-    found = d2l.placement(learner.parts)
+    found = d2l.placement(learner.components)
     loss = float(d2l.to_numpy(loss))
     print(f"{loss:.3f}", *set(found.values()))
 

@@ -92,10 +92,10 @@ class Checkpoint:
 
     def _read_description(self, text: str) -> tuple[Any, list[Outline]]:
         told = parse(text)
-        check(isinstance(told, dict), "a part")
-        parts = [told.get(name) for name in ("backend", "tensors", "containers")]
-        are_right = map(isinstance, parts, (str, list, list))
-        check(all(are_right) and "root" in told, "a part")
+        check(isinstance(told, dict), "an entry")
+        entries = [told.get(name) for name in ("backend", "tensors", "containers")]
+        are_right = map(isinstance, entries, (str, list, list))
+        check(all(are_right) and "root" in told, "an entry")
         self.writer = told["backend"]
         table = []
         for row in told["tensors"]:
@@ -132,7 +132,7 @@ class Checkpoint:
         return Stored("tensor", name, dtype, numbers, entry.shape[:cut])
 
     def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
-        """Read the whole file; see ``part`` and ``build``."""
+        """Read the whole file; see ``read_node`` and ``build``."""
         by_name = {x.name: x for x in self._tensors_of(self._rows)}
         if isinstance(self.outline, Stored):
             by_name[self.outline.name] = self.outline
@@ -143,8 +143,8 @@ class Checkpoint:
     def _tensors_of(self, rows: Iterable[Outline]) -> Iterator[Stored]:
         return (x for row in rows for x in row.items if isinstance(x, Stored))
 
-    def part(self, node: Any) -> Any:
-        """Read a part of the file, its tensors on the CPU.
+    def read_node(self, node: Any) -> Any:
+        """Read a node of the file, its tensors on the CPU.
 
         Args:
             node: ``outline``, or a child of it: a plain value, a tensor, or a container.

@@ -80,16 +80,16 @@ def load_into(
 def _load(framework: Framework, obj: Any, source: Source, only: str, *, is_strict: bool) -> Any:
     if not isinstance(only, str):
         problem = f"only={describe(only)} is not a name"
-        raise UnsupportedValueError(source.attempted, problem, "only='parts.model'")
+        raise UnsupportedValueError(source.attempted, problem, "only='components.model'")
     found = _under(source.outline, only) if only else source.outline
     if only and found is None:
         few = islice(flatten(source.outline), _COMPARED)
-        names = {part for name in few for part in _beginnings(name[: 5 * _TAIL])}
+        names = {each for name in few for each in _beginnings(name[: 5 * _TAIL])}
         nearest = _nearest(only.rstrip("."), sorted(names))
         raise CheckpointError(
             source.attempted,
             f"it has nothing under {only!r}",
-            f"only={nearest or 'the name of a part of the file'!r}",
+            f"only={nearest or 'the name of a value in the file'!r}",
         )
     put, match = prepare(framework, source, obj, found, is_strict=is_strict)
     value = put()
@@ -97,7 +97,7 @@ def _load(framework: Framework, obj: Any, source: Source, only: str, *, is_stric
 
 
 def _under(node: Any, name: str) -> Any:
-    """Return the part of a file under a dotted name; None if there is none."""
+    """Return the node of a file under a dotted name; None if there is none."""
     if not isinstance(node, Outline):
         return None
     inner: dict[Any, Any] = {}
@@ -114,7 +114,7 @@ def _under(node: Any, name: str) -> Any:
     # The names of a model, or of another program's file.
     rests = {label: str(label).removeprefix(f"{name}.") for label in inner}
     optional = {rest for label, rest in rests.items() if label in node.optional}
-    part = Outline(
+    node_of_names = Outline(
         *(MODEL, list(rests.values()), list(inner.values())),
         optional=optional,
         settings={
@@ -123,11 +123,11 @@ def _under(node: Any, name: str) -> Any:
             if each.startswith(f"{name}.")
         },
     )
-    return part if inner else None
+    return node_of_names if inner else None
 
 
 def _beginnings(name: str) -> Iterator[str]:
-    """Yield the names of the parts that a tensor of this name is in."""
+    """Yield the names of the nodes that a tensor of this name is in."""
     while name := name.rpartition(".")[0]:
         yield name
 
@@ -141,13 +141,13 @@ def _nearest(name: str, names: Sequence[str]) -> str:
 def prepare(
     framework: Framework, source: Source, obj: Any, found: Any, *, is_strict: bool = True
 ) -> tuple[Callable[[], Any], Match]:
-    """Match a nesting with a part of the file, and read that; nothing is changed yet.
+    """Match a nesting with a node of the file, and read that; nothing is changed yet.
 
     Args:
         framework: whose nesting it is.
         source: the file, or a mapping.
         obj: an object like the one that was saved.
-        found: the part: ``source.outline`` or a child of it.
+        found: the node: ``source.outline`` or a child of it.
         is_strict: whether each name has to be on both sides.
 
     Returns:
@@ -200,8 +200,8 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     is_ours = source.writer in (None, framework.name)
     by = "" if is_ours else f", which the {shorten(source.writer)} backend wrote"
     fix = f"{source.look}{by}"
-    if part := _match_part(match):
-        fix = f"backend.load_into(..., only={quote(part)}), or {fix}"
+    if fitting := _find_fitting_node(match):
+        fix = f"backend.load_into(..., only={quote(fitting)}), or {fix}"
     # Such as a module whose parameters are kept apart from it.
     elif match.unexpected and not (match.pairs or match.missing or match.different):
         told.append("what it is loaded into holds no tensors")
@@ -209,15 +209,15 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     raise CheckpointError(source.attempted, f"{'; '.join(told)}; nothing was changed", fix)
 
 
-def _match_part(match: Match) -> str:
-    """Return the part of the file that would fit; empty if there is none."""
+def _find_fitting_node(match: Match) -> str:
+    """Return the name of the node that would fit; empty if there is none."""
     missing, unexpected = match.missing, match.unexpected
     if not missing or len(missing) > len(unexpected):
         return ""
     ends = [other for other in unexpected if other.endswith(f".{missing[0]}")]
-    part = ends[0].removesuffix(f".{missing[0]}") if len(ends) == 1 else ""
-    is_whole = {f"{part}.{name}" for name in missing} == set(unexpected)
-    return part if is_whole else ""
+    name = ends[0].removesuffix(f".{missing[0]}") if len(ends) == 1 else ""
+    is_whole = {f"{name}.{each}" for each in missing} == set(unexpected)
+    return name if is_whole else ""
 
 
 def _some(names: Sequence[str]) -> str:
@@ -263,7 +263,7 @@ def _prepare_state(
 ) -> Any:
     # On the CPU, because the optimizer decides which part of its state belongs where.
     assert isinstance(source, Checkpoint)  # a mapping has no states
-    state = source.part(found)
+    state = source.read_node(found)
     try:
         return framework.files.prepare_state(optimizer, state)
     except D2LDevError:

@@ -563,7 +563,7 @@ def fill(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
 
 
 def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dict[str, Any]:
-    """Return the values in a part of the file by their dotted names, without containers.
+    """Return the values in a node of the file by their dotted names, without containers.
 
     Args:
         node: ``Checkpoint.outline``, or a child of it.

@@ -1,7 +1,7 @@
 """One run of ``fit``: how far it is, and the checkpoint from which it can go on.
 
 A run that was killed and resumed gives the same parameters as one that was not. ``backend.save``
-writes its file, and ``backend.load`` reads it: the model, the optimizer, which parts are frozen,
+writes its file, and ``backend.load`` reads it: the model, the optimizer, what is frozen,
 random numbers, and the state of the batches' order.
 """
 
@@ -39,7 +39,7 @@ from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, check_random_states, random_states
 from d2ldev.training.team import SingleProcess, Team
 
-_FORMAT = "d2ldev training state 7"
+_FORMAT = "d2ldev training state 8"
 
 
 class Saving(NamedTuple):
@@ -268,7 +268,7 @@ class Run:
             },
             # A model that is not built is left out: the random numbers in the state make its
             # initial values.
-            "parts": self._learner.parts if self._learner.is_built else None,
+            "components": self._learner.components if self._learner.is_built else None,
         }
         save(self._framework, state, path)
 
@@ -315,15 +315,15 @@ class Run:
     ) -> None:
         children = self._children(checkpoint)
         if is_handed_over:
-            self._take_parts(checkpoint, children["parts"], first_inputs)
-        run = checkpoint.part(children["run"])
+            self._load_components(checkpoint, children["components"], first_inputs)
+        run = checkpoint.read_node(children["run"])
         if not _is_whole(run):
             raise _file_refusal(checkpoint)
         self._check_settings(run["settings"])
         self._check_names(run["history"].keys())
         put = _put_nothing
         if not is_handed_over:
-            put = self._parts_put(checkpoint, children["parts"], first_inputs)
+            put = self._prepare_components(checkpoint, children["components"], first_inputs)
         learner, training = self._learner, self._framework.training
         order = Order(self._data)
         put_data_back = order.check(order.state())
@@ -364,7 +364,7 @@ class Run:
         return _Within(saved["batches"], log, set_random_states)
 
     def _children(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Return the parts of the file, if it is one of a run."""
+        """Return the entries of the file, if it is one of a run."""
         outline = checkpoint.outline
         children = outline.children() if isinstance(outline, Outline) else {}
         found = children.get("format")
@@ -374,11 +374,11 @@ class Run:
                 f"another version of d2ldev wrote it: {quote(found)}, and this one reads {_FORMAT}",
                 "go on with that version, or begin another run in another file",
             )
-        if children.keys() != {"format", "run", "parts"} or found != _FORMAT:
+        if children.keys() != {"format", "run", "components"} or found != _FORMAT:
             raise _file_refusal(checkpoint)
         return children
 
-    def _parts_put(
+    def _prepare_components(
         self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
     ) -> Callable[[], None]:
         """Return a function that loads the model and the optimizer; so far only shapes are made."""
@@ -400,20 +400,20 @@ class Run:
             finally:
                 put_data_back()
         learner.sync()
-        put, _ = prepare(self._framework, checkpoint, learner.parts, found)
+        put, _ = prepare(self._framework, checkpoint, learner.components, found)
         return lambda: learner.replace(put())
 
-    def _take_parts(
+    def _load_components(
         self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
     ) -> None:
         """Load the model and the optimizer, and the model alone if the optimizer cannot be."""
         try:
-            self._parts_put(checkpoint, found, first_inputs)()
+            self._prepare_components(checkpoint, found, first_inputs)()
         except Exception:
-            parts, model = self._learner.parts, found and found.children()["model"]
+            components, model = self._learner.components, found and found.children()["model"]
             if model is not None:
-                put, _ = prepare(self._framework, checkpoint, parts["model"], model)
-                self._learner.replace({**parts, "model": put()})
+                put, _ = prepare(self._framework, checkpoint, components["model"], model)
+                self._learner.replace({**components, "model": put()})
                 self._learner.sync()
             raise
 

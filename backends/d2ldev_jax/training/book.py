@@ -126,7 +126,7 @@ class BooksLearner(Learner):
         self._trainer, self._is_built = trainer, not is_trained
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         if not self.is_built:
             return {"model": self._module, "optimizer": None}
         state = self._trainer.state
@@ -139,8 +139,10 @@ class BooksLearner(Learner):
     def model(self) -> Any:
         return self._module
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        self._trainer.state = self._trainer.state.replace(**parts["model"], **parts["optimizer"])
+    def replace(self, components: dict[str, Any]) -> None:
+        self._trainer.state = self._trainer.state.replace(
+            **components["model"], **components["optimizer"]
+        )
 
     @property
     def input_names(self) -> tuple[str, ...]:

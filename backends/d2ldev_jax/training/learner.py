@@ -138,13 +138,15 @@ class JaxLearner(Learner):
         self.replace({"model": model, "optimizer": _make_optimizer(model, settings)})
 
     @property
-    def parts(self) -> dict[str, Any]:
-        parts = {"model": self._model, "optimizer": self._optimizer}
+    def components(self) -> dict[str, Any]:
+        components = {"model": self._model, "optimizer": self._optimizer}
         *_, scaler = self._state
-        return parts if scaler is None else {**parts, "scaler": self._places.take_local(scaler)}
+        if scaler is not None:
+            components["scaler"] = self._places.take_local(scaler)
+        return components
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        self._model, self._optimizer = parts["model"], parts["optimizer"]
+    def replace(self, components: dict[str, Any]) -> None:
+        self._model, self._optimizer = components["model"], components["optimizer"]
         is_trained = self.settings.optimizer is not None
         if is_trained and not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
             raise UnsupportedValueError(
@@ -158,7 +160,7 @@ class JaxLearner(Learner):
         # A new optimizer's counter of steps is on the default device.
         self._optimizer = place(self._framework, self._optimizer, device)
         self._places = self._places_from(self._framework.devices.native(device))
-        scaler = parts.get("scaler", self._state[-1])
+        scaler = components.get("scaler", self._state[-1])
         self._sums, self._rate, scaler = self._places.replicate((self._sums, self._rate, scaler))
         self._state = [], [], self._places.broadcast_first(scaler)
         self._take(self._places.place_first_arrays)
@@ -312,7 +314,7 @@ class JaxShardLearner(JaxLearner):
             x.devices() for x in jax.tree.leaves(inputs) if isinstance(x, jax.Array) and x.ndim
         )
         self._places_from = partial(ShardedProcesses, self._group, native)
-        self.replace(self.parts)
+        self.replace(self.components)
 
 
 def _make_optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:

@@ -53,13 +53,13 @@ class MXNetLearner(Learner):
     # -- model and optimizer ----------------------------------------------------------------------
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         self.sync()
         return {"model": self._model, "optimizer": self._trainer}
 
-    def replace(self, parts: dict[str, Any]) -> None:
+    def replace(self, components: dict[str, Any]) -> None:
         self.sync()
-        self._model, self._trainer = parts["model"], parts["optimizer"]
+        self._model, self._trainer = components["model"], components["optimizer"]
         self._sums = place(self._framework, self._sums, self._parameters()[0].list_ctx()[0])
 
     @property

@@ -193,8 +193,8 @@ class MXNetGroupLearner(MXNetLearner):
         # The share of the last part and the dtype of its loss, for which there is ``_head``.
         self._share: tuple[float, Any] | None = None
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        super().replace(parts)
+    def replace(self, components: dict[str, Any]) -> None:
+        super().replace(components)
         self._keys, self._share = [], None
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -222,7 +222,9 @@ class MXNetGroupLearner(MXNetLearner):
                 "the optimizer has parameters that the model does not, and they have no shape yet",
                 "name their shapes, such as Dense(8, in_units=3)",
             )
-        found = list_needed_tensors(self._framework, self.parts, "begin with the model of rank 0")
+        found = list_needed_tensors(
+            self._framework, self.components, "begin with the model of rank 0"
+        )
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([self._settings_in_common(), *((x.shape, str(x.dtype)) for x in arrays)])
         own = None if self._group.rank else progress_of(self._trainer)

@@ -78,15 +78,15 @@ class TensorFlowLearner(Learner):
     # -- model and optimizer ----------------------------------------------------------------------
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
 
     @property
     def model(self) -> Any:
         return self._model
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        self._model, self._optimizer = parts["model"], parts["optimizer"]
+    def replace(self, components: dict[str, Any]) -> None:
+        self._model, self._optimizer = components["model"], components["optimizer"]
         # A functional model takes a list of tensors as one argument.
         self._takes_list = is_of_keras(self._model, "Model") and hasattr(self._model, "inputs")
         self._is_layer = is_of_keras(self._model, "Layer")

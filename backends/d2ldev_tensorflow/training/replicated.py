@@ -94,16 +94,16 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self._gather()
         super().sync()
 
-    def replace(self, parts: dict[str, Any]) -> None:
+    def replace(self, components: dict[str, Any]) -> None:
         self._gather()
-        for optimizer in all_optimizers(parts["optimizer"]):
+        for optimizer in all_optimizers(components["optimizer"]):
             _check_optimizer(optimizer, len(self._devices))
-        super().replace(parts)
+        super().replace(components)
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         self._gather()
-        return super().parts
+        return super().components
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._gather()

@@ -249,15 +249,17 @@ class TorchLearner(Learner):
         return torch.amp.GradScaler(self._place_of(()).type)
 
     @property
-    def parts(self) -> dict[str, Any]:
-        parts = {"model": self._model, "optimizer": self._optimizer}
-        return parts if self._scaler is None else {**parts, "scaler": self._scaler.state_dict()}
+    def components(self) -> dict[str, Any]:
+        components: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer}
+        if self._scaler is not None:
+            components["scaler"] = self._scaler.state_dict()
+        return components
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        self._model, self._optimizer = parts["model"], parts["optimizer"]
+    def replace(self, components: dict[str, Any]) -> None:
+        self._model, self._optimizer = components["model"], components["optimizer"]
         if self._scaler is not None:
             self._scaler = self._make_scaler()
-            self._scaler.load_state_dict(parts["scaler"])
+            self._scaler.load_state_dict(components["scaler"])
 
     def sync(self) -> None:
         if self._was_training:

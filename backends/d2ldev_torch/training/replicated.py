@@ -33,8 +33,8 @@ class TorchGroupLearner(TorchLearner):
         # The first step makes it, after it has built a model with lazy modules.
         self._shared: _Shared | None = None
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        super().replace(parts)
+    def replace(self, components: dict[str, Any]) -> None:
+        super().replace(components)
         self._shared = None
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:

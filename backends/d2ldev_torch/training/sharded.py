@@ -88,12 +88,12 @@ class TorchShardLearner(TorchLearner):
         return optimizer
 
     @property
-    def parts(self) -> dict[str, Any]:
-        parts = super().parts
-        return parts if self._split is None else {**parts, "model": self._split.whole}
+    def components(self) -> dict[str, Any]:
+        components = super().components
+        return components if self._split is None else {**components, "model": self._split.whole}
 
-    def replace(self, parts: dict[str, Any]) -> None:
-        super().replace(parts)
+    def replace(self, components: dict[str, Any]) -> None:
+        super().replace(components)
         self._split = None
 
     def sync(self) -> None:

@@ -178,7 +178,7 @@ class Learner(ABC, Generic[TensorT]):
 
     @property
     @abstractmethod
-    def parts(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         """Return ``{'model': ..., 'optimizer': ...}`` as they are after ``sync``.
 
         The optimizer is None as long as it waits for the first batch.
@@ -187,11 +187,11 @@ class Learner(ABC, Generic[TensorT]):
     @property
     def model(self) -> Any:
         """Return the model alone, as it is after ``sync``."""
-        return self.parts["model"]
+        return self.components["model"]
 
     @abstractmethod
-    def replace(self, parts: dict[str, Any]) -> None:
-        """Go on with these parts, as ``place`` or ``load_into`` returned them."""
+    def replace(self, components: dict[str, Any]) -> None:
+        """Go on with these components, as ``place`` or ``load_into`` returned them."""
 
     def sync(self) -> None:
         """Give the user's own model and optimizer the state after the last step.
@@ -289,7 +289,7 @@ class Learner(ABC, Generic[TensorT]):
         """Make the tensors of a model that is not built, for such inputs, without training it."""
 
     def modes(self) -> JSON:
-        """Return which of the model's parts are frozen or in evaluation mode, as plain values.
+        """Return what in the model is frozen or in evaluation mode, as plain values.
 
         A callback may change them between two epochs. None if the framework has no modes.
         """

@@ -183,7 +183,7 @@ DESCRIPTION = {
     "a checksum that is no Unicode": (SURROGATE, DAMAGED),
     "a higher version": (told(version=6), "newer one wrote it"),
     "a version that is none": (told(version="x"), "newer one wrote it"),
-    "a part too few": (told(containers=None), "lacks a part"),
+    "an entry too few": (told(containers=None), "lacks an entry"),
     "another dtype": (told(tensors=[["x", "float64", None]]), "stored as F32"),
     "a dtype of objects": (told(tensors=[["x", "object", None]]), "stored as F32"),
     "an attribute for a dtype": (told(tensors=[["x", "float8_finfo", None]]), "stored as F32"),

@@ -104,7 +104,7 @@ class ResumesNothingThatWasCalled(Mutant, caught_by="fit.resumes-past-what-a-cal
 class SavesGradients(Mutant, caught_by="io.gradients-are-not-saved"):
     class Learner(NetworkLearner):
         def sync(self):
-            self.framework.trained = self.parts["model"]
+            self.framework.trained = self.components["model"]
 
     class Backend(Backend):
         def save(self, obj, path):

@@ -199,7 +199,7 @@ class LosesWhatWasLearned(Mutant, caught_by="several.hand-back-past-what-a-call-
     class ParallelLearner(NetworkParallelLearner):
         def __init__(self, *operands):
             super().__init__(*operands)
-            self.begun = self.parts
+            self.begun = self.components
 
         def sync(self):
             self.replace(self.begun)
@@ -214,9 +214,9 @@ class SharesLabelsForNone(Mutant, caught_by="several.leave-out-labels"):
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
     class ParallelLearner(ReferenceParallelLearner):
         @property
-        def parts(self):
-            parts = super().parts
-            return {**parts, "model": self._framework.backend.to(parts["model"], "gpu:1")}
+        def components(self):
+            components = super().components
+            return {**components, "model": self._framework.backend.to(components["model"], "gpu:1")}
 
 
 class ShowsTheModelOfTheBeginning(Mutant, caught_by="several.show-the-model-in-callbacks"):
@@ -231,8 +231,8 @@ class ShowsTheModelOfTheBeginning(Mutant, caught_by="several.show-the-model-in-c
 
 class ForgetsTheOptimizerOfTheFile(Mutant, caught_by="several.resume-with-another-number"):
     class ParallelLearner(ReferenceParallelLearner):
-        def replace(self, parts):
-            super().replace({**parts, "optimizer": self.parts["optimizer"]})
+        def replace(self, components):
+            super().replace({**components, "optimizer": self.components["optimizer"]})
 
 
 class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters"):
@@ -251,7 +251,7 @@ class LosesWhatTwoHaveLearned(Mutant, caught_by="several.error-in-a-callback"):
     class ParallelLearner(ReferenceParallelLearner):
         def __init__(self, framework, model, settings, devices):
             super().__init__(framework, model, settings, devices)
-            self.begun = self.parts
+            self.begun = self.components
 
         def leave(self):
             self.replace(self.begun)
@@ -373,8 +373,8 @@ class CountsExamplesAndNotLabels(Mutant, caught_by="processes.leave-out-labels")
 
 class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-another-number"):
     class GroupLearner(ReferenceGroupLearner):
-        def replace(self, parts):
-            super().replace({**parts, "optimizer": self.parts["optimizer"]})
+        def replace(self, components):
+            super().replace({**components, "optimizer": self.components["optimizer"]})
 
 
 class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-parameters"):
@@ -425,7 +425,7 @@ class SaysNothingWhileItBegins(Mutant, caught_by="processes.end-while-they-begin
 
 class ForgetsWhatProcessesHaveLearned(Mutant, caught_by="processes.start-again", is_nightly=True):
     class GroupLearner(ReferenceGroupLearner):
-        def replace(self, parts):
+        def replace(self, components):
             pass
 
 

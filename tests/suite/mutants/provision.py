@@ -205,37 +205,37 @@ class NetworkLearner(AnyLoss, NarrowLearner):
 
     @property
     def input_names(self):
-        return ("x", "mask") if isinstance(self.parts["model"], Masked) else ("x",)
+        return ("x", "mask") if isinstance(self.components["model"], Masked) else ("x",)
 
     def step(self, inputs, y):
-        before = self.parts["model"]
+        before = self.components["model"]
         if self.settings.methods is not None:
             ((x, y),) = inputs
             loss = own_loss(before, self.settings.methods, *inputs, is_step=True)
             super().step((x,), y)
-            layers = self.parts["model"].layers
-            self.replace({**self.parts, "model": dataclasses.replace(before, layers=layers)})
+            layers = self.components["model"].layers
+            self.replace({**self.components, "model": dataclasses.replace(before, layers=layers)})
             return loss, None
         if isinstance(before, Masked):
             return self.evaluate(inputs, y)
         if isinstance(before, Attentive):
             found = super().step(inputs, y)
-            after = Attentive(self.parts["model"].layers)
+            after = Attentive(self.components["model"].layers)
             after(*inputs)
-            self.replace({**self.parts, "model": after})
+            self.replace({**self.components, "model": after})
             return found
         if not isinstance(before, Network):
             return super().step(inputs, y)
         loss, prediction = super().step(self.dropped(inputs), y)
-        layers = self.parts["model"].layers
+        layers = self.components["model"].layers
         if self.framework.is_frozen:
             layers = [before.layers[0], *layers[1:]]
-        self.replace({**self.parts, "model": dataclasses.replace(before, layers=layers)})
+        self.replace({**self.components, "model": dataclasses.replace(before, layers=layers)})
         return loss, prediction
 
     def evaluate(self, inputs, y):
         if self.settings.methods is not None:
-            model = self.parts["model"]
+            model = self.components["model"]
             return own_loss(model, self.settings.methods, *inputs, is_step=False), None
         return super().evaluate(inputs, y)
 

@@ -155,7 +155,7 @@ def test_a_model_that_was_trained_is_saved_without_its_gradients(backend, path, 
     learner = backend.learner(backend.mlp([2, 1], device=place))
     learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
     learner.sync()
-    backend.save(learner.parts["model"], path)
+    backend.save(learner.components["model"], path)
     saved = [backend.to_numpy(x) for x in backend.load(path).values()]
     assert sorted(value.size for value in saved) == [1, 2]
 
@@ -271,7 +271,7 @@ def _train(backend, place):
     learner = backend.learner(backend.mlp([2, 1], device=place, seed=1))
     learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
     learner.sync()
-    return learner.parts["model"]
+    return learner.components["model"]
 
 
 @requirement("io.training-goes-on", section=SECTION)
@@ -383,10 +383,10 @@ def test_a_network_that_waits_for_its_first_batch_gets_shapes_and_values_from_th
     learner = backend.learner(build(backend.cpu()), loss="cross_entropy")
     learner.step((backend.rand((5, 4), seed=0),), backend.zeros(5, dtype="int32"))
     learner.sync()
-    backend.save(learner.parts["model"], path)
+    backend.save(learner.components["model"], path)
     loaded = backend.load_into(build(place), path)
     found = read_saved_values(backend, loaded)
-    wanted = read_saved_values(backend, learner.parts["model"])
+    wanted = read_saved_values(backend, learner.components["model"])
     assert list(found) == list(wanted)
     for name, value in wanted.items():
         assert_same(found[name], value)
@@ -438,7 +438,7 @@ def test_the_model_of_a_run_s_checkpoint_is_read_alone(backend, path, place):
     batches = [(backend.ones((2, 3)), backend.ones((2, 1)))]
     trainer.fit(backend.mlp([3, 4, 1], seed=1), batches, checkpoint=path)
     other = backend.mlp([3, 4, 1], seed=2, device=place)
-    loaded = backend.load_into(other, path, only="parts.model")
+    loaded = backend.load_into(other, path, only="components.model")
     found, wanted = read_saved_values(backend, loaded), read_saved_values(backend, trainer.model)
     assert list(found) == list(wanted)
     for name, value in wanted.items():
@@ -448,10 +448,10 @@ def test_the_model_of_a_run_s_checkpoint_is_read_alone(backend, path, place):
 
 @requirement("io.load-into-reads-one-part", section=SECTION)
 def test_a_part_that_is_not_there_is_refused_with_the_nearest_one_that_is(backend, path):
-    backend.save({"parts": {"model": [backend.ones(3)]}}, path)
+    backend.save({"components": {"model": [backend.ones(3)]}}, path)
     x = [backend.zeros(3)]
-    with pytest.raises(CheckpointError, match=r"only='parts\.model'"):
-        backend.load_into(x, path, only="parts.modle")
+    with pytest.raises(CheckpointError, match=r"only='components\.model'"):
+        backend.load_into(x, path, only="components.modle")
     assert backend.to_numpy(x[0]).tolist() == [0, 0, 0]
 
 

@@ -20,7 +20,7 @@ RANDOM = np.random.default_rng(0)
 def synced(learner):
     """Return the model and the optimizer as they are after the last step."""
     learner.sync()
-    return learner.parts
+    return learner.components
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_an_optimizer_with_state_goes_on_from_there(backend, line):
     for _ in range(2):
         learner.step(*batch)
     again = backend.learner(synced(learner)["model"], optimizer=synced(learner)["optimizer"])
-    assert again.parts["optimizer"] is synced(learner)["optimizer"]
+    assert again.components["optimizer"] is synced(learner)["optimizer"]
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
 

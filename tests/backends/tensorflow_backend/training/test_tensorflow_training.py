@@ -48,7 +48,7 @@ def test_everything_stays_on_the_device(backend, model):
         steps = [learner.step(*batch) for batch in data]
         evaluated = learner.evaluate(*data[0])
     assert {backend.device_of(x) for x in (*steps[-1], *evaluated)} == {gpu(1)}
-    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+    assert set(backend.placement(learner.components).values()) == {gpu(1)}
     assert (tuple(steps[0][0].shape), steps[0][0].dtype) == ((), tf.float32)
 
 
@@ -117,7 +117,7 @@ def test_a_step_is_traced_once_for_each_shape(backend, model):
     for _ in range(2):  # epochs
         for batch in data:
             learner.step(*batch)
-        assert learner.parts["model"]  # as at the end of an epoch
+        assert learner.components["model"]  # as at the end of an epoch
     assert traced == [4, 3]
 
 
@@ -149,7 +149,7 @@ def test_users_optimizers_train_on_the_device(backend, line, make):
     with backend.strict():
         losses = [float(learner.step(*batch)[0]) for _ in range(6)]
     assert losses[-1] < losses[0]
-    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+    assert set(backend.placement(learner.components).values()) == {gpu(1)}
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -163,7 +163,7 @@ def test_an_optimizer_is_built_before_the_model_is_placed_or_after(backend, befo
     with backend.strict():
         losses = [float(learner.step((x,), y)[0]) for _ in range(3)]
     assert losses[-1] < losses[0]
-    assert learner.parts == {"model": net, "optimizer": optimizer}
+    assert learner.components == {"model": net, "optimizer": optimizer}
     assert set(backend.placement(optimizer).values()) == {gpu(1)}
 
 

@@ -266,8 +266,8 @@ def test_what_was_frozen_at_the_beginning_is_trained_when_it_is_thawed(backend, 
         losses(learner, batch, 2)
     assert changed(net, before) == [True] * 8
     assert {id(v) for v in optimizer.variables} >= had
-    assert learner.parts["optimizer"] is optimizer
-    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+    assert learner.components["optimizer"] is optimizer
+    assert set(backend.placement(learner.components).values()) == {gpu(1)}
 
 
 def test_a_callback_freezes_and_thaws(backend):

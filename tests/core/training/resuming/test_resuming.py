@@ -141,16 +141,16 @@ def test_a_state_with_a_part_that_is_wrong_is_refused(
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "components",
     [None, 3, {}, {"model": 3, "optimizer": {}}, {"model": {}, "optimizer": None}],
     ids=str,
 )
-def test_a_state_with_other_parts_is_refused_and_changes_nothing(
-    reference, trainer, net, tmp_path, parts
+def test_a_state_with_other_components_is_refused_and_changes_nothing(
+    reference, trainer, net, tmp_path, components
 ):
     trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
     state = reference.load(tmp_path / "run")
-    reference.save({**state, "parts": parts}, tmp_path / "run")
+    reference.save({**state, "components": components}, tmp_path / "run")
     with pytest.raises(CheckpointError):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
     assert trainer.model is net

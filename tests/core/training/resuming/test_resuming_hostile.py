@@ -166,7 +166,7 @@ def test_every_part_of_a_state_may_be_odd(path, state, odd):
 def test_a_state_with_too_many_values_is_refused(path, state, odd):
     changed = state({"modes": odd})
     x = np.zeros(100_000_000, "uint8")
-    changed["parts"] = {"x": x}  # so that the file is large enough for the long list
+    changed["components"] = {"x": x}  # so that the file is large enough for the long list
     assert "values" in is_resumed_or_refused(path, changed)
 
 

@@ -167,7 +167,7 @@ class StopsBetweenBatchesOfAStep(Mutant, caught_by="runs.accumulated-before-a-st
 class LosesTheModelWithAnError(Mutant, caught_by="runs.error-in-a-callback"):
     class Learner(NetworkLearner):
         def leave(self):
-            self.replace({**self.parts, "model": self.framework.backend.mlp([2, 1], seed=0)})
+            self.replace({**self.components, "model": self.framework.backend.mlp([2, 1], seed=0)})
 
 
 class SwallowsStopIteration(Mutant, caught_by="runs.error-in-a-callback"):
@@ -334,7 +334,7 @@ class TrainsNothing(Mutant, caught_by="runs.nothing-to-train"):
             )
 
         def step(self, inputs, y):
-            has_layers = self.parts["model"].layers
+            has_layers = self.components["model"].layers
             return super().step(inputs, y) if has_layers else self.evaluate(inputs, y)
 
 

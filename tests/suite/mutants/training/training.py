@@ -28,7 +28,7 @@ class TrainsOnTheCpu(Mutant, caught_by="train.stays-on-the-device"):
     class Learner(ReferenceLearner):
         def step(self, inputs, y):
             backend = self.framework.backend
-            self.replace(backend.place(self.parts, CPU))
+            self.replace(backend.place(self.components, CPU))
             return super().step(backend.to(inputs, CPU), backend.to(y, CPU))
 
 
@@ -83,7 +83,7 @@ class TakesAnyLoss(Mutant, caught_by="train.refuses-losses-that-are-no-scalar"):
 class SkipsStepsWithoutANumber(Mutant, caught_by="train.passes-on-what-is-no-number"):
     class Learner(NetworkLearner):
         def step(self, inputs, y):
-            before = self.parts
+            before = self.components
             loss, prediction = super().step(inputs, y)
             if xp.isnan(loss):
                 self.replace(before)
@@ -133,11 +133,11 @@ class DividesByTheFullNumber(Mutant, caught_by="train.accumulates-what-is-left")
 
 class LeavesGradientsBehind(Mutant, caught_by="train.accumulates-in-a-move"):
     class Learner(NetworkLearner):
-        def replace(self, parts):
-            optimizer = parts["optimizer"]
+        def replace(self, components):
+            optimizer = components["optimizer"]
             if self.pending == 2:
                 optimizer = {**optimizer, "sums": self._zeros()}
-            super().replace({**parts, "optimizer": optimizer})
+            super().replace({**components, "optimizer": optimizer})
 
 
 class IgnoresThePrecision(Mutant, caught_by="train.computes-in-fewer-bits"):
@@ -208,7 +208,7 @@ class BroadcastsWeights(Mutant, caught_by="train.refuses-other-weights"):
 class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
-            is_network = isinstance(self.parts["model"], Network)
+            is_network = isinstance(self.components["model"], Network)
             return super().evaluate(self.dropped(inputs) if is_network else inputs, y)
 
 
@@ -257,7 +257,7 @@ class TrainsWhereTheModelWas(Mutant, caught_by="fit.on-the-device"):
     class Training(ReferenceTraining):
         def learner(self, model, settings):
             learner = super().learner(model, settings)
-            learner.replace(self.framework.backend.place(learner.parts, CPU))
+            learner.replace(self.framework.backend.place(learner.components, CPU))
             return learner
 
 
@@ -334,24 +334,24 @@ class LearnsFromTheValidationData(Mutant, caught_by="fit.evaluation-changes-noth
 
 class RestoresTheModelOnly(Mutant, caught_by="fit.resumes"):
     class Learner(ReferenceLearner):
-        def replace(self, parts):
-            super().replace({**parts, "optimizer": self.parts["optimizer"]})
+        def replace(self, components):
+            super().replace({**components, "optimizer": self.components["optimizer"]})
 
 
 class GoesOnWithinAStep(Mutant, caught_by="fit.resumes-accumulated"):
     class Learner(NetworkLearner):
-        def replace(self, parts):
-            super().replace(parts)
+        def replace(self, components):
+            super().replace(components)
             self.pending = self.settings.accumulate_grad_batches - 1
 
 
 class ForgetsTheScale(Mutant, caught_by="fit.resumes-in-fewer-bits"):
     class Learner(NetworkLearner):
-        def replace(self, parts):
-            optimizer = dict(parts["optimizer"])
+        def replace(self, components):
+            optimizer = dict(components["optimizer"])
             if "scale" in optimizer:
                 optimizer["scale"] = 2.0**16
-            super().replace({**parts, "optimizer": optimizer})
+            super().replace({**components, "optimizer": optimizer})
 
 
 class ForgetsTheStateOfAnObject(Mutant, caught_by="fit.resumes-own-optimizers"):
@@ -360,9 +360,9 @@ class ForgetsTheStateOfAnObject(Mutant, caught_by="fit.resumes-own-optimizers"):
             self.is_name = isinstance(settings.optimizer, str)
             super().__init__(tensors, model, settings)
 
-        def replace(self, parts):
-            optimizer = parts["optimizer"] if self.is_name else self.parts["optimizer"]
-            super().replace({**parts, "optimizer": optimizer})
+        def replace(self, components):
+            optimizer = components["optimizer"] if self.is_name else self.components["optimizer"]
+            super().replace({**components, "optimizer": optimizer})
 
 
 class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):
@@ -394,8 +394,8 @@ class ForgetsTheOptimizerElsewhere(Mutant, caught_by="fit.resumes-elsewhere"):
             return (lambda: None) if state == str(device) else self.forget
 
         def forget(self):
-            optimizer = _without_momentum(self.last.parts["optimizer"])
-            self.last.replace({**self.last.parts, "optimizer": optimizer})
+            optimizer = _without_momentum(self.last.components["optimizer"])
+            self.last.replace({**self.last.components, "optimizer": optimizer})
 
 
 class WritesWhenPythonExits(Mutant, caught_by="fit.resumes-when-killed"):
@@ -419,16 +419,16 @@ class KeepsTheOptimizerInMemory(Mutant, caught_by="fit.resumes-when-killed"):
         save = run.save
 
         def save_without_it(framework, obj, path):
-            self.kept = obj["parts"]["optimizer"]
-            parts = {**obj["parts"], "optimizer": _without_momentum(self.kept)}
-            save(framework, {**obj, "parts": parts}, path)
+            self.kept = obj["components"]["optimizer"]
+            components = {**obj["components"], "optimizer": _without_momentum(self.kept)}
+            save(framework, {**obj, "components": components}, path)
 
         run.save = save_without_it
 
     class Learner(ReferenceLearner):
-        def replace(self, parts):
+        def replace(self, components):
             kept = self.framework.kept
-            super().replace({**parts, "optimizer": kept} if kept else parts)
+            super().replace({**components, "optimizer": kept} if kept else components)
 
 
 class GoesOnWithTheOptimizerOfTheFitBefore(Mutant, caught_by="runs.second-fit-begins-anew"):
@@ -540,7 +540,7 @@ def _steps(y):
 
 def _clipped_among(learner, y):
     """Return labels that are classes, of those that ``y`` or a ``Weighted`` has."""
-    classes = learner.parts["model"].layers[-1]["bias"].shape[0]
+    classes = learner.components["model"].layers[-1]["bias"].shape[0]
     if isinstance(y, Weighted):
         return y._replace(y=xp.clip(y.y, 0, classes - 1))
     return xp.clip(y, 0, classes - 1)

@@ -85,7 +85,7 @@ def test_a_run_whose_optimizer_has_an_odd_state_goes_on_or_is_refused(
     backend, tmp_path, fitted, odd, monkeypatch
 ):
     state, files = fitted(resume=False), framework_of(backend).files
-    optimizer, state_of = state["parts"]["optimizer"], files.state
+    optimizer, state_of = state["components"]["optimizer"], files.state
     told = state_of(optimizer) or {}
     for value in [{**told, key: new} for key in told for new in _replace(backend, told[key], odd)]:
         with monkeypatch.context() as patch:

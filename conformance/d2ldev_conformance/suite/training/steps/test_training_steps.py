@@ -28,17 +28,17 @@ def _learner(backend, device):
 
 
 def _train(backend, device, data, move_to=None):
-    """Return a learner's parts after some steps, and the losses; move halfway if asked to."""
+    """Return a learner's components after some steps, and the losses; move halfway if asked to."""
     learner = _learner(backend, device)
     losses = []
     for i in range(STEPS):
         if i == STEPS // 2 and move_to is not None:
             learner.sync()
-            learner.replace(backend.place(learner.parts, move_to))
+            learner.replace(backend.place(learner.components, move_to))
             device = move_to
         x, y = (backend.asarray(array, device=device) for array in data)
         losses.append(learner.step((x,), y)[0])
-    return learner.parts, losses
+    return learner.components, losses
 
 
 @pytest.fixture
@@ -55,19 +55,19 @@ def test_the_loss_falls(on_the_cpu):
 @requirement("train.stays-on-the-device", section=SECTION)
 def test_a_training_step_leaves_everything_on_the_device(backend, place, data):
     with backend.strict():
-        parts, losses = _train(backend, place, data)
-    assert set(backend.placement(parts).values()) == {place}
+        components, losses = _train(backend, place, data)
+    assert set(backend.placement(components).values()) == {place}
     assert [backend.device_of(loss) for loss in losses] == [place] * STEPS
 
 
 @requirement("train.changes-the-parameters", section=SECTION)
 def test_a_training_step_changes_the_parameters(backend, place, data):
     learner = _learner(backend, place)
-    before = values_of(backend, learner.parts["model"])
+    before = values_of(backend, learner.components["model"])
     x, y = (backend.asarray(array, device=place) for array in data)
     learner.step((x,), y)
     learner.sync()
-    after = values_of(backend, learner.parts["model"])
+    after = values_of(backend, learner.components["model"])
     assert any(not np.array_equal(after[name], value) for name, value in before.items())
 
 
@@ -90,8 +90,8 @@ def test_virtual_gpus_compute_what_the_cpu_computes(backend, route, data):
 def test_a_move_between_two_steps_changes_nothing(backend, route, data, on_the_cpu):
     source, target = route
     with backend.strict():
-        parts, losses = _train(backend, source, data, move_to=target)
-    assert set(backend.placement(parts).values()) == {target}
+        components, losses = _train(backend, source, data, move_to=target)
+    assert set(backend.placement(components).values()) == {target}
     values = [float(backend.to_numpy(loss)) for loss in losses]
     np.testing.assert_allclose(values, on_the_cpu, rtol=1e-4)
 
@@ -147,7 +147,7 @@ def test_what_is_not_a_number_passes_through(backend, place, clip):
     loss, _ = learner.step((x,), backend.zeros((4, 1), device=place))
     assert np.isnan(backend.to_numpy(loss))
     learner.sync()
-    prediction = learner.parts["model"](backend.zeros((1, 2), device=place))
+    prediction = learner.components["model"](backend.zeros((1, 2), device=place))
     assert np.isnan(backend.to_numpy(prediction)).all()
 
 
@@ -164,7 +164,7 @@ def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend
     expected = y * np.logaddexp(0, -found) + (1 - y) * np.logaddexp(0, found)
     np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5, atol=1e-30)
     learner.sync()
-    bias = backend.to_numpy(learner.parts["model"](backend.zeros((1, 1), device=place)))[0, 0]
+    bias = backend.to_numpy(learner.components["model"](backend.zeros((1, 1), device=place)))[0, 0]
     np.testing.assert_allclose(bias, y - 1 / (1 + np.exp(-found)), rtol=1e-5, atol=1e-7)
 
 
@@ -177,7 +177,7 @@ def test_adamw_shortens_parameters_whose_gradient_is_zero(backend, place):
     for _ in range(STEPS):
         learner.step((zero,), zero)
     learner.sync()
-    after = backend.to_numpy(learner.parts["model"](one))
+    after = backend.to_numpy(learner.components["model"](one))
     np.testing.assert_allclose(after, weight * (1 - 0.5 * 0.01) ** STEPS, rtol=1e-6)
 
 
@@ -192,7 +192,7 @@ def test_gradients_are_divided_by_their_norm_plus_a_millionth(backend, place, no
     x = backend.zeros((4, 2), device=place)
     learner.step((x,), backend.full((4, 1), norm / 2, device=place))
     learner.sync()
-    bias = backend.to_numpy(learner.parts["model"](x))[0, 0]
+    bias = backend.to_numpy(learner.components["model"](x))[0, 0]
     np.testing.assert_allclose(bias, norm * min(1, clip / (norm + 1e-6)), rtol=1e-4)
 
 
@@ -222,8 +222,8 @@ def _accumulate(backend, device, accumulate_grad_batches=1, clip=0.0):
 def _assert_same_model(backend, found, expected):
     for learner in (found, expected):
         learner.sync()
-    after = read_saved_values(backend, expected.parts["model"])
-    for name, value in read_saved_values(backend, found.parts["model"]).items():
+    after = read_saved_values(backend, expected.components["model"])
+    for name, value in read_saved_values(backend, found.components["model"]).items():
         np.testing.assert_allclose(value, after[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
@@ -236,17 +236,17 @@ def _assert_values(backend, model, expected):
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_batches_that_share_a_step_are_as_good_as_one_of_them_all(backend, place, data, clip):
     found = _accumulate(backend, place, 4, clip)
-    before = read_saved_values(backend, found.parts["model"])
+    before = read_saved_values(backend, found.components["model"])
     expected = _accumulate(backend, place, 1, clip)
     x, y = (backend.asarray(array, device=place) for array in data)
     for _ in range(2):
         expected.step((x,), y)
         for quarter, target in _quarters(backend, place, data):
             found.sync()
-            _assert_values(backend, found.parts["model"], before)
+            _assert_values(backend, found.components["model"], before)
             found.step((quarter,), target)
         _assert_same_model(backend, found, expected)
-        before = read_saved_values(backend, found.parts["model"])
+        before = read_saved_values(backend, found.components["model"])
     assert found.pending == 0
 
 
@@ -262,10 +262,10 @@ def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data)
         x, y = (backend.asarray(array[part], device=place) for array in data)
         expected.step((x,), y)
     _assert_same_model(backend, found, expected)
-    before = read_saved_values(backend, found.parts["model"])
+    before = read_saved_values(backend, found.components["model"])
     found.flush()
     found.sync()
-    _assert_values(backend, found.parts["model"], before)
+    _assert_values(backend, found.components["model"], before)
 
 
 @requirement("train.accumulates-in-a-move", section=SECTION)
@@ -277,7 +277,7 @@ def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data
         for x, y in _quarters(backend, source, data)[:2]:
             found.step((x,), y)
         found.sync()
-        found.replace(backend.place(found.parts, target))
+        found.replace(backend.place(found.components, target))
         for x, y in there[2:]:
             found.step((x,), y)
     x, y = (backend.asarray(array, device=target) for array in data)
@@ -423,7 +423,7 @@ def test_a_change_that_fewer_bits_would_lose_is_kept(backend, place, precision):
     learner.step((one,), y)
     learner.sync()
     # By the weight and the bias, each by twice the error.
-    change = backend.to_numpy(learner.parts["model"](one)).item() - before
+    change = backend.to_numpy(learner.components["model"](one)).item() - before
     np.testing.assert_allclose(change, 2e-5 * 2 * 0.2, rtol=0.1)
 
 
@@ -438,7 +438,9 @@ def test_everything_in_a_network_keeps_its_dtype(backend, place, precision, exam
         learner.step((x,), y)
         learner.evaluate((x,), y)
         learner.sync()
-        found.append({n: v.dtype for n, v in values_of(backend, learner.parts["model"]).items()})
+        found.append(
+            {n: v.dtype for n, v in values_of(backend, learner.components["model"]).items()}
+        )
     assert found[0] == found[1]
     assert {"float16", "bfloat16"}.isdisjoint(map(str, found[0].values()))
 
@@ -451,7 +453,7 @@ def test_gradients_that_are_0_in_float16_are_learnt_from(backend, place, precisi
     x = backend.zeros((4, 2), device=place)
     learner.step((x,), backend.full((4, 1), 4e-8, device=place))
     learner.sync()
-    bias = backend.to_numpy(learner.parts["model"](x))[0, 0]
+    bias = backend.to_numpy(learner.components["model"](x))[0, 0]
     np.testing.assert_allclose(bias, 8e-8, rtol=0.01)
 
 
@@ -463,7 +465,7 @@ def test_a_step_whose_gradients_are_too_large_changes_nothing_and_later_ones_do(
     for _ in range(20):
         learner.step((x,), y)
         learner.sync()
-        biases.append(backend.to_numpy(learner.parts["model"](x))[0, 0])
+        biases.append(backend.to_numpy(learner.components["model"](x))[0, 0])
     assert biases[0] == 0
     assert 0 < biases[-1] < 1e4
 
@@ -487,7 +489,7 @@ def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
     drawn = {float(backend.to_numpy(learner.step((x,), y)[0])) for _ in range(3)}
     assert len(drawn) == 3
     learner.sync()
-    before = values_of(backend, learner.parts["model"])
+    before = values_of(backend, learner.components["model"])
     found = [learner.evaluate((x,), y) for _ in range(2)]
     (loss, prediction), (same_loss, _) = ([backend.to_numpy(each) for each in two] for two in found)
     assert loss == same_loss
@@ -495,7 +497,7 @@ def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
     # Devices add in other orders for other numbers of rows.
     np.testing.assert_allclose(backend.to_numpy(part), prediction[:4], rtol=1e-4, atol=1e-6)
     learner.sync()
-    assert_same_values(backend, learner.parts["model"], before)
+    assert_same_values(backend, learner.components["model"], before)
 
 
 @requirement("train.leaves-what-is-frozen", section=SECTION)
@@ -508,12 +510,12 @@ def test_what_is_frozen_between_two_steps_stays_and_is_trained_when_it_is_thawed
     changed = []
     for is_frozen in (False, True, False):
         learner.sync()
-        freeze(learner.parts["model"], is_frozen)
-        before = read_saved_values(backend, learner.parts["model"])
+        freeze(learner.components["model"], is_frozen)
+        before = read_saved_values(backend, learner.components["model"])
         for _ in range(2):
             learner.step((x,), y)
         learner.sync()
-        after = read_saved_values(backend, learner.parts["model"])
+        after = read_saved_values(backend, learner.components["model"])
         changed.append({name for name in before if not np.array_equal(before[name], after[name])})
     trained, while_frozen, thawed = changed
     assert set() < while_frozen < trained
