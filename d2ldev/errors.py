@@ -113,6 +113,27 @@ class UnsupportedValueError(D2LDevError, TypeError, ValueError):
     """
 
 
+class NotBegunError(UnsupportedValueError, NotImplementedError):
+    """The author of a backend has not written a method of the interface yet.
+
+    The conformance suite counts it apart from failures.
+
+    Args:
+        method: its name in the interface: ``'Models.mlp'``.
+        attempted: the operation that needs it.
+    """
+
+    def __init__(self, method: str, attempted: str = "") -> None:
+        self.method = method
+        super().__init__(
+            attempted or f"call {method}",
+            f"the backend has no {method} yet",
+            "use another backend for it: D2LDEV_BACKEND=torch. The author of this one writes "
+            f"{method}, or names it in Framework.cannot",
+        )
+        self.args = (method, attempted)
+
+
 class UnknownBackendError(D2LDevError, ValueError):
     """No backend of that name is known."""
 

@@ -255,6 +255,22 @@ def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     }
 
 
+def untrainable_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module whose only variable is no parameter."""
+    return {"module": partial(_make_there, backend, Fixed)}
+
+
+class Fixed(nnx.Module):
+    """A module that maps two features to their sum."""
+
+    def __init__(self) -> None:
+        self.weight = nnx.Variable(jnp.ones((2, 1)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        return x @ self.weight[...]
+
+
 def freezables(backend: Any) -> Mapping[str, Any]:
     """Return a builder of a network, and a function that freezes and unfreezes its statistics."""
 

@@ -16,6 +16,8 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "AdaGrad": ("adagrad", {"learning_rate": 0.1}),
 }
 
+CANNOT = {"composites": "MXNet's arrays are in Python's own containers, and in no other"}
+
 
 class Everything(mx.gluon.Block):
     """A block that keeps arrays in every place where a block can.

@@ -9,6 +9,17 @@ import array_api_strict as xp
 
 from d2ldev.framework import Device
 
+_WITHOUT_LAYERS = (
+    *("networks", "networks_with_batch_norm", "freezables", "loops", "own_optimizers"),
+    *("untrainable_models", "models_without_parameters", "models_with_masks"),
+    *("attention_models", "modules"),
+)
+CANNOT = {
+    **dict.fromkeys(_WITHOUT_LAYERS, "array-api-strict has no layers and no optimizers"),
+    "composites": "array-api-strict has no containers of arrays",
+    "hostile_tensors": "array-api-strict has no arrays but dense ones",
+}
+
 
 def own_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:
     """Return a builder of a tensor by a call of the framework's own.

@@ -3,9 +3,10 @@
 It is loaded into every pytest run of an environment that has d2ldev, and does nothing there
 but offer its options: everything else waits for ``--d2ldev-backend``.
 
-No run passes without testing: a backend that was asked for and cannot be used ends the run with an
-error. So do fewer GPUs than ``--d2ldev-require-gpus``, a test of the suite without a requirement,
-and a run in which nothing was tested.
+No run passes without testing. A backend that was asked for and cannot be used ends the run with an
+error. So do fewer GPUs than ``--d2ldev-require-gpus``, and a test of the suite without a
+requirement. The exit status is not 0 if nothing was tested, if a method is not begun, or if nothing
+passed in a module of ``--d2ldev-only``.
 
 It has to work under every pytest from 8.0 on and beside other plugins. Warnings are errors only if
 they come from d2ldev or from the backend under test. Held by ``tests/suite/test_other_plugins.py``.
@@ -17,15 +18,21 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from d2ldev._backend import framework_of
-from d2ldev.areas.abilities import describe_inability
 from d2ldev_conformance.profiles import PROFILES, Profile, Traits
+from d2ldev_conformance.progress import (
+    count_by_room,
+    find_undone_rooms,
+    format_counts,
+    tell_progress,
+    was_tested,
+)
 from d2ldev_conformance.requirement import ROOMS, requirement_of, room_of
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ _SUITE = Path(__file__).parent
 _BACKEND: pytest.StashKey[Backend] = pytest.StashKey()
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 _NOTES: pytest.StashKey[list[str]] = pytest.StashKey()
-_PROPERTY = "d2ldev outcome"
+_ONLY: pytest.StashKey[Sequence[str]] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,7 +68,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=sorted(PROFILES),
         help=f"check what this profile has for the GPUs here: {', '.join(PROFILES)}",
     )
+    group.addoption(
+        "--d2ldev-only",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help=f"check only this module of the backend: {', '.join(ROOMS)}",
+    )
     group.addoption("--d2ldev-report", metavar="DIR", help="write conformance.json here")
+
+
+def _read_only(config: pytest.Config) -> Sequence[str]:
+    """Return the modules of ``--d2ldev-only``, in their order."""
+    given = {name.strip() for text in config.getoption("--d2ldev-only") for name in text.split(",")}
+    if unknown := sorted(given - {*ROOMS}):
+        names = ", ".join(ROOMS)
+        raise pytest.UsageError(f"no such module: {', '.join(unknown)}; there are {names}")
+    return [room for room in ROOMS if room in given]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the modules that were not asked for."""
+    only = config.stash.get(_ONLY, ())
+    is_module = collection_path.parent == _SUITE / "suite" and collection_path.name in ROOMS
+    return True if only and is_module and collection_path.name not in only else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,14 +99,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(id, section): what a test of the suite checks")
     config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
     config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
+    config.addinivalue_line("markers", "not_provided(name): the backend provides none of these")
     config.addinivalue_line("markers", "nightly: takes minutes; the profile nightly runs it")
     name = config.getoption("--d2ldev-backend")
     if name is None:
         return
     from d2ldev import D2LDevError, set_backend
     from d2ldev.cli.screen import collect_warnings
+    from d2ldev_conformance.outcomes import Outcomes
     from d2ldev_conformance.report import Report
 
+    config.stash[_ONLY] = _read_only(config)
     try:
         # What d2ldev says of the machine, such as a driver that is missing, is no test's failure.
         with collect_warnings() as notes:
@@ -91,13 +124,14 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{', '.join(map(str, backend.devices()))}"
         )
     _make_folder(config.getoption("--d2ldev-report"))
-    for line in warning_filters(package_of(type(framework_of(backend)))):
+    package = package_of(type(framework_of(backend)))
+    for line in warning_filters(package):
         config.addinivalue_line("filterwarnings", line)
     freeze_what_is_loaded()
     config.stash[_BACKEND] = backend
     config.stash[_REPORT] = Report(backend)
     config.stash[_NOTES] = notes
-    config.pluginmanager.register(_Counting(config.stash[_REPORT]))
+    config.pluginmanager.register(Outcomes(backend, package, config.stash[_REPORT]))
 
 
 def warning_filters(*packages: str) -> list[str]:
@@ -285,91 +319,56 @@ def _skip_without_gpus(item: pytest.Item, backend: Backend, platforms: set[str])
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note the outcome of a test in its report, which goes from worker to controller."""
-    result = yield
-    if _REPORT in item.config.stash and item.path.is_relative_to(_SUITE):
-        requirement = requirement_of(item)
-        outcome = _outcome(result)
-        if call.excinfo is not None and _is_declared(item.config, call.excinfo.value):
-            outcome, problem = "cannot", str(getattr(call.excinfo.value, "problem", ""))
-            result.outcome = "skipped"
-            result.longrepr = (str(item.path), 0, f"Skipped: {problem}")
-        if requirement is not None and outcome:
-            noted = [*requirement, outcome, _reason(result, outcome, call)]
-            result.user_properties.append((_PROPERTY, noted))
-    return result
-
-
-class _Counting:
-    """Counts the outcomes of tests, also of those that ran in the workers of pytest-xdist."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count what was noted in a phase of a test."""
-        from d2ldev_conformance.requirement import Requirement
-
-        for kind, noted in report.user_properties:
-            if kind == _PROPERTY:
-                name, section, room, outcome, reason = map(str, noted)  # type: ignore[call-overload]
-                self._report.add(Requirement(name, section, room), outcome, reason)
-
-
-def _is_declared(config: pytest.Config, error: BaseException) -> bool:
-    """Return whether an error is about an ability that the backend declares to lack."""
-    framework = framework_of(config.stash[_BACKEND])
-    problem = getattr(error, "problem", None)
-    return problem in {describe_inability(framework, ability) for ability in framework.cannot}
-
-
-def _outcome(result: pytest.TestReport) -> str:
-    """Return what a phase of a test says about its requirement; empty if nothing."""
-    if result.skipped:
-        return "known gap" if hasattr(result, "wasxfail") else "skipped"
-    if result.failed:
-        return "failed"
-    return "passed" if result.when == "call" else ""
-
-
-def _reason(result: pytest.TestReport, outcome: str, call: pytest.CallInfo[None]) -> str:
-    if outcome == "known gap":
-        return str(getattr(result, "wasxfail", ""))
-    if outcome in ("skipped", "cannot") and isinstance(result.longrepr, tuple):
-        return str(result.longrepr[2]).removeprefix("Skipped: ")
-    if outcome == "failed":
-        raised = call.excinfo
-        return f"{result.when}: {raised.exconly() if raised else result.longreprtext}".split("\n")[
-            0
-        ]
-    return ""
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the report."""
-    folder = session.config.getoption("--d2ldev-report")
-    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist
-    if folder and not is_worker and _REPORT in session.config.stash:
-        session.config.stash[_REPORT].write(Path(folder))
+    """Write the report, and fail a run that has not done what it was asked to."""
+    config = session.config
+    is_worker = hasattr(config, "workerinput")  # of pytest-xdist
+    if is_worker or config.option.collectonly or _REPORT not in config.stash:
+        return
+    report = config.stash[_REPORT]
+    if folder := config.getoption("--d2ldev-report"):
+        report.write(Path(folder))
+    counts = count_by_room(report.rows())
+    if session.exitstatus == pytest.ExitCode.OK:
+        if not was_tested(counts):
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        elif find_undone_rooms(counts, config.stash[_ONLY]):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say how many requirements passed, and which did not."""
-    if _REPORT not in config.stash:
+    """Say how many requirements passed, which did not, and what to write next."""
+    if config.option.collectonly or _REPORT not in config.stash:
         return
     report = config.stash[_REPORT]
+    rows = report.rows()
+    counts, asked = count_by_room(rows), config.stash[_ONLY]
     terminalreporter.section(f"conformance of {config.stash[_BACKEND].name}")
-    counts = report.summary()
+    for line in format_counts(counts):
+        terminalreporter.line(line)
+    summary = report.summary()
     terminalreporter.line(
-        f"{sum(counts.values())} requirements: "
-        + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        f"{sum(summary.values())} requirements: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in summary.items())
     )
     for note in config.stash[_NOTES]:
         terminalreporter.line(f"warning: {note}")
-    for row in report.rows():
-        if row["outcome"] in ("failed", "known gap"):
-            terminalreporter.line(f"{row['outcome']}: {row['requirement']}: {row['reasons']}")
+    for line in report.list_causes():
+        terminalreporter.line(line)
+    if not was_tested(counts):
+        terminalreporter.line("nothing was tested: the exit status is not 0")
+    for room in asked:
+        if room not in counts or not counts[room]["passed"]:
+            terminalreporter.line(f"nothing passed in {room}: the exit status is not 0")
+    if _has_whole_modules(config):
+        terminalreporter.line(tell_progress(counts, report.next_steps()))
+
+
+def _has_whole_modules(config: pytest.Config) -> bool:
+    """Return whether a run has all tests of each of its modules."""
+    selecting = ("keyword", "markexpr", "deselect", "--d2ldev-requirement", "--d2ldev-profile")
+    folders = {_SUITE, _SUITE / "suite"}
+    return not any(config.getoption(name, None) for name in selecting) and all(
+        Path(each).resolve() in folders for each in config.args
+    )

@@ -1,7 +1,7 @@
 """What a backend provides for the suite: the module ``provision`` of its package.
 
-Set-up of tests is no part of the contract. A backend whose package has no such module is tested
-with the models that ``backend.mlp`` makes.
+Set-up of tests is no part of the contract. ``samples``, ``classifiers`` and ``models_of_sequences``
+may be left out: there is the model that ``backend.mlp`` makes. ``ROOM_OF_KIND`` lists the others.
 """
 
 from __future__ import annotations
@@ -13,8 +13,30 @@ from typing import Any
 
 from d2ldev import Backend, Device
 from d2ldev._backend import framework_of
-from d2ldev.framework import Framework
+from d2ldev.framework import Framework, NotBegunError
 from d2ldev.framework.testing import Builders, Classifiers, Freezables, Loops
+
+ROOM_OF_KIND = {
+    "hostile_tensors": "tensors",
+    "loops": "models",
+    "composites": "files",
+    "own_tensors": "strict",
+    **dict.fromkeys(
+        (
+            *("networks", "networks_with_batch_norm", "freezables", "own_optimizers"),
+            *("untrainable_models", "models_without_parameters", "models_with_masks"),
+            *("attention_models", "modules"),
+        ),
+        "training",
+    ),
+}
+"""The functions that a module ``provision`` has to have, and the module of the interface that needs
+each of them first.
+
+The module names what the framework does not have, with the reason, in a mapping: ``CANNOT =
+{"composites": "it has no containers of tensors"}``. A function that is neither there nor in
+``CANNOT`` is not begun, and the run fails.
+"""
 
 
 def samples(backend: Backend) -> Builders:
@@ -24,7 +46,7 @@ def samples(backend: Backend) -> Builders:
     """
     return {
         "mlp": lambda device: backend.mlp([3, 4, 1], device=device),
-        **_call_provision(backend, "samples"),
+        **_call_provision(backend, "samples", is_optional=True),
     }
 
 
@@ -52,7 +74,7 @@ def classifiers(backend: Backend) -> Classifiers:
     """
     return {
         "mlp": (lambda device: backend.mlp([6, 8, 3], device=device), (6,)),
-        **_call_provision(backend, "classifiers"),
+        **_call_provision(backend, "classifiers", is_optional=True),
     }
 
 
@@ -127,7 +149,7 @@ def models_of_sequences(backend: Backend) -> Builders:
 
     It is an MLP, if the framework's module does not say otherwise.
     """
-    return _call_provision(backend, "models_of_sequences") or {
+    return _call_provision(backend, "models_of_sequences", is_optional=True) or {
         "mlp": lambda device: backend.mlp([2, 3], device=device)
     }
 
@@ -162,10 +184,50 @@ def find_lasting_threads(framework: Framework) -> Collection[str]:
     return names
 
 
-def _call_provision(backend: Backend, what: str) -> Mapping[str, Any]:
-    """Return what the backend's provision gives; empty if it has no such function."""
+class NotProvidedError(Exception):
+    """The framework has nothing of a kind: ``provision.CANNOT`` says why.
+
+    Args:
+        problem: the reason.
+    """
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(problem)
+
+
+def check_provided(backend: Backend, what: str) -> None:
+    """Check that the backend's provision gives something of a kind.
+
+    Args:
+        backend: the backend under test.
+        what: the name of a function of this module.
+
+    Raises:
+        NotBegunError: if its module has no function of the name, and its ``CANNOT`` does not say
+            why.
+        NotProvidedError: if ``CANNOT`` says why, or the function returns nothing.
+    """
+    if not globals()[what](backend):
+        reason = _inabilities(backend).get(what, "provision returns none")
+        raise NotProvidedError(f"the {backend.name} backend has no {what}: {reason}")
+
+
+def _inabilities(backend: Backend) -> Mapping[str, str]:
+    """Return why the provision lacks a function, by its name: ``provision.CANNOT``."""
+    reasons: Mapping[str, str] = _find(framework_of(backend), "CANNOT") or {}
+    return reasons
+
+
+def _call_provision(backend: Backend, what: str, *, is_optional: bool = False) -> Mapping[str, Any]:
+    """Return what the backend's provision gives; empty if it declares that there is none."""
     provide = _find(framework_of(backend), what)
-    return {} if provide is None else provide(backend)
+    if provide is not None:
+        found: Mapping[str, Any] = provide(backend)
+        return found
+    if is_optional or what in _inabilities(backend):
+        return {}
+    raise NotBegunError(f"provision.{what}")
 
 
 def _find(framework: Framework, what: str) -> Any:

@@ -13,11 +13,12 @@ from typing import Any
 import d2ldev
 from d2ldev.bench.machine import list_cards
 from d2ldev_conformance.lines import format_lines
+from d2ldev_conformance.progress import OUTCOMES
 from d2ldev_conformance.requirement import Requirement
 
 # A requirement has the worst outcome of its tests, except for skipping: one that passed on the CPU
 # and had no GPU to run on has passed, and the counts show the rest.
-_WORST_FIRST = ("failed", "known gap", "cannot", "passed", "skipped")
+_WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "passed", "skipped")
 
 
 class Report:
@@ -31,6 +32,7 @@ class Report:
         self._backend = backend
         self._outcomes: dict[Requirement, Counter[str]] = {}
         self._reasons: dict[Requirement, dict[str, None]] = {}
+        self._unbegun: dict[str, Counter[str]] = {}
 
     def expect(self, requirement: Requirement) -> None:
         """Give a requirement its row, also if none of its tests comes to an end."""
@@ -43,6 +45,8 @@ class Report:
         self._outcomes[requirement][outcome] += 1
         if reason:
             self._reasons[requirement][reason] = None
+        if outcome == "not begun":
+            self._unbegun.setdefault(requirement.room, Counter())[reason] += 1
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each requirement, in the order of its id."""
@@ -61,7 +65,24 @@ class Report:
     def summary(self) -> dict[str, int]:
         """Return how many requirements have each outcome."""
         counts = Counter(row["outcome"] for row in self.rows())
-        return {outcome: counts[outcome] for outcome in ("passed", *_WORST_FIRST[:3], "skipped")}
+        return {outcome: counts[outcome] for outcome in OUTCOMES}
+
+    def next_steps(self) -> dict[str, str]:
+        """Return what to write first in each module in which something is not begun."""
+        return {room: next(iter(steps)) for room, steps in self._unbegun.items()}
+
+    def list_causes(self) -> list[str]:
+        """Return one line for each cause: what to write, and the requirements that are not met."""
+        steps: Counter[str] = sum(self._unbegun.values(), Counter())
+        lines = [f"not begun: {number} tests: {step}" for step, number in steps.items()]
+        failed: dict[tuple[str, str], list[str]] = {}
+        for row in self.rows():
+            if row["outcome"] in ("failed", "known gap"):
+                cause = row["outcome"], str(row["reasons"] or "no test came to its end")
+                failed.setdefault(cause, []).append(row["requirement"])
+        for (outcome, reasons), requirements in failed.items():
+            lines.append(f"{outcome}: {', '.join(requirements)}: {reasons}")
+        return lines
 
     def document(self) -> dict[str, Any]:
         """Return the whole report, as it is written to ``conformance.json``.

@@ -28,8 +28,11 @@ SECTIONS = {
     "13.6": "Concise Implementation for Multiple GPUs",
 }
 
-ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "parallel")
-"""The rooms of the contract, in the order in which a backend is written and tested."""
+ROOMS = ("devices", "tensors", "models", "files", "strict", "training", "parallel")
+"""The rooms of the contract, in the order in which a backend is written and tested.
+
+The tests of a room need what the rooms before it have. ``devices`` and ``tensors`` need each other.
+"""
 
 
 class Requirement(NamedTuple):

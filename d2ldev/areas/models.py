@@ -8,7 +8,7 @@ from typing import Any
 
 from d2ldev.areas.tensors import Tensor
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import NotBegunError, UnsupportedValueError, describe
 from d2ldev.nesting.objects import Member
 
 """The activations that ``mlp`` knows, in every framework."""
@@ -66,12 +66,11 @@ class Models:
             layers: kernel, of ``kernel_shape``, and bias, of shape ``(n_out,)``, for each layer, in
                 float32. They are the model's own to keep.
             activation: one of ``ACTIVATIONS``, between the layers.
+
+        Raises:
+            NotBegunError: by default.
         """
-        raise UnsupportedValueError(
-            "make an MLP",
-            "the framework has no dense layers that d2ldev knows",
-            "make the model yourself, and backend.place(model, device)",
-        )
+        raise NotBegunError("Models.mlp", "make an MLP")
 
     def elsewhere(self, obj: Any) -> tuple[str, str] | None:
         """Return why an object is not one of ``types`` in this process, and how to change that.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.areas.tensors import Tensor
 from d2ldev.areas.training import Learner, Settings
 from d2ldev.device import Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
+from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.walk import join_path
 
 if TYPE_CHECKING:
@@ -101,12 +101,10 @@ class Parallel:
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that it cannot train.
+            NotBegunError: by default.
         """
-        raise UnsupportedValueError(
-            f"train {describe(model)} on {len(devices)} devices",
-            "the framework does not implement it",
-            "Trainer(max_epochs, num_gpus=1)",
-        )
+        attempted = f"train {describe(model)} on {len(devices)} devices"
+        raise NotBegunError("Parallel.learner", attempted)
 
     # -- several processes ------------------------------------------------------------------------
 
@@ -169,12 +167,10 @@ class Parallel:
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that it cannot train.
+            NotBegunError: by default.
         """
-        raise UnsupportedValueError(
-            f"train {describe(model)} in {group.size} processes",
-            "the framework does not implement it",
-            "start the program in one process",
-        )
+        attempted = f"train {describe(model)} in {group.size} processes"
+        raise NotBegunError("Parallel.learner_of_group", attempted)
 
 
 def statistics_refusal(wanted: str, problem: str, fix: str) -> UnsupportedValueError:

@@ -38,6 +38,7 @@ class Request:
     virtual_gpus: int | None = None
     report: Path | None = None
     profile: str | None = None
+    only: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
 
 
@@ -56,6 +57,8 @@ def command(request: Request, suite: Path) -> list[str]:
         argv += ["--d2ldev-report", str(request.report)]
     if request.profile is not None:
         argv += ["--d2ldev-profile", request.profile]
+    for module in request.only:
+        argv += ["--d2ldev-only", module]
     # Only the suite's settings: those of a project in the working directory could turn warnings
     # into errors, or deselect tests.
     argv += ["-p", "no:cacheprovider", "-c", str(suite / "pytest.ini"), "--rootdir", str(suite)]

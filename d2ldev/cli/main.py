@@ -115,6 +115,10 @@ def conformance(
         str | None,
         typer.Option(metavar="NAME", help="Run a profile: quick, default, everywhere, or nightly."),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="Only this module: devices, tensors, models ..."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(**_FOLDER, help="Write the report into this folder.")
     ] = None,
@@ -126,6 +130,7 @@ def conformance(
         virtual_gpus=virtual_gpus,
         report=report,
         profile=profile,
+        only=tuple(only or ()),
         extra=tuple(pytest_arguments or ()),
     )
     raise typer.Exit(conformance_command.run(request))

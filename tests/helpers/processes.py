@@ -150,3 +150,26 @@ def make_backend(folder, name="mine", *, requires=(), libraries=(), source=MINE)
     shutil.rmtree(before, ignore_errors=True)
     make_distribution(folder, "d2ldev", points | point)
     return folder
+
+
+def conform(folder, name, *options):
+    """Run the suite with a folder installed, in that folder; how that ended.
+
+    Args:
+        folder: what ``make_backend`` made.
+        name: the backend's.
+        options: of pytest.
+    """
+    variables = {key: value for key, value in os.environ.items() if "D2LDEV_" not in key}
+    # An environment of tox has options of its own.
+    variables.pop("PYTEST_ADDOPTS", None)
+    command = [sys.executable, "-m", "d2ldev", "conformance", name]
+    return subprocess.run(
+        [*command, "--", f"--basetemp={folder / 'run'}", *options],
+        env=variables | {"PYTHONPATH": searched([folder])},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )

@@ -3,13 +3,9 @@
 Warnings are errors only if they come from d2ldev or from the backend under test.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 from d2ldev_conformance.plugin import package_of, warning_filters
-from processes import make_backend, make_distribution, make_package, searched
+from processes import conform, make_backend, make_distribution, make_package, searched
 
 from d2ldev._backend import framework_of
 
@@ -108,23 +104,6 @@ def test_of_its_caller_in_d2ldev():
 def test_of_the_framework():
     warnings.warn_explicit("old", DeprecationWarning, "a.py", 1, "array_api_strict.linalg")
 """
-
-
-def conform(folder, name, *options):
-    """Run the suite with ``folder`` installed; how that ended."""
-    variables = {key: value for key, value in os.environ.items() if "D2LDEV_" not in key}
-    # An environment of tox has options of its own.
-    variables.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "d2ldev", "conformance", name]
-    return subprocess.run(
-        [*command, "--", f"--basetemp={folder / 'run'}", *options],
-        env=variables | {"PYTHONPATH": searched([folder])},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def test_the_suite_passes_beside_a_plugin_that_warns_patches_and_reorders(tmp_path):

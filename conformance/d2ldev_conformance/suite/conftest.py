@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 import d2ldev
 from d2ldev import Backend, Device, settings
 from d2ldev._backend import framework_of
+from d2ldev.framework import NotBegunError
 from d2ldev.options import LossName
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
     attention_models,
+    check_provided,
     classifiers,
     composites,
     freezables,
@@ -81,19 +84,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("route", ROUTES, indirect=True)
     for argument, provide in PROVIDED.items():
         if argument in metafunc.fixturenames:
-            backend = backend_under_test(metafunc.config)
-            reason = f"{backend.name} provides no {provide.__name__} for the suite"
-            nothing = pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason))
-            metafunc.parametrize(argument, sorted(provide(backend)) or [nothing])
+            missing = pytest.mark.not_provided(provide.__name__)
+            nothing = pytest.param(None, id="none", marks=missing)
+            names = _list_provided(backend_under_test(metafunc.config), provide)
+            metafunc.parametrize(argument, names or [nothing])
+
+
+def _list_provided(backend: Backend, provide: Callable[[Backend], Mapping[str, Any]]) -> list[str]:
+    """Return the names of what the backend provides; none if its author has not begun with it."""
+    try:
+        return sorted(provide(backend))
+    except NotBegunError:
+        return []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End a test for which the backend provides nothing."""
+    for mark in item.iter_markers("not_provided"):
+        check_provided(backend_under_test(item.config), *mark.args)
 
 
 @pytest.fixture(scope="session")
 def backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
-    """The backend under test, of which every kind of object was made once.
-
-    The first use of a part of a framework leaves its own traces (torch's first optimizer step
-    sets an environment variable and replaces ``torch.manual_seed``, TensorFlow's AutoGraph keeps
-    the source that it generated in a file), which are no test's leaks.
+    """The backend under test.
 
     It multiplies in float32, and so do the processes that tests start. What a framework does if
     nobody asks may be too coarse for the comparisons of the suite.
@@ -104,26 +117,43 @@ def backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
         if "multiply in float32" not in framework_of(backend).cannot:
             patched.setenv(settings.MATMUL_PRECISION, "highest")
             put_back = framework_of(backend).devices.set_matmul_precision("highest")
-        _make_each_kind(backend)
-        freeze_what_is_loaded()
         yield backend
         if put_back is not None:
             put_back()
 
 
-def _make_each_kind(backend: Backend) -> None:
+# The first use of a part of a framework leaves its own traces, which are no test's leaks. torch's
+# first optimizer step sets an environment variable and replaces ``torch.manual_seed``. TensorFlow's
+# AutoGraph keeps the source that it generated in a file.
+@pytest.fixture(scope="session")
+def _warm_models(backend: Backend) -> None:
+    """Make an object of every kind once, as far as the author has begun with it."""
     for make in samples(backend).values():
-        make(backend.cpu())
-    if {"train", "mlp"} & framework_of(backend).cannot.keys():
-        return
-    targets: dict[LossName, Any] = {
-        "mse": backend.ones((1, 1)),
-        "cross_entropy": backend.zeros(1, dtype="int32"),
-    }
-    for loss, y in targets.items():
-        learner = backend.learner(backend.mlp([1, 1]), loss=loss, gradient_clip_val=1)
-        for teach in (learner.step, learner.evaluate):
-            teach((backend.ones((1, 1)),), y)
+        with suppress(Exception):  # it fails again in the test that needs it
+            make(backend.cpu())
+    freeze_what_is_loaded()
+
+
+@pytest.fixture(scope="session")
+def _warm_training(backend: Backend, _warm_models: None) -> None:
+    """Train a model once, as far as the author has begun with it."""
+    with suppress(Exception):  # as above
+        targets: dict[LossName, Any] = {
+            "mse": backend.ones((1, 1)),
+            "cross_entropy": backend.zeros(1, dtype="int32"),
+        }
+        for loss, y in targets.items():
+            learner = backend.learner(backend.mlp([1, 1]), loss=loss, gradient_clip_val=1)
+            for teach in (learner.step, learner.evaluate):
+                teach((backend.ones((1, 1)),), y)
+    freeze_what_is_loaded()
+
+
+# What a test of a module needs to have been used once.
+_WARM = {
+    **dict.fromkeys(("models", "files", "strict"), "_warm_models"),
+    **dict.fromkeys(("training", "parallel"), "_warm_training"),
+}
 
 
 @pytest.fixture
@@ -186,8 +216,12 @@ def _for_leaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _leaves_no_trace(backend: Backend, _for_leaks: Path) -> Iterator[None]:
+def _leaves_no_trace(
+    backend: Backend, _for_leaks: Path, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """A test that leaks anything, the framework's default device included, has failed."""
+    if warm := _WARM.get(room_of(request.path)):
+        request.getfixturevalue(warm)
     framework = sys.modules[backend.tensor_types[0].__module__.partition(".")[0]]
     before, precision = backend.default_device(), backend.matmul_precision()
     with detect_leaks([framework], _for_leaks):

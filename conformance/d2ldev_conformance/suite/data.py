@@ -96,6 +96,20 @@ def assert_same_values(backend: Backend, obj: Any, values: Mapping[str, NDArray[
         assert_same(after[name], value)
 
 
+def flip_bits(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the numbers with the lowest bit of every byte flipped."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    return (array.reshape(-1).view(np.uint8) ^ 1).view(array.dtype).reshape(array.shape)
+
+
+def assert_saved(backend: Backend, obj: Any, values: Mapping[str, NDArray[Any]]) -> None:
+    """Check that what is saved of an object has these names and values."""
+    after = read_saved_values(backend, obj)
+    assert list(after) == list(values)
+    for name, value in values.items():
+        assert_same(after[name], value)
+
+
 def outcome_of(backend: Backend, operation: Callable[..., Any], *operands: Any) -> Any:
     """Return the device of an operation's result, or the class of its error."""
     try:

@@ -28,7 +28,7 @@ from d2ldev.areas.training.steps import (
     state_refusal,
 )
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import NotBegunError, UnsupportedValueError, describe
 
 __all__ = [
     "ADAGRAD_EPSILON",
@@ -106,10 +106,9 @@ class Training:
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that the framework does not know.
+            NotBegunError: by default.
         """
-        raise UnsupportedValueError(
-            f"train {describe(model)}", "the framework has no gradients", "D2LDEV_BACKEND=torch"
-        )
+        raise NotBegunError("Training.learner", f"train {describe(model)}")
 
     def defaults(self, model: Any) -> tuple[Any, Any]:
         """Return the loss and the optimizer of a model for which the user names none.
@@ -164,12 +163,11 @@ class Training:
 
         Returns:
             A scalar in float32; 0 if no label is left.
+
+        Raises:
+            NotBegunError: by default.
         """
-        raise UnsupportedValueError(
-            "measure the accuracy of a prediction",
-            "the framework does not implement it",
-            "metrics=[lambda prediction, y: ...]",
-        )
+        raise NotBegunError("Training.accuracy", "measure the accuracy of a prediction")
 
     def label_range(self, y: Tensor, weights: Tensor | None) -> Tensor:
         """Return the least and the greatest label, on the device of the labels.
@@ -183,12 +181,11 @@ class Training:
 
         Returns:
             Two integers. Labels that are ``NO_LABEL``, or of weight 0, count as 0.
+
+        Raises:
+            NotBegunError: by default.
         """
-        raise UnsupportedValueError(
-            "check the labels of a batch",
-            "the framework does not implement it",
-            "loss=lambda prediction, y: ...",
-        )
+        raise NotBegunError("Training.label_range", "check the labels of a batch")
 
     # -- feeding ----------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from d2ldev.operations.steps import check_loss, own_loss, takes_target
 
 samples = provision.samples
 own_tensors = provision.own_tensors
+CANNOT = {"hostile_tensors": provision.CANNOT["hostile_tensors"]}
 
 
 class Network(MLP):

@@ -96,11 +96,3 @@ def test_to_and_copy_go_where_they_are_told_also_in_a_scope(backend, route):
         moved, copied = backend.to(x, target), backend.copy(x, target)
         batch = backend.to([x], target)
     assert [backend.device_of(y) for y in (moved, copied, *batch)] == [target] * 3
-
-
-@requirement("mlp.a-device-beats-the-scope", section=SECTION)
-def test_a_model_is_made_where_it_is_wanted_also_in_a_scope(backend, route):
-    scope, target = route
-    with backend.on(scope):
-        net = backend.mlp([3, 1], device=target)
-    assert set(backend.placement(net).values()) == {target}

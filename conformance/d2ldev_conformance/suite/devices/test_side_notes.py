@@ -173,7 +173,6 @@ def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
             backend.ones(12347, device=place),
             backend.asarray([2.0] * 12347, device=place),
             backend.rand(12347, seed=1, device=place),
-            backend.mlp([12347, 1], device=place),
             backend.copy(x, place),
             x + 1,
         ]
@@ -187,7 +186,8 @@ def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
         tracemalloc.stop()
     traced = [lines for lines in found if lines]
     assert len(traced) >= len(made)
-    assert all(lines[-1].startswith(f"{__file__}:") for lines in traced)
+    last = {lines[-1].partition(":")[0] for lines in traced}
+    assert last == {__file__}
 
 
 @requirement("memory.missing-device", section=SECTION)
@@ -259,16 +259,6 @@ def test_many_threads_move_at_once(backend, place):
         results = list(pool.map(there_and_back, range(64)))
     for value, result in enumerate(results):
         assert_same(result, np.full(64, value, "float32"))
-
-
-@requirement("threads.models-at-once", section=SECTION)
-def test_many_threads_place_models_at_once(backend, place):
-    def place_model(seed):
-        net = backend.place(backend.mlp([3, 4, 1], seed=seed), place)
-        return set(backend.placement(net).values())
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(place_model, range(16))) == [{place}] * 16
 
 
 @requirement("threads.backend-is-their-own", section=SECTION)

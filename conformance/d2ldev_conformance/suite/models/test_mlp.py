@@ -164,6 +164,7 @@ def test_a_model_draws_nothing_from_the_frameworks_random_state(backend, place):
 )
 def test_an_mlp_that_is_none_is_refused(backend, arguments):
     sizes, activation, seed = arguments
+    backend.mlp([3, 1])  # a backend without it refuses everything
     with pytest.raises(UnsupportedValueError):
         backend.mlp(sizes, activation=activation, seed=seed)
 
@@ -172,3 +173,11 @@ def test_an_mlp_that_is_none_is_refused(backend, arguments):
 def test_an_mlp_on_a_missing_device_is_an_error(backend, missing):
     with pytest.raises(DeviceUnavailableError):
         backend.mlp([3, 1], device=missing)
+
+
+@requirement("mlp.a-device-beats-the-scope", section=SECTION)
+def test_a_model_is_made_where_it_is_wanted_also_in_a_scope(backend, route):
+    scope, target = route
+    with backend.on(scope):
+        net = backend.mlp([3, 1], device=target)
+    assert set(backend.placement(net).values()) == {target}

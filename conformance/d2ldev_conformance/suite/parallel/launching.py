@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from d2ldev import Backend
+from d2ldev._backend import framework_of
+from d2ldev.areas.abilities import require
+from d2ldev.framework import NotBegunError, Parallel
 from d2ldev.settings import VIRTUAL_GPUS
 
 LIMIT = 300
@@ -19,6 +22,23 @@ LIMIT = 300
 def command(*options: object) -> list[str]:
     """Return the command that launches a program, which comes last, with its arguments."""
     return [sys.executable, "-m", "d2ldev", "launch", *map(str, options)]
+
+
+def require_processes(backend: Backend, number: int) -> None:
+    """Check that the backend trains in several processes: of other processes there is only text.
+
+    Args:
+        backend: the backend under test.
+        number: how many processes train.
+
+    Raises:
+        UnsupportedValueError: if the framework cannot do it.
+        NotBegunError: if its author has not begun with it.
+    """
+    attempted = f"train in {number} processes"
+    require(framework_of(backend), "train in several processes", attempted)
+    if type(framework_of(backend).parallel).learner_of_group is Parallel.learner_of_group:
+        raise NotBegunError("Parallel.learner_of_group", attempted)
 
 
 def virtual_gpus_of_each(backend: Backend) -> int:

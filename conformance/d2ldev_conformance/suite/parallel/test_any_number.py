@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 from d2ldev import Backend, Trainer, get_backend
-from d2ldev._backend import framework_of
-from d2ldev.areas.abilities import require
 from d2ldev_conformance.provision import classifiers
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, difference_of_runs, read_saved_values
 from d2ldev_conformance.suite.parallel.launching import (
     command,
+    require_processes,
     run_launch,
     virtual_gpus_of_each,
 )
@@ -104,7 +103,7 @@ def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, op
 @requirement("processes.learn-what-one-learns", section="13.6")
 @pytest.mark.parametrize("number", NUMBERS)
 def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number):
-    require(framework_of(backend), "train in several processes", f"train in {number} processes")
+    require_processes(backend, number)
     num_gpus = virtual_gpus_of_each(backend)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -24,7 +24,12 @@ from d2ldev.areas.abilities import require
 from d2ldev.processes import join
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import read_saved_values
-from d2ldev_conformance.suite.parallel.launching import command, find_survivors, run_launch
+from d2ldev_conformance.suite.parallel.launching import (
+    command,
+    find_survivors,
+    require_processes,
+    run_launch,
+)
 
 TIMEOUT = 5
 GRACE = 15
@@ -155,7 +160,7 @@ WHO = pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("attempt", range(4))
 def test_a_process_is_lost_at_any_instant(backend, tmp_path, number, lost, attempt):
     """In every other attempt the processes share the parameters, where the framework can."""
-    require(framework_of(backend), "train in several processes", "train in 3 processes")
+    require_processes(backend, 3)
     can_share = _SHARING not in framework_of(backend).cannot
     shard = "parameters" if attempt % 2 and can_share else None
     _assert_all_end(backend, tmp_path, number, lost, "loading", shard)
@@ -165,14 +170,14 @@ def test_a_process_is_lost_at_any_instant(backend, tmp_path, number, lost, attem
 @HOW
 @WHO
 def test_a_process_is_lost_while_the_engine_begins(backend, tmp_path, number, lost):
-    require(framework_of(backend), "train in several processes", "train in 3 processes")
+    require_processes(backend, 3)
     require(framework_of(backend), _BEGINNING, "train in 3 processes")
     _assert_all_end(backend, tmp_path, number, lost, "meeting")
 
 
 @requirement("processes.start-again", section="13.6")
 def test_a_launch_that_has_lost_a_process_goes_on_by_itself(backend, tmp_path):
-    require(framework_of(backend), "train in several processes", "train in 2 processes")
+    require_processes(backend, 2)
     program = tmp_path / "program.py"
     program.write_text(f"{PROGRAM}begin_again()")
     launch = ["--processes", 2, "--restarts", 1, program, backend.name, tmp_path]

@@ -34,7 +34,7 @@ from d2ldev._backend import framework_of
 from d2ldev.areas.abilities import require
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, read_saved_values
-from d2ldev_conformance.suite.parallel.launching import command, run_launch
+from d2ldev_conformance.suite.parallel.launching import command, require_processes, run_launch
 from d2ldev_conformance.suite.training.test_stopping import AfterStep, HookError, RaisingAfterStep
 
 SECTION = "13.6"
@@ -325,7 +325,7 @@ def _launch(backend, folder, cases, program=PROGRAM, **others):
 @pytest.fixture(scope="module")
 def num_gpus(backend):
     """How many GPUs each process has."""
-    require(framework_of(backend), "train in several processes", "train in 2 processes")
+    require_processes(backend, 2)
     platforms = {backend.platform(device) for device in backend.devices()[1:]}
     if platforms - {"virtual"} and backend.num_gpus() < 2:
         pytest.skip("needs a GPU for each of two processes")
@@ -544,7 +544,7 @@ def test_all_processes_say_which_of_them_share_a_gpu(runs):
 @pytest.fixture(scope="module")
 def beside_a_gpu(backend, tmp_path_factory):
     """What two processes find that see one real GPU: on the CPU, and with the GPU for both."""
-    require(framework_of(backend), "train in several processes", "train in 2 processes")
+    require_processes(backend, 2)
     folder = tmp_path_factory.mktemp("beside-a-gpu")
     found = _Runs(backend, folder, 0)
     variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

@@ -6,12 +6,10 @@ import json
 
 import pytest
 
-from d2ldev._backend import framework_of
-from d2ldev.areas.abilities import require
 from d2ldev_conformance.machines import LIMIT, launch_on, of_machine
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run
-from d2ldev_conformance.suite.parallel.launching import command, environment
+from d2ldev_conformance.suite.parallel.launching import command, environment, require_processes
 from d2ldev_conformance.suite.parallel.test_processes import PROGRAM, read_learned, train
 
 pytestmark = pytest.mark.nightly
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.nightly
 @pytest.mark.parametrize("processes", [1, 2])
 def test_two_machines_learn_what_one_process_learns(backend, machines, tmp_path, processes):
     """Call the first machine by its name, which is a loopback address on the machine itself."""
-    require(framework_of(backend), "train in several processes", "train on 2 machines")
+    require_processes(backend, 2)
     options = {"optimizer": "adam", "gradient_clip_val": 0.05, "num_gpus": 0}
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)

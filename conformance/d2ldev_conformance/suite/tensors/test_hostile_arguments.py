@@ -138,6 +138,7 @@ def outcome(backend: Backend, right: dict[str, Any], at: Argument, make: Callabl
 
 @requirement("errors.hostile-arguments", section="6.7.2")
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_warm_training")
 def test_nothing_but_errors_of_d2ldev_comes_out(backend, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     right, values = hostile.right(backend, tmp_path), hostile.values(backend)
@@ -173,6 +174,7 @@ def test_nothing_but_errors_of_d2ldev_comes_out(backend, tmp_path, monkeypatch):
 
 @requirement("errors.hostile-values-of-each-kind", section="6.7.2")
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_warm_training")
 @pytest.mark.parametrize(
     ("function", "parameter"),
     [

@@ -1,0 +1,158 @@
+"""Note the outcome of each test, and collapse the failures that have one cause."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from d2ldev._backend import framework_of
+from d2ldev.areas.abilities import describe_inability
+from d2ldev_conformance.provision import NotProvidedError
+from d2ldev_conformance.requirement import Requirement, requirement_of
+from d2ldev_conformance.unbegun import (
+    find_unbegun_default,
+    find_unbegun_method,
+    list_causes,
+    page_of,
+)
+
+if TYPE_CHECKING:
+    from d2ldev import Backend
+    from d2ldev_conformance.report import Report
+
+_SUITE = Path(__file__).parent
+_PROPERTY = "d2ldev outcome"
+
+
+class _Note(NamedTuple):
+    """What one phase of a test tells about its requirement, as text: workers send it.
+
+    Args:
+        id: the requirement's.
+        section: the requirement's.
+        room: the requirement's.
+        outcome: one of ``progress.OUTCOMES``.
+        reason: in one line.
+        cause: the place and the text of the error of a failure; empty otherwise.
+    """
+
+    id: str
+    section: str
+    room: str
+    outcome: str
+    reason: str
+    cause: str
+
+
+class Outcomes:
+    """A plugin that notes the outcomes, also of tests that ran in the workers of pytest-xdist.
+
+    Args:
+        backend: the backend under test.
+        package: its package.
+        report: counts the outcomes.
+    """
+
+    def __init__(self, backend: Backend, package: str, report: Report) -> None:
+        self._backend, self._package, self._report = backend, package, report
+        self._causes: set[str] = set()
+        self._repeated: set[int] = set()
+        # An ``id`` is another object's as soon as the object is gone.
+        self._kept: list[pytest.TestReport] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Note the outcome of a test in its report, which goes from worker to controller."""
+        result = yield
+        requirement = requirement_of(item)
+        if requirement is None or not item.path.is_relative_to(_SUITE):
+            return result
+        outcome, reason = _outcome(result), _reason(result, call)
+        if call.excinfo is not None and outcome == "failed":
+            outcome, reason = self._judge(call.excinfo.value, requirement.room) or (outcome, reason)
+        if outcome in ("cannot", "not begun"):
+            result.outcome = "skipped"
+            result.longrepr = (str(item.path), 0, f"Skipped: {reason}")
+        if outcome:
+            cause = _cause_of(call) if outcome == "failed" else ""
+            note = _Note(*requirement, outcome, reason, cause)
+            result.user_properties.append((_PROPERTY, list(note)))
+        return result
+
+    def _judge(self, error: BaseException, room: str) -> tuple[str, str] | None:
+        """Return the outcome and the reason of an error that is no failure; else None."""
+        framework = framework_of(self._backend)
+        declared = {describe_inability(framework, ability) for ability in framework.cannot}
+        for each in list_causes(error):
+            problem = getattr(each, "problem", None)
+            if isinstance(each, NotProvidedError) or problem in declared:
+                return "cannot", str(problem)
+        method = find_unbegun_method(error, self._package)
+        if method := method or find_unbegun_default(framework, room):
+            return "not begun", f"write {method} ({page_of(method, room)})"
+        return None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count the outcome of a phase of a test."""
+        note = _note_of(report)
+        if note is None:
+            return
+        requirement = Requirement(note.id, note.section, note.room)
+        self._report.add(requirement, note.outcome, note.reason)
+        if note.cause in self._causes:
+            self._repeated.add(id(report))
+            self._kept.append(report)
+        elif note.cause:
+            self._causes.add(note.cause)
+
+    def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
+        """Name what is not begun, and a failure whose cause pytest has printed already."""
+        note = _note_of(report)
+        if note is not None and note.outcome == "not begun":
+            return "not begun", "n", "NOT BEGUN"
+        if id(report) in self._repeated:
+            return "failed of the same cause", "F", "FAILED"
+        return None
+
+
+def _note_of(report: Any) -> _Note | None:
+    """Return the note in a report; None for a test outside of the suite."""
+    for kind, noted in getattr(report, "user_properties", ()):
+        if kind == _PROPERTY:
+            return _Note(*map(str, noted))
+    return None
+
+
+def _outcome(result: pytest.TestReport) -> str:
+    """Return what a phase of a test says about its requirement; empty if nothing."""
+    if result.skipped:
+        return "known gap" if hasattr(result, "wasxfail") else "skipped"
+    if result.failed:
+        return "failed"
+    return "passed" if result.when == "call" else ""
+
+
+def _reason(result: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
+    if hasattr(result, "wasxfail"):
+        return str(result.wasxfail)
+    if result.skipped and isinstance(result.longrepr, tuple):
+        return str(result.longrepr[2]).removeprefix("Skipped: ")
+    if result.failed:
+        raised = call.excinfo
+        text = raised.exconly() if raised else result.longreprtext
+        return f"{result.when}: {text}".split("\n")[0]
+    return ""
+
+
+def _cause_of(call: pytest.CallInfo[None]) -> str:
+    """Return the line that raised and the text of its error; empty if nothing was raised."""
+    if call.excinfo is None:
+        return ""
+    last = call.excinfo.traceback[-1]
+    return f"{last.path}:{last.lineno}: {call.excinfo.exconly()}"

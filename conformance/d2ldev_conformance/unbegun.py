@@ -1,0 +1,84 @@
+"""Find the method that an author has not begun with, in the error that ended a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from d2ldev.framework import Framework, NotBegunError, Strict
+from d2ldev_conformance.provision import ROOM_OF_KIND
+from d2ldev_conformance.requirement import ROOMS
+
+GUIDE = "docs/write-a-backend.md"
+"""The guide for authors, which has a section for each module."""
+_ROOMS_OF_CLASSES = {"Learner": "training", **{room.title(): room for room in ROOMS}}
+
+
+def find_unbegun_method(error: BaseException, package: str) -> str:
+    """Return the method whose absence an error reports; empty for any other error.
+
+    Args:
+        error: the error that ended a test, or one of ``list_causes``.
+        package: the package of the backend. A plain ``NotImplementedError`` counts only from there,
+            because frameworks raise it for operands that they do not support.
+
+    Returns:
+        The name in the interface, ``'Models.mlp'``, or the name of the author's own function.
+    """
+    for each in list_causes(error):
+        if isinstance(each, NotBegunError):
+            return each.method
+        if type(each) is NotImplementedError and (name := _find_function(each, package)):
+            return name
+    return ""
+
+
+def find_unbegun_default(framework: Framework, room: str) -> str:
+    """Return the method without which the tests of a module fail; empty if its author has it.
+
+    The defaults of the other modules raise a ``NotBegunError``. A framework without mixed operands
+    needs no more than the default of ``Strict``.
+
+    Args:
+        framework: the framework of the backend.
+        room: the module of a test that failed.
+    """
+    is_default = type(framework.strict).refuse_mixing is Strict.refuse_mixing
+    return "Strict.refuse_mixing" if room == "strict" and is_default else ""
+
+
+def page_of(method: str, room: str) -> str:
+    """Return the section of the guide about a method.
+
+    Args:
+        method: its name in the interface, ``'Models.mlp'``, or a function of ``provision``.
+        room: the module whose section to return for the name of a function outside of both.
+
+    >>> page_of("Models.mlp", "training")
+    'docs/write-a-backend.md#models'
+    """
+    cls, _, name = method.partition(".")
+    if cls == "provision":
+        return f"{GUIDE}#{ROOM_OF_KIND.get(name, room)}"
+    return f"{GUIDE}#{_ROOMS_OF_CLASSES.get(cls, room)}"
+
+
+def list_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and the errors before it.
+
+    ``pytest.raises`` hides the error that it does not expect; it is among them.
+    """
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _find_function(error: BaseException, package: str) -> str:
+    """Return the function that raised an error; empty if it is outside of a package."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
+        return ""
+    module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    is_there = module == package or module.startswith(f"{package}.")
+    return traceback.tb_frame.f_code.co_qualname if is_there else ""

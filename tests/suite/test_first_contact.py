@@ -1,0 +1,177 @@
+"""The first hours of a backend's author: a module at a time, and one line for each cause."""
+
+import json
+import pickle
+from pathlib import Path
+
+import d2ldev_reference
+import pytest
+from d2ldev_conformance.unbegun import find_unbegun_method
+from processes import conform, make_backend
+
+from d2ldev import UnsupportedValueError
+from d2ldev.framework import NotBegunError
+
+SMALL = """
+from d2ldev.framework import Framework
+from mine_backend.devices import ReferenceDevices
+from mine_backend.tensors import ReferenceTensors
+
+class MyTensors(ReferenceTensors):
+    pass
+
+class MyFramework(Framework):
+    interface = 1
+    name = {name!r}
+    distributions = ("array-api-strict",)
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        self.devices, self.tensors = ReferenceDevices(0), MyTensors()
+"""
+HEAD = "class MyFramework(Framework):"
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Install a backend that has devices and tensors only, in a package of its own.
+
+    Its source may be changed: ``{old: new}``.
+    """
+
+    def make(changes=(), provision=""):
+        source = SMALL
+        for old, new in dict(changes).items():
+            assert old in source
+            source = source.replace(old, new)
+        make_backend(tmp_path, source=source, requires=("array_api_strict",))
+        package = tmp_path / "mine_backend"
+        for module in ("devices", "tensors"):
+            text = (Path(d2ldev_reference.__file__).parent / f"{module}.py").read_text("utf-8")
+            text = text.replace("d2ldev_reference", "mine_backend")
+            (package / f"{module}.py").write_text(text, "utf-8")
+        (package / "provision.py").write_text(provision, "utf-8")
+        return tmp_path
+
+    return make
+
+
+def only(*modules):
+    return [f"--d2ldev-only={module}" for module in modules]
+
+
+def lines_with(done, text):
+    return [line for line in done.stdout.splitlines() if text in line]
+
+
+def test_devices_are_tested_before_there_are_models(small):
+    done = conform(small(), "mine", *only("devices"))
+    assert done.returncode == 0, done.stdout
+    assert lines_with(done, "devices done, 1 of 7: next, tensors")
+    assert lines_with(done, " 0 failed, 0 not begun, ")
+
+
+def test_what_is_not_begun_is_one_line_with_its_method_and_page(small):
+    done = conform(small(), "mine", *only("models"))
+    assert done.returncode == 1
+    told = "write Models.mlp (docs/write-a-backend.md#models)"
+    (line,) = lines_with(done, "tests: write Models.mlp")
+    assert line.endswith(told)
+    assert lines_with(done, f"next, models: {told}")
+    assert not lines_with(done, "Traceback") + lines_with(done, "NotBegunError")
+    assert len(lines_with(done, "Models.mlp")) == 2
+
+
+def test_what_is_not_begun_has_its_own_column_in_the_report(small):
+    folder = small()
+    conform(folder, "mine", *only("models"), "-k", "mlp", f"--d2ldev-report={folder / 'out'}")
+    report = json.loads((folder / "out" / "conformance.json").read_text("utf-8"))
+    (row,) = (row for row in report["requirements"] if row["requirement"] == "mlp.shape")
+    assert row["outcome"] == "not begun"
+    assert row["reasons"][0].startswith("write Models.mlp ")
+    assert report["summary"]["not begun"] >= 1
+
+
+def test_a_run_that_tests_nothing_does_not_pass(small):
+    cannot = f'{HEAD}\n    cannot = {{"mlp": "it has no layers"}}\n'
+    done = conform(small({HEAD: cannot}), "mine", *only("models"), "-k", "test_mlp")
+    assert done.returncode != 0
+    assert lines_with(done, "nothing was tested")
+    assert lines_with(done, " 0 failed, 0 not begun, ")
+
+
+def test_a_module_of_which_nothing_passed_is_not_done(small):
+    done = conform(small(), "mine", *only("devices,models"), "-k", "same_backend or maps_features")
+    assert done.returncode == 1
+    assert lines_with(done, "nothing passed in models")
+    assert not lines_with(done, "nothing passed in devices")
+
+
+def test_a_module_that_is_not_there_is_refused_with_those_that_are(small):
+    done = conform(small(), "mine", *only("rooms"))
+    assert done.returncode == 4
+    names = "devices, tensors, models, files, strict, training, parallel"
+    assert f"no such module: rooms; there are {names}" in done.stderr
+
+
+def test_one_cause_of_many_failures_is_printed_once(small):
+    broken = "    def device_of(self, x):\n        raise RuntimeError('it is broken')\n"
+    folder = small({"    pass\n": broken})
+    done = conform(folder, "mine", *only("tensors"), "-k", "made_where_it_is_wanted")
+    assert done.returncode == 1
+    assert lines_with(done, "E       RuntimeError: it is broken") == lines_with(done, "E  ")
+    (line,) = lines_with(done, "failed: ")
+    assert line.startswith("failed: create.on-the-device: ")
+    assert lines_with(done, ", 9 failed of the same cause in ")
+
+
+def test_a_method_that_raises_not_implemented_is_not_begun(small):
+    unwritten = "    def dtype_of(self, x):\n        raise NotImplementedError\n"
+    folder = small({"    pass\n": unwritten})
+    done = conform(folder, "mine", *only("tensors"), "-k", "dtype_of_a_tensor_is_taken")
+    assert done.returncode != 0
+    page = "(docs/write-a-backend.md#tensors)"
+    assert lines_with(done, f"tests: write MyTensors.dtype_of {page}")
+
+
+def test_not_implemented_of_the_framework_is_a_failure():
+    with pytest.raises(NotImplementedError) as caught:
+        exec("raise NotImplementedError('of complex numbers')", {"__name__": "array_api.linalg"})
+    assert find_unbegun_method(caught.value, "mine_backend") == ""
+    assert find_unbegun_method(caught.value, "array_api") == "<module>"
+
+
+def test_a_method_is_found_behind_the_error_of_the_core():
+    def translate():
+        try:
+            raise NotBegunError("Tensors.full")
+        except NotBegunError as error:
+            raise ValueError("translated") from error
+
+    with pytest.raises(ValueError, match="translated") as caught:
+        translate()
+    assert find_unbegun_method(caught.value, "mine_backend") == "Tensors.full"
+
+
+def test_the_error_of_what_is_not_begun_can_be_sent_to_another_process():
+    error = pickle.loads(pickle.dumps(NotBegunError("Models.mlp", "make an MLP")))
+    assert (error.method, error.attempted) == ("Models.mlp", "make an MLP")
+    assert isinstance(error, UnsupportedValueError)
+
+
+FROZEN = [*only("training"), "-k", "model_that_is_frozen"]
+
+
+def test_a_function_that_provision_lacks_is_not_begun(small):
+    done = conform(small(), "mine", *FROZEN)
+    page = "(docs/write-a-backend.md#training)"
+    assert lines_with(done, f"tests: write provision.untrainable_models {page}")
+    assert lines_with(done, " 1 not begun, 0 known gap, 0 cannot, ")
+
+
+def test_what_provision_cannot_give_is_declared_there(small):
+    reason = "all of its numbers are trained"
+    folder = small(provision=f"CANNOT = {{'untrainable_models': {reason!r}}}")
+    done = conform(folder, "mine", *FROZEN)
+    assert lines_with(done, reason)
+    assert lines_with(done, " 0 not begun, 0 known gap, 1 cannot, ")
