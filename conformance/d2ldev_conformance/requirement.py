@@ -1,7 +1,7 @@
 """``@requirement``: the id under which a test is reported, and the chapter's section.
 
 >>> @requirement("copy.noop-returns-same-object", section="6.7.2.2")
-... def test_a_tensor_that_is_there_comes_back_itself(backend): ...
+... def test_a_tensor_already_on_the_device_is_returned_itself(backend): ...
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def model(**attributes):
     return made
 
 
-def test_a_copy_is_of_everything():
+def test_deep_copy_copies_containers_too():
     x = model(names={"a": [1]})
     copy = deep_copy(x, {})
     assert copy.whole is copy
@@ -25,19 +25,19 @@ def test_a_copy_is_of_everything():
     assert copy.layers[1].names["a"] is not x.layers[1].names["a"]
 
 
-def test_what_was_copied_before_is_taken():
+def test_deep_copy_uses_copies_from_its_memo():
     kept, other = object(), object()
     assert deep_copy(model(kept=kept), {id(kept): other}).layers[1].kept is other
 
 
-def test_what_fails_is_named():
+def test_the_failing_attribute_is_named():
     x = model(kept={"its lock": (0, threading.Lock())})
     with pytest.raises(UnsupportedValueError, match=r"at layers\.1\.kept\.its lock\.1: ") as caught:
         deep_copy(x, {})
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_an_object_that_fails_itself_has_no_name():
+def test_an_object_that_fails_itself_is_named_as_the_model():
     assert first_failure(threading.Lock(), pytest.fail) == ""
     with pytest.raises(UnsupportedValueError, match="fails at the model itself"):
         deep_copy(threading.Lock(), {})

@@ -62,7 +62,7 @@ def test_what_a_framework_cannot_do_is_an_error_with_its_reason(ability, call):
     assert caught.value.fix == "use another backend for it: D2LDEV_BACKEND=torch"
 
 
-def test_what_it_does_not_speak_of_it_can_do():
+def test_abilities_that_cannot_does_not_name_are_available():
     backend = Backend(Unable())
     assert backend.device_of(backend.to(backend.ones(1), "gpu:1")) == backend.gpu(1)
 

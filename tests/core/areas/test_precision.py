@@ -47,7 +47,7 @@ def test_a_framework_without_a_switch_multiplies_in_float32(reference):
         assert (found, reference.matmul_precision()) == ("highest", "highest")
 
 
-def test_nothing_is_set_that_nobody_asked_for(backend):
+def test_nothing_is_set_without_a_request(backend):
     assert backend.matmul_precision() == "medium"
     assert framework_of(backend).set == ["medium"]
 
@@ -203,7 +203,7 @@ SET = """
 @pytest.mark.parametrize(
     ("value", "found"), [(" Highest ", ["highest"]), ("medium", ["medium"]), ("", [])]
 )
-def test_the_variable_sets_it_when_the_backend_is_made(value, found):
+def test_the_variable_sets_the_precision_when_the_backend_is_made(value, found):
     environment = {"D2LDEV_MATMUL_PRECISION": value}
     assert run_python(SET, environment=environment) == [found]
 

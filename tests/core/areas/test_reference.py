@@ -50,7 +50,7 @@ def test_the_default_float_is_float32_on_every_device(reference, make, device):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "object", "", None, 1, np.dtype("U3")])
-def test_what_is_no_dtype_is_refused(reference, dtype):
+def test_an_invalid_dtype_is_refused(reference, dtype):
     with pytest.raises(UnsupportedValueError, match="reference has no such dtype"):
         reference.dtype(dtype)
 
@@ -88,5 +88,5 @@ def test_there_is_nothing_to_wait_for(reference, device):
 
 
 @pytest.mark.parametrize("device", ["gpu:0", "gpu:1"])
-def test_it_cannot_say_how_much_memory_there_is(reference, device):
+def test_its_memory_is_unknown(reference, device):
     assert reference.memory(device) == (None, None, None)

@@ -102,7 +102,7 @@ def test_it_is_said_what_products_were_computed_in():
     assert "\nreference computes products in highest\n" in done.stdout  # it knows nothing else
 
 
-def test_a_precision_that_is_none_is_refused_with_those_there_are():
+def test_an_invalid_precision_is_refused_with_the_choices():
     done = run_command("bench", "log", "--small", "--matmul-precision", "float32")
     assert done.returncode == 2
     assert "unknown precision 'float32': use one of highest, high, medium" in squeezed(done.stderr)

@@ -22,7 +22,7 @@ def made(**options):
     return command(Request("torch", **options), SUITE)
 
 
-def test_the_name_alone_asks_for_nothing_else():
+def test_a_name_alone_adds_no_options():
     assert made() == START + SETTINGS
 
 

@@ -187,7 +187,7 @@ def keeping(backend, monkeypatch):
     return backend
 
 
-def test_a_copy_that_is_none_is_refused_on_a_virtual_gpu(keeping):
+def test_a_copy_that_shares_memory_is_refused_on_a_virtual_gpu(keeping):
     result = run("copies", keeping, 1000)
     one = result.rows[1]
     assert (one.way, one.figures) == ("one copy", None)
@@ -233,7 +233,7 @@ def test_a_copy_to_a_gpu_is_no_faster_than_its_memory_and_its_link(
     assert (found.figures is None) == bool(reason)
 
 
-def test_of_a_gpu_that_is_not_nvidia_s_no_limit_is_known():
+def test_limits_are_known_only_for_nvidias_gpus():
     measured = row(1e-9, "mps")
     assert limits.verify_rate(measured, gpu(0), 64_000_000) is measured
 

@@ -95,7 +95,7 @@ def test_a_negative_index_of_the_cpu_is_refused_too():
 
 
 @pytest.mark.parametrize("index", [1.5, 1.0, "1", None, True, False, np.True_, np.float32(1), [1]])
-def test_an_index_that_is_no_integer_is_refused(index):
+def test_an_index_that_is_not_an_integer_is_refused(index):
     with pytest.raises(InvalidDeviceError, match="an index is an integer"):
         gpu(index)
 
@@ -154,7 +154,7 @@ def test_parse_refuses(text):
 
 
 @pytest.mark.parametrize("spec", [None, 1, b"gpu", ["gpu"], np.int64(1)])
-def test_parse_refuses_what_is_no_string(spec):
+def test_parse_refuses_values_that_are_not_strings(spec):
     with pytest.raises(InvalidDeviceError, match="as a device"):
         Device.parse(spec)
 

@@ -98,7 +98,7 @@ def test_a_call_imports_no_framework_and_no_backend():
 
 
 @pytest.mark.parametrize("n", [-1, 9, 1.5, "2", None, True, np.float32(2)])
-def test_a_number_that_is_none_is_refused(n):
+def test_an_invalid_number_is_refused(n):
     message = rf"make {re.escape(repr(n))} virtual GPUs: .*from 0 to 8"
     with pytest.raises(d2ldev.InvalidDeviceError, match=message):
         d2ldev.virtual_gpus(n)
@@ -133,7 +133,7 @@ def test_another_number_after_the_first_use_is_refused(n):
     assert f"D2LDEV_VIRTUAL_GPUS={n}" in message
 
 
-def test_the_number_that_is_there_already_is_no_error():
+def test_setting_the_same_number_again_is_not_an_error():
     assert run_python(f"{COUNT}; d2ldev.virtual_gpus(2); {COUNT}") == [TWO, TWO]
 
 

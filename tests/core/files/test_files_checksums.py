@@ -27,7 +27,7 @@ def parts_of(data):
     return header, description_of(header), data[end:]
 
 
-def test_they_are_of_what_each_tensor_is_and_of_all_its_bytes(reference, path, arrays):
+def test_a_checksum_covers_dtype_shape_and_all_bytes_of_a_tensor(reference, path, arrays):
     reference.save(arrays, path)
     _, told, _ = parts_of(path.read_bytes())
     expected = {
@@ -56,7 +56,7 @@ def test_damage_in_any_piece_of_a_tensor_is_found(reference, path, position):
         reference.load(path)
 
 
-def test_what_a_damaged_file_is_loaded_into_stays_as_it_was(reference, path, arrays):
+def test_a_damaged_file_does_not_change_the_target_of_load_into(reference, path, arrays):
     reference.save(arrays, path)
     with open(path, "r+b") as file:
         file.seek(-1, 2)

@@ -201,7 +201,7 @@ def test_a_file_from_a_gpu_is_read_without_one(reference, path):
     assert str(without.device_of(without.load(path))) == "cpu"
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_read(other, path):
+def test_a_missing_device_is_refused_before_reading(other, path):
     with pytest.raises(DeviceUnavailableError):
         other.load(path.with_name("missing"), device="gpu:1")
 

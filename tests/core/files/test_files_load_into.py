@@ -71,7 +71,7 @@ def test_everything_that_does_not_fit_is_listed(reference, path):
     assert "n is a str, and the file has 1, of type int" in caught.value.problem
 
 
-def test_what_holds_no_tensors_is_told_apart(reference, path):
+def test_a_target_without_tensors_has_its_own_error(reference, path):
     reference.save({"a": reference.ones(2)}, path)
     with pytest.raises(
         CheckpointError, match="unexpected a; what it is loaded into holds no tensors"
@@ -108,7 +108,7 @@ def test_a_list_that_is_shared_stays_so(reference, path):
     assert loaded["a"][1] == 1
 
 
-def test_what_is_the_same_in_the_file_comes_back_as_itself(reference, path):
+def test_load_into_returns_an_equal_target_itself(reference, path):
     mine = {"n": [1, "a", None, 2.5], "empty": ()}
     reference.save(mine, path)
     assert reference.load_into(mine, path) is mine
@@ -168,7 +168,7 @@ def test_one_tensor_is_a_part(reference, foreign):
 
 
 @pytest.mark.parametrize("only", ["encode", "encoder.", "encoder.0.w.x", "", "decoder.w.w"])
-def test_what_is_no_part_is_refused(reference, foreign, only):
+def test_an_invalid_part_is_refused(reference, foreign, only):
     with pytest.raises(CheckpointError):
         reference.load_into({"w": reference.zeros(2)}, foreign, only=only)
 
@@ -191,7 +191,7 @@ def test_another_shape_is_refused_also_where_not_everything_has_to_match(referen
     assert values(reference, mine["a"]) == [0, 0]
 
 
-def test_what_a_list_has_more_than_the_file_stays(reference, path):
+def test_items_of_a_list_beyond_the_file_stay(reference, path):
     reference.save([reference.ones(2)], path)
     mine = [reference.zeros(2), reference.zeros(3)]
     value, matched, missing, unexpected = reference.load_into(mine, path, strict=False)
@@ -200,7 +200,7 @@ def test_what_a_list_has_more_than_the_file_stays(reference, path):
     assert value[1] is mine[1]
 
 
-def test_of_long_names_the_nearest_is_the_one_that_ends_alike(reference, path):
+def test_the_nearest_long_name_ends_alike(reference, path):
     long = "model." * 50
     mine = (f"net.{long}gama", f"{long}bias")
     save_file({f"{long}{name}": np.zeros(1) for name in ("gamma", "bias")}, path)

@@ -136,7 +136,7 @@ def test_a_layout_that_lies_about_its_tensor_is_refused(framework, path):
         framework.load_into(net, path)
 
 
-def test_a_tensor_that_is_not_is_put_into_the_model(framework, path):
+def test_a_tensor_that_is_not_refilled_is_replaced_in_the_model(framework, path):
     framework_of(framework).models.refilled = False
     framework.save({"net": Cell(w=framework.ones(2))}, path)
     cell = Cell(w=framework.zeros(2))

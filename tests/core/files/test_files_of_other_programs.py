@@ -120,7 +120,7 @@ def test_a_damaged_file_of_the_format_is_no_other_program_s(reference, tmp_path,
         reference.load(path)
 
 
-def test_no_file_makes_an_error_of_another_kind(reference, tmp_path):
+def test_hostile_files_raise_only_our_errors(reference, tmp_path):
     numbers, path = random.Random(0), tmp_path / "file"
     for data, _ in FILES.values():
         for _ in range(20):

@@ -19,7 +19,7 @@ def test_a_tensor_that_is_there_already_is_itself(reference, x):
     assert reference.to([x, there], gpu(0))[1] is there
 
 
-def test_a_copy_is_made_of_everything(reference, x):
+def test_copy_makes_new_containers_too(reference, x):
     batch = {"a": [x]}
     new = reference.copy(batch)
     assert new is not batch

@@ -99,7 +99,7 @@ def test_a_generator_has_its_variables_until_it_ends(kept):
     assert kept(generator) == {}
 
 
-def test_what_is_written_in_c_has_what_it_refers_to(kept):
+def test_objects_written_in_c_list_their_references(kept):
     assert len in kept(map(len, [])).values()
     row = [3]
     assert any(x is row for x in kept(itertools.repeat(row)).values())
@@ -145,7 +145,7 @@ def test_attributes_are_put_back(keepers, keep):
     ],
     ids=lambda x: type(x).__name__,
 )
-def test_what_is_not_a_model_s_own_is_not_entered(keepers, x):
+def test_objects_outside_of_a_model_are_not_entered(keepers, x):
     assert keepers[type(x)] is None
 
 

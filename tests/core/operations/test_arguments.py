@@ -72,7 +72,7 @@ def test_data_of_a_negative_length_is_refused():
 
 
 @pytest.mark.parametrize("length", [-1, "1", 2**62])
-def test_a_list_whose_length_is_none_is_refused_by_load_into(reference, tmp_path, length):
+def test_load_into_refuses_a_list_with_an_invalid_length(reference, tmp_path, length):
     reference.save([1.0], tmp_path / "file.safetensors")
     with pytest.raises(
         UnsupportedValueError, match="the OfLength at the top cannot be taken apart"
@@ -123,7 +123,7 @@ def test_sizes_that_make_no_layers_are_refused(reference, sizes):
 @pytest.mark.parametrize(
     "name", ["copy", "gradients", "strict", "is_trained", "enable_progress_bar"]
 )
-def test_what_is_neither_true_nor_false_is_no_flag(reference, tmp_path, name, value):
+def test_a_value_that_is_not_true_or_false_is_not_a_flag(reference, tmp_path, name, value):
     net, path = reference.mlp([2, 1]), tmp_path / "net.safetensors"
     reference.save(net, path)
     calls = {
@@ -168,7 +168,7 @@ def test_what_holds_no_numbers_is_refused_with_what_does(reference, obj):
 
 
 @pytest.mark.parametrize("activation", ["relo", None, ["relu"], Shy()])
-def test_an_activation_that_is_none_is_refused_with_those_that_are(reference, activation):
+def test_an_invalid_activation_is_refused_with_the_choices(reference, activation):
     with pytest.raises(UnsupportedValueError, match="activation: it is one of 'relu'"):
         reference.mlp([3, 1], activation=activation)
 
@@ -282,7 +282,7 @@ def test_the_fix_is_in_terms_of_the_call(reference, make, call):
     assert call in caught.value.fix
 
 
-def test_a_device_that_is_not_there_is_named_as_the_place_of_what_is_put_there(reference):
+def test_the_error_of_a_missing_device_names_what_was_to_be_put_there(reference):
     with pytest.raises(DeviceUnavailableError, match="cannot put a tensor on gpu:7"):
         reference.to(reference.ones(2), "gpu:7")
     with pytest.raises(DeviceUnavailableError, match="cannot compute on gpu:7"):

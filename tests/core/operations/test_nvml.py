@@ -37,7 +37,7 @@ def asked_anew():
         function.cache_clear()
 
 
-def test_a_framework_for_cuda_is_told_once_that_there_is_no_driver(asked_anew, monkeypatch):
+def test_a_framework_for_cuda_without_a_driver_warns_once(asked_anew, monkeypatch):
     def missing(name):
         raise OSError(name)
 
@@ -49,7 +49,7 @@ def test_a_framework_for_cuda_is_told_once_that_there_is_no_driver(asked_anew, m
     assert "no NVIDIA driver here (libcuda.so.1)" in str(warning.message)
 
 
-def test_a_framework_for_cuda_is_told_nothing_where_there_is_a_driver(asked_anew, monkeypatch):
+def test_a_framework_for_cuda_with_a_driver_gives_no_warning(asked_anew, monkeypatch):
     monkeypatch.setattr(nvml.sys, "platform", "linux")
     monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: None)
     with warnings.catch_warnings():

@@ -36,7 +36,7 @@ class Indexed:
         return np.full(1, number)
 
 
-def test_nothing_begins_before_the_first_batch_is_asked_for(reference):
+def test_nothing_starts_before_the_first_batch_is_requested(reference):
     loader = Loader([np.ones(1)])
     batches = reference.prefetch(loader, "gpu:0")
     begun = loader.begun
@@ -44,7 +44,7 @@ def test_nothing_begins_before_the_first_batch_is_asked_for(reference):
     assert (begun, loader.begun) == (0, 1)
 
 
-def test_what_has_only_numbers_for_its_batches_is_gone_through(reference):
+def test_an_object_with_only_getitem_is_iterated(reference):
     found = [float(x[0]) for x in reference.prefetch(Indexed(), "cpu")]
     assert found == [0.0, 1.0, 2.0]
 

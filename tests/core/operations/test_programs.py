@@ -109,7 +109,7 @@ def test_what_contains_itself_has_no_program_that_is_kept(programs):
     assert len(programs) == 0
 
 
-def test_what_a_framework_changes_itself_is_ignored():
+def test_attributes_that_the_framework_changes_are_ignored():
     programs, loss = Programs(4, ignored=["delta"]), Loss()
     before = programs.get([loss], object)
     loss.delta = 2.0
@@ -128,7 +128,7 @@ def test_an_object_lives_no_longer_and_its_program_goes_with_it(programs):
     assert len(programs) == 0
 
 
-def test_those_are_kept_that_were_asked_for_last(programs):
+def test_the_programs_used_last_are_kept(programs):
     made = [programs.get(i, object) for i in range(4)]
     programs.get(0, object)
     programs.get(4, object)
@@ -170,7 +170,7 @@ def test_an_object_that_refers_to_itself_has_a_program_that_is_kept(programs):
     assert programs.get(loss.itself, object) is programs.get(loss.itself, object)
 
 
-def test_what_was_decided_on_by_one_thread_is_given_to_no_other(programs):
+def test_a_program_taken_by_one_thread_is_not_given_to_another(programs):
     before = programs.get(1, object)
     meanwhile = []
 

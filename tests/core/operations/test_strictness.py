@@ -135,7 +135,7 @@ def test_an_outer_block_is_in_force_in_a_copied_context_whose_inner_one_has_ende
         assert context.run(strict.in_force)
 
 
-def test_everywhere_is_in_force_in_every_thread_and_is_not_put_back():
+def test_strict_everywhere_is_in_force_in_every_thread_and_stays():
     code = """
         import threading
         from d2ldev.areas import Strict
@@ -247,7 +247,7 @@ def test_a_strict_function_is_one_whose_body_is_a_block(reference):
         add(reference.ones(1, device="gpu:0"), reference.ones(1))
 
 
-def test_the_handle_has_it(reference):
+def test_the_handle_has_strict(reference):
     with d2ldev.use_backend(reference), d2ldev.backend.strict():
         assert framework_of(reference).state.strictness.in_force()
 
@@ -256,13 +256,13 @@ def test_the_handle_has_it(reference):
 
 
 @pytest.mark.parametrize("value", ["1", " true ", "YES", "on"])
-def test_the_variable_puts_the_process_under_it(value):
+def test_the_variable_makes_the_process_strict(value):
     program = f"try:\n    {MIX}\nexcept d2ldev.DeviceMismatchError:\n    print('strict')"
     assert run(program, D2LDEV_STRICT=value).stdout == "strict\n"
 
 
 @pytest.mark.parametrize("value", ["", "0", "false", "No", "off"])
-def test_the_variable_can_say_no(value):
+def test_the_variable_can_turn_strict_off(value):
     program = f"try:\n    {MIX}\nexcept Exception as error:\n    print(type(error).__name__)"
     assert run(program, D2LDEV_STRICT=value).stdout == "ValueError\n"
 

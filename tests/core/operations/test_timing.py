@@ -106,14 +106,14 @@ def test_a_device_that_gets_its_clock_in_a_run_is_measured_from_the_next_one_on(
     assert clocked.timeit(lambda: time.sleep(0.006), seconds=0).on_devices == {gpu(): 6}
 
 
-def test_what_was_measured_can_be_sent_to_another_process(clocked):
+def test_a_timing_can_be_pickled(clocked):
     framework_of(clocked).devices.times = itertools.cycle([0, 6])
     found = clocked.timeit(lambda: None, seconds=0)
     assert found.on_devices
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_what_was_measured_can_be_in_a_set(clocked):
+def test_a_timing_is_hashable(clocked):
     framework_of(clocked).devices.times = itertools.cycle([0, 6])
     found = clocked.timeit(lambda: None, seconds=0)
     assert pickle.loads(pickle.dumps(found)) in {found}
@@ -131,7 +131,7 @@ def test_a_device_that_does_not_wait_is_not_timed(backend, monkeypatch):
         backend.timeit(lambda: None, seconds=0)
 
 
-def test_what_a_call_returned_is_held_until_it_was_waited_for(backend, monkeypatch):
+def test_the_result_of_a_call_is_kept_until_its_device_was_waited_for(backend, monkeypatch):
     class Result:
         pass
 

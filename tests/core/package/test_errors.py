@@ -111,7 +111,7 @@ def test_a_value_of_many_lines_is_shown_in_one():
     assert errors.describe(Model()) == "Model( (0): Linear ), a Model,"
 
 
-def test_a_value_that_is_attempted_with_stands_before_the_colon():
+def test_a_described_value_is_part_of_the_attempt():
     error = D2LDevError(f"train {errors.describe(3)}", "it is not a model", "net = ...")
     assert str(error).startswith("cannot train 3, an int: it is not a model")
 

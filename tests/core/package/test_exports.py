@@ -41,7 +41,7 @@ def test_what_takes_longest_of_the_standard_library_is_not_imported(module):
     assert completed("-c", code).stdout == "False\n"
 
 
-def test_a_device_finds_the_active_backend_that_nobody_has_asked_for():
+def test_a_device_finds_the_active_backend_at_first_use():
     code = """
         from d2ldev.device import gpu
         with gpu(1):

@@ -17,11 +17,11 @@ def test_the_functions_return_the_framework_s_own_devices(reference):
     ]
 
 
-def test_a_gpu_that_is_there_is_tried_with_success(reference):
+def test_try_gpu_of_an_existing_gpu_is_that_gpu(reference):
     assert d2l.try_gpu(1) == reference.native("gpu:1")
 
 
-def test_a_gpu_that_is_not_there_is_the_cpu_when_it_is_tried(reference):
+def test_try_gpu_of_a_missing_gpu_is_the_cpu(reference):
     assert d2l.try_gpu(10) == reference.native("cpu")
 
 
@@ -34,14 +34,12 @@ def test_without_gpus_the_list_is_the_cpu(reference):
     assert (none.num_gpus(), none.try_all_gpus()) == (0, [reference.native("cpu")])
 
 
-def test_a_gpu_that_is_not_there_and_has_no_object_is_an_error():
+def test_a_missing_gpu_without_a_native_object_is_an_error():
     with pytest.raises(d2ldev.DeviceUnavailableError, match="gpu:2"):
         d2l.gpu(2)
 
 
-def test_a_gpu_that_is_not_there_has_the_object_that_the_framework_has_for_it(
-    reference, monkeypatch
-):
+def test_a_missing_gpu_has_the_native_object_of_the_framework(reference, monkeypatch):
     monkeypatch.setattr(
         framework_of(reference).devices, "native_of_missing", lambda device: f"its own {device}"
     )
@@ -180,7 +178,7 @@ def test_importing_the_module_imports_no_framework():
     assert run_python(code, hide=()) == [[]]
 
 
-def test_a_third_party_s_backend_is_had_by_name(tmp_path):
+def test_a_third_party_s_backend_is_found_by_name(tmp_path):
     code = "from d2ldev.native import mine as d2l; show([d2l.num_gpus(), repr(d2l.try_gpu(1))])"
     (shown,) = run_python(code, path=[make_backend(tmp_path)])
     assert shown == [2, "array_api_strict.Device('device2')"]

@@ -47,7 +47,7 @@ def test_all_are_told_which_ranks_share_a_gpu_before_they_train():
         pytest.param(["GPU-1", "GPU-1"], "", id="the host's memory is in between"),
     ],
 )
-def test_what_can_be_trained_is(uuids, library):
+def test_training_works_where_it_is_possible(uuids, library):
     assert [each.value for each in trained(uuids, library)] == [1, 1]
 
 

@@ -114,7 +114,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("case", DIFFERENCES)
-def test_what_differs_is_named_by_all(case):
+def test_all_processes_name_the_difference(case):
     options, *texts = DIFFERENCES[case]
     ended = together(differing(**options), timeout=TIMEOUT)
     check_all(ended, "UnsupportedValueError", "they do not do the same", *texts)
@@ -163,7 +163,7 @@ def test_data_that_ends_early_is_an_error_of_all_where_an_engine_waits_at_the_en
         assert each.seconds < SOON
 
 
-def test_one_that_resumes_and_one_that_does_not_differ(tmp_path):
+def test_a_process_that_resumes_differs_from_one_that_does_not(tmp_path):
     def body(rank):
         return fit(checkpoint=tmp_path / "run", resume=rank == 1)
 
@@ -172,7 +172,7 @@ def test_one_that_resumes_and_one_that_does_not_differ(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("what", ["data", "callbacks", "metrics"])
-def test_an_error_of_one_is_said_by_the_others(what, rank):
+def test_an_error_in_one_process_is_named_by_the_others(what, rank):
     raising = Raising()
 
     def metric(prediction, y):
@@ -190,7 +190,7 @@ def test_an_error_of_one_is_said_by_the_others(what, rank):
     assert ended[rank].seconds < SOON
 
 
-def test_an_error_of_all_is_everyones_own():
+def test_an_error_in_all_processes_is_raised_in_each():
     ended = together(lambda rank: fit(data=Raising()), timeout=TIMEOUT)
     assert "ValueError" in {each.error for each in ended}
     assert {each.error for each in ended} <= {"ValueError", "PeerLostError"}
@@ -254,7 +254,7 @@ def test_a_variable_that_is_wrong_is_named(variables, text):
 
 
 @pytest.mark.parametrize("size", ["1", "", None])
-def test_a_launch_of_one_process_is_none(size):
+def test_a_launch_of_one_process_makes_no_group(size):
     variables = {"WORLD_SIZE": size, "RANK": size and "0", "MASTER_ADDR": None}
     (ended,) = together(lambda rank: (fit(), join.find_group()), 1, others={0: variables})
     assert ended.error == "", ended

@@ -122,7 +122,7 @@ def test_all_know_all_hosts_and_an_address_of_each():
         leave(groups)
 
 
-def test_those_who_come_first_wait():
+def test_early_processes_wait():
     groups, _ = meet([2, 1, 0])
     leave(groups)
     assert [group.rank for group in groups] == [2, 1, 0]
@@ -149,7 +149,7 @@ STRANGERS = {
 }
 
 
-def test_strangers_are_left_out_and_hold_nobody_up():
+def test_strangers_are_ignored_and_do_not_delay_the_join():
     port = free_port()
     with beginning(port) as first, ExitStack() as stack:
         for data in STRANGERS.values():
@@ -160,7 +160,7 @@ def test_strangers_are_left_out_and_hold_nobody_up():
     assert seconds < SOON
 
 
-def test_a_stranger_who_talks_slowly_holds_nobody_up():
+def test_a_slow_stranger_does_not_delay_the_join():
     port = free_port()
     is_over = threading.Event()
 
@@ -189,13 +189,13 @@ def check_all(errors, kind, *texts):
             assert text in str(error), error
 
 
-def test_a_rank_that_does_not_come_is_named_by_all():
+def test_all_processes_name_a_missing_rank():
     errors, seconds = meet([0, 1], 3)
     check_all(errors, PeerLostError, "there came no 2", "--node-rank")
     assert seconds < SOON
 
 
-def test_a_rank_0_that_does_not_come_is_said_by_all():
+def test_all_processes_name_a_missing_rank_0():
     errors, seconds = meet([1, 2], 3)
     check_all(errors, PeerLostError, "rank 0 does not answer", "--address")
     assert seconds < SOON
@@ -245,7 +245,7 @@ def test_other_versions_or_another_framework_are_an_error_on_all():
     assert seconds < SOON
 
 
-def test_those_who_have_come_before_hear_of_the_one_that_does_not_fit():
+def test_early_processes_learn_which_process_does_not_fit():
     port = free_port()
     with beginning(port, 3) as first, called(port, message(hello_of(1, 3))) as waiting:
         errors, _ = meet([2], 3, port, programs={2: {"backend": "other"}})

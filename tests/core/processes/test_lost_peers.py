@@ -128,7 +128,7 @@ def test_a_process_that_is_killed_after_the_run_does_not_matter():
     assert second.status == -signal.SIGKILL
 
 
-def test_one_that_was_stopped_and_goes_on_ends_like_the_others():
+def test_a_stopped_process_that_goes_on_ends_like_the_others():
     def stop_for_a_while(processes):
         time.sleep(1)
         os.kill(processes[1], signal.SIGSTOP)
@@ -144,7 +144,7 @@ def test_one_that_was_stopped_and_goes_on_ends_like_the_others():
     assert all(each.seconds < 2 * BOUND for each in ended)
 
 
-def test_one_that_was_stopped_is_told_though_rank_0_goes_on():
+def test_a_stopped_process_learns_that_it_is_lost_while_rank_0_goes_on():
     """Rank 0 has caught the error, and does not end."""
 
     def body(rank):
@@ -169,7 +169,7 @@ def test_one_that_was_stopped_is_told_though_rank_0_goes_on():
     assert second.seconds < first.seconds
 
 
-def test_one_that_was_stopped_for_less_than_the_timeout_is_not_lost():
+def test_a_process_stopped_for_less_than_the_timeout_is_not_lost():
     def stop_for_a_while(processes):
         time.sleep(0.5)
         for process in processes:

@@ -108,7 +108,7 @@ def test_all_processes_stop_after_the_same_epoch(wanting):
     assert (steps, len(history["loss"])) == (8, 2)
 
 
-def test_who_wants_it_in_the_last_step_ends_the_epoch():
+def test_a_stop_in_the_last_step_ends_the_epoch():
     found = ended(lambda rank: train(AtStep(rank, 1, 3, stop), 4))
     assert found[1:] == found[:-1]
     assert 1 <= len(found[0][2]["loss"]) <= 2

@@ -54,7 +54,7 @@ def test_they_learn_what_one_machine_learns(machines, tmp_path):
         assert history["loss"] == pytest.approx(expected[1]["loss"], rel=1e-4)
 
 
-def test_all_can_be_reached_where_the_name_of_the_first_is_a_loopback_one(machines, tmp_path):
+def test_all_hosts_are_reachable_if_the_first_name_is_a_loopback_address(machines, tmp_path):
     code = "from d2ldev import backend; show(backend.join_group().addresses)"
     program = written(tmp_path, code)
     processes = begun(machines, program, "--processes", 2, hosts=tmp_path)

@@ -116,7 +116,7 @@ def test_nothing_follows_a_message_that_was_cut_off(pair):
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\1{", b"\0\0\0\1\xff", b"\0\0\0\0"]
 )
-def test_what_is_no_message_is_an_error(raw, data):
+def test_an_invalid_message_is_an_error(raw, data):
     one, other = raw
     one.sendall(data)
     with pytest.raises(OSError, match="not a message"):

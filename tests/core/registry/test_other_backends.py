@@ -52,7 +52,7 @@ def test_a_class_and_a_function_of_a_library_of_a_backend_alone_are_its_own(fold
     assert shown(folder, "import engine, layers", obj) == [[True, False], []]
 
 
-def test_a_library_is_nobody_s_where_what_the_backend_needs_is_not_imported(folder):
+def test_a_library_belongs_to_no_backend_before_its_framework_is_imported(folder):
     make_backend(folder, requires=["engine"], libraries=["layers"])
     assert shown(folder, "import layers", "layers.Layer()") == [[False, False], []]
 

@@ -39,7 +39,7 @@ def test_the_built_in_backends_are_announced_by_the_same_entry_points():
         "__import__('d2ldev', fromlist=['mine']).mine",
     ],
 )
-def test_a_third_party_s_backend_is_had_by_name(tmp_path, code):
+def test_a_third_party_s_backend_is_found_by_name(tmp_path, code):
     path = [make_backend(tmp_path)]
     assert run_python(f"import d2ldev; show({code}.name)", path=path) == ["mine"]
 
@@ -309,7 +309,7 @@ def test_one_module_that_is_needed_may_be_given_without_a_tuple(tmp_path):
     assert ": no_such_module is not installed" in message
 
 
-def test_a_broken_backend_can_be_tried_again_when_it_was_mended(tmp_path):
+def test_a_broken_backend_can_be_tried_again_after_its_repair(tmp_path):
     make_backend(tmp_path, requires=["my_framework"])
     code = f"""
         from pathlib import Path

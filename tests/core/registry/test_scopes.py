@@ -24,7 +24,7 @@ def test_get_backend_of_a_backend_is_that_backend(other):
 
 @pytest.mark.parametrize("function", [d2ldev.get_backend, d2ldev.set_backend])
 @pytest.mark.parametrize("value", [None, 1, b"reference", d2ldev.Backend], ids=repr)
-def test_what_is_neither_a_name_nor_a_backend_is_refused(function, value):
+def test_a_value_that_is_not_a_name_or_a_backend_is_refused(function, value):
     with pytest.raises(d2ldev.UnsupportedValueError, match="it is neither a name nor a backend"):
         function(value)
 

@@ -222,7 +222,7 @@ def test_the_only_third_party_s_backend_is_taken_where_no_other_is_installed(tmp
     assert run_python(code, path=[make_backend(tmp_path)]) == ["mine"]
 
 
-def test_of_several_third_parties_none_is_taken_unasked(tmp_path):
+def test_several_third_party_backends_give_no_default(tmp_path):
     for name in ("mine", "yours"):
         make_backend(tmp_path, name)
     name, _, _ = run_python(SEVERAL, path=[tmp_path])

@@ -162,7 +162,7 @@ def test_two_third_parties_of_one_name_are_refused(tmp_path):
     assert "mine-backend" in message
 
 
-def test_a_distribution_that_is_found_twice_is_one(tmp_path):
+def test_a_distribution_found_twice_counts_once(tmp_path):
     for folder in ("first", "second"):
         make_backend(tmp_path / folder)
     code = "import d2ldev; show(d2ldev.get_backend('mine').name)"

@@ -123,7 +123,7 @@ def test_seeds_next_to_each_other_have_no_epoch_in_common():
     assert len(set(orders)) == 10
 
 
-def test_an_order_stays_what_it_is():
+def test_the_order_of_a_seed_never_changes():
     # Whoever resumes a run with a later version of d2ldev or NumPy needs the same.
     assert epoch(ArrayLoader(np.arange(8), batch_size=8, shuffle=True, seed=7)) == [
         [1, 6, 5, 2, 4, 7, 0, 3]
@@ -139,7 +139,7 @@ def test_the_order_is_the_same_in_another_process():
     assert run_python(code) == [epoch(shuffled())]
 
 
-def test_what_else_is_drawn_does_not_matter():
+def test_other_draws_do_not_change_the_order():
     loader, other = shuffled(), shuffled()
     epoch(loader), epoch(other)
     np.random.seed(1)
@@ -162,7 +162,7 @@ def test_without_a_seed_every_loader_has_its_own_order():
 
 @pytest.mark.parametrize("seed", [0, 2**62, None])
 @pytest.mark.parametrize("done", [0, 1, 3])
-def test_a_resumed_loader_has_the_orders_of_an_unbroken_one(seed, done):
+def test_a_resumed_loader_has_the_orders_of_an_uninterrupted_one(seed, done):
     loader, resumed = shuffled(seed), shuffled()
     for _ in range(done):
         epoch(loader)
@@ -202,7 +202,7 @@ def test_a_pickled_loader_goes_on_with_the_same_order():
     [None, {}, {"seed": 0}, {"seed": 0, "epoch": -1}, {"seed": "0", "epoch": 1}, [0, 1]],
     ids=repr,
 )
-def test_what_is_no_state_is_refused_and_changes_nothing(state):
+def test_an_invalid_state_is_refused_and_changes_nothing(state):
     loader = shuffled(seed=5)
     with pytest.raises(CheckpointError):
         loader.load_state_dict(state)
@@ -228,7 +228,7 @@ def test_what_is_no_state_is_refused_and_changes_nothing(state):
         ([np.zeros(2)], {"seed": 0.5}, "seed"),
     ],
 )
-def test_what_cannot_be_used_is_refused(arrays, options, words):
+def test_invalid_arguments_are_refused(arrays, options, words):
     with pytest.raises(UnsupportedValueError, match=words):
         ArrayLoader(*arrays, **{"batch_size": 2, **options})
 

@@ -137,7 +137,7 @@ def test_a_scheduler_without_a_state_is_stepped_too(reference, net, tmp_path):
     [(object(),), (Scheduler(), "batch"), (Scheduler(), "step", "loss")],
     ids=["no scheduler", "per batch", "a metric per step"],
 )
-def test_what_is_no_schedule_is_refused(arguments):
+def test_an_invalid_schedule_is_refused(arguments):
     with pytest.raises(UnsupportedValueError, match="cannot step a scheduler"):
         Schedule(*arguments)
 

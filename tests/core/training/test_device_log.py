@@ -29,7 +29,7 @@ def test_an_empty_log_has_nothing(log):
     assert (log.flush(), log.means(), log.last()) == ({}, {}, {})
 
 
-def test_what_means_brought_over_is_flushed_too(log, scalar):
+def test_values_read_by_means_are_flushed_too(log, scalar):
     log.add(loss=scalar(1.0))
     log.means()
     log.add(loss=scalar(3.0))
@@ -95,7 +95,7 @@ def test_calls_that_are_left_out_count_in_no_mean(reference):
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), "1", None], ids=repr)
-def test_what_is_no_weight_is_refused(log, scalar, weight):
+def test_an_invalid_weight_is_refused(log, scalar, weight):
     with pytest.raises(UnsupportedValueError, match="weight"):
         log.add(weight, loss=scalar(1.0))
     assert log.flush() == {}
@@ -111,7 +111,7 @@ def test_without_any_weight_the_mean_is_not_a_number(log, scalar):
     assert math.isnan(log.means()["loss"])
 
 
-def test_what_has_no_weight_does_not_spoil_the_mean(log, scalar):
+def test_a_nan_without_weight_does_not_change_the_mean(log, scalar):
     log.add(0, loss=scalar(float("nan")))
     log.add(1, loss=scalar(2.0))
     assert log.means() == {"loss": 2.0}
@@ -165,7 +165,7 @@ def test_what_could_not_be_brought_over_is_still_there(log, scalar, reference, m
     assert log.flush() == {"loss": [1.0]}
 
 
-def test_the_handle_is_a_backend_for_it(reference):
+def test_a_log_takes_the_handle_as_its_backend(reference):
     with d2ldev.use_backend(reference):
         log = DeviceLog(d2ldev.backend, "gpu:0")
         log.add(loss=reference.full((), 1.0, device="gpu:0"))
@@ -231,7 +231,7 @@ def test_the_log_of_a_loop_has_what_was_added_in_blocks(reference, scalar, numbe
 
 
 @pytest.mark.parametrize("ask", ["means", "last", "state_dict"])
-def test_whoever_asks_the_log_of_a_loop_has_the_whole_block(reference, scalar, ask):
+def test_reading_the_log_of_a_loop_includes_the_whole_block(reference, scalar, ask):
     log, plain = BatchedDeviceLog(reference), DeviceLog(reference)
     for value in (1.0, 3.0, 8.0):
         log.add(loss=scalar(value))

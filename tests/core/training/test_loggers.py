@@ -50,7 +50,7 @@ def test_nan_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_a_run_that_goes_on_has_no_line_twice(tmp_path, is_same):
+def test_a_resumed_run_repeats_no_line(tmp_path, is_same):
     path, checkpoint = tmp_path / "run.csv", tmp_path / "run"
 
     def fail(epoch, history):
@@ -102,7 +102,7 @@ def test_the_first_of_several_processes_writes(tmp_path):
 
 
 @pytest.mark.parametrize("path", [3, None, "", "nowhere/run.csv", "."])
-def test_what_is_no_path_of_a_file_is_refused_at_once(path):
+def test_an_invalid_path_of_a_file_is_refused_at_once(path):
     with pytest.raises(UnsupportedValueError, match="log into a file"):
         CSVLogger(path)
 
@@ -125,6 +125,6 @@ def test_without_tensorboard_the_line_that_installs_it_is_named(monkeypatch, tmp
 
 
 @pytest.mark.parametrize("folder", [3, None, ""])
-def test_what_is_no_path_of_a_folder_is_refused_at_once(folder):
+def test_an_invalid_path_of_a_folder_is_refused_at_once(folder):
     with pytest.raises(UnsupportedValueError, match="log for TensorBoard"):
         TensorBoardLogger(folder)

@@ -31,7 +31,7 @@ def test_a_model_that_says_nothing_is_trained_by_the_defaults():
     assert settings_of({}) == {"loss": None, "optimizer": None, "methods": None}
 
 
-def test_what_the_call_says_comes_before_what_the_model_says():
+def test_arguments_of_the_call_override_the_models():
     found = settings_of({"configure_optimizers": lambda: "sgd", "loss": max}, "bce", "adam")
     assert found == {"loss": "bce", "optimizer": "adam", "methods": None}
 
@@ -83,7 +83,7 @@ def test_a_step_that_returns_no_scalar_is_refused():
 
 
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_ended"])
-def test_a_hook_of_a_trainer_that_there_is_not_is_refused(reference, net, hook):
+def test_an_unknown_hook_of_a_trainer_is_refused(reference, net, hook):
     mine = type("Mine", (Trainer,), {hook: lambda self, *_: None})
     with pytest.raises(UnsupportedValueError, match=f"nobody calls its {hook}"):
         mine(1, backend=reference).fit(net, [BATCH])
@@ -98,7 +98,7 @@ def test_what_only_sounds_like_a_hook_is_left_alone(reference, net, name, value)
     assert len(mine(1, backend=reference).fit(net, [BATCH])["loss"]) == 1
 
 
-def test_a_clip_of_the_books_alone_is_refused(reference, net):
+def test_an_overridden_clip_gradients_is_refused(reference, net):
     mine = type("Mine", (Trainer,), {"clip_gradients": lambda self, value, model: None})
     with pytest.raises(UnsupportedValueError, match=r"gradient_clip_val=1\) clips by itself"):
         mine(1, backend=reference).fit(net, [BATCH])
@@ -109,7 +109,7 @@ def test_a_clip_of_the_books_alone_is_refused(reference, net):
     [{"loss": "mse"}, {"optimizer": "sgd"}, {"metrics": ["accuracy"]}, {"resume": True}],
     ids=str,
 )
-def test_what_epochs_of_the_users_own_would_ignore_is_refused(reference, net, options):
+def test_arguments_that_a_users_fit_epoch_ignores_are_refused(reference, net, options):
     mine = type("Mine", (Trainer,), {"fit_epoch": lambda self: pytest.fail("it has run")})
     with pytest.raises(UnsupportedValueError, match=f"{next(iter(options))}="):
         mine(1, backend=reference).fit(net, [BATCH], **options)

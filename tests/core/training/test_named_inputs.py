@@ -77,7 +77,7 @@ def test_the_names_of_inputs_are_those_that_are_given_by_position():
 
 
 @pytest.mark.parametrize("method", [Model().anything, "{}".format, 3])
-def test_what_takes_anything_has_no_names(method):
+def test_a_method_that_takes_any_arguments_has_no_input_names(method):
     assert input_names(method) == ()
 
 

@@ -82,7 +82,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_it_says_what_it_is(reference, monkeypatch, name):
+def test_repr_is_one_line_and_computes_nothing(reference, monkeypatch, name):
     make, line = LINES[name]
     made = make(reference)
     monkeypatch.setattr(framework_of(reference).tensors, "to_numpy", None)

@@ -94,7 +94,7 @@ def test_the_order_of_an_array_loader_is_not_given_to_other_data():
     assert [each.value for each in together(body)] == [{"seed": 1, "epoch": 0}] * 2
 
 
-def test_what_only_the_first_knows_is_known_by_all():
+def test_rank_0_shares_its_value_with_all():
     found = together(lambda rank: team().of_the_first("a question", f"of rank {rank}"))
     assert [each.value for each in found] == ["of rank 0"] * 2
 

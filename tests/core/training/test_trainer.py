@@ -73,7 +73,7 @@ def test_a_framework_that_trains_on_one_gpu_says_why(reference):
 @pytest.mark.parametrize(
     "arguments", [(-1,), (1.5,), (True,), ("2",), (None,), (1, -2), (1, 0.5), (1, True), (1, "1")]
 )
-def test_what_is_no_number_of_epochs_or_gpus_is_refused(reference, arguments):
+def test_an_invalid_number_of_epochs_or_gpus_is_refused(reference, arguments):
     with pytest.raises(UnsupportedValueError):
         Trainer(*arguments, backend=reference)
 
@@ -254,7 +254,7 @@ def test_metrics_are_in_the_history_by_name(reference, net):
 
 
 @pytest.mark.parametrize("metrics", [["speed"], [3], ["accuracy", "accuracy"]])
-def test_what_is_no_metric_is_refused(trainer, net, metrics):
+def test_an_invalid_metric_is_refused(trainer, net, metrics):
     with pytest.raises(UnsupportedValueError):
         trainer.fit(net, [BATCH], metrics=metrics)
 
@@ -277,7 +277,7 @@ def test_what_cannot_be_trained_with_is_refused(trainer, net, options):
 
 
 @pytest.mark.parametrize("value", [-1, float("inf"), "1", True])
-def test_what_is_no_norm_is_refused(reference, net, value):
+def test_an_invalid_norm_is_refused(reference, net, value):
     with pytest.raises(UnsupportedValueError, match="gradient_clip_val"):
         Trainer(1, 0, value, backend=reference).fit(net, [BATCH])
 
@@ -292,7 +292,7 @@ def test_what_is_no_norm_is_refused(reference, net, value):
     ],
     ids=str,
 )
-def test_what_is_no_way_to_step_is_refused_before_anything_is_moved(reference, net, options):
+def test_an_invalid_schedule_step_is_refused_before_anything_moves(reference, net, options):
     (name,) = options
     with pytest.raises(UnsupportedValueError, match=f"train with {name}=") as error:
         Trainer(1, backend=reference, **options)
@@ -385,6 +385,6 @@ def test_a_target_or_weights_that_are_no_array_are_refused(reference, net, call,
         getattr(Trainer(1, backend=reference), call)(net, [batch])
 
 
-def test_a_target_that_is_none_is_refused(reference, net):
+def test_an_invalid_target_is_refused(reference, net):
     with pytest.raises(UnsupportedValueError, match="whose y is None"):
         Trainer(1, backend=reference).fit(net, [(BATCH[0], None)])

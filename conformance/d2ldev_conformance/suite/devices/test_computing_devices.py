@@ -41,13 +41,13 @@ def test_a_negative_index_is_refused(backend):
 
 @requirement("devices.index-is-an-integer", section=SECTION)
 @pytest.mark.parametrize("index", [1.5, 1.0, "1", None, [0]])
-def test_an_index_that_is_no_integer_is_refused(backend, index):
+def test_an_index_that_is_not_an_integer_is_refused(backend, index):
     with pytest.raises(InvalidDeviceError):
         backend.gpu(index)
 
 
 @requirement("devices.index-is-no-bool", section=SECTION)
-def test_true_is_no_index(backend):
+def test_true_is_not_an_index(backend):
     with pytest.raises(InvalidDeviceError, match="True"):
         backend.gpu(True)
 
@@ -122,7 +122,7 @@ def test_a_device_has_several_spellings(backend, text):
 
 @requirement("devices.bad-spellings", section=SECTION)
 @pytest.mark.parametrize("text", ["", "gpu:x", "gpu:-1", "gpu:1.5", "gpu:", "tpu", "cuda1", ":0"])
-def test_a_string_that_is_no_device_is_refused(backend, text):
+def test_a_string_that_is_not_a_device_is_refused(backend, text):
     with pytest.raises(InvalidDeviceError) as caught:
         backend.ones(1, device=text)
     assert repr(text) in str(caught.value)
@@ -130,7 +130,7 @@ def test_a_string_that_is_no_device_is_refused(backend, text):
 
 @requirement("devices.foreign-objects", section=SECTION)
 @pytest.mark.parametrize("value", [0, 1.0, object(), ["cpu"], {}, np.float32])
-def test_an_object_that_is_no_device_is_refused(backend, value):
+def test_an_object_that_is_not_a_device_is_refused(backend, value):
     with pytest.raises(InvalidDeviceError):
         backend.ones(1, device=value)
     with pytest.raises(InvalidDeviceError):

@@ -95,7 +95,7 @@ def test_a_product_in_the_highest_precision_is_that_of_float32(backend, place):
 
 @requirement("precision.is-checked", section=SECTION)
 @pytest.mark.parametrize("precision", ["float32", "HIGHEST", "", 1, True, ["highest"]], ids=repr)
-def test_what_is_no_precision_is_refused_with_those_there_are(backend, precision):
+def test_an_invalid_precision_is_refused_with_the_choices(backend, precision):
     before = backend.matmul_precision()
     with pytest.raises(UnsupportedValueError, match="'highest', 'high', 'medium'"):
         backend.matmul_precision(precision)
@@ -106,7 +106,7 @@ def test_what_is_no_precision_is_refused_with_those_there_are(backend, precision
 
 @requirement("precision.is-put-back", section=SECTION)
 @precisions
-def test_a_block_puts_back_what_was_also_with_an_exception(backend, precision):
+def test_a_block_restores_the_setting_also_after_an_exception(backend, precision):
     before = backend.matmul_precision()
     with pytest.raises(ZeroDivisionError), backend.matmul_precision(precision):
         1 / 0  # noqa: B018
@@ -114,7 +114,7 @@ def test_a_block_puts_back_what_was_also_with_an_exception(backend, precision):
 
 
 @requirement("precision.is-set", section=SECTION)
-def test_a_call_holds_from_now_on(backend, others):
+def test_a_call_without_a_block_stays_in_force(backend, others):
     found = []
     with backend.matmul_precision("highest"):
         for precision in (*MATMUL_PRECISIONS, "highest"):

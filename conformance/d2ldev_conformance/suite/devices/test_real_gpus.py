@@ -180,6 +180,6 @@ def test_a_large_copy_is_complete_when_it_is_read(backend):
 
 
 @requirement("gpus.device-of-is-native", section=SECTION)
-def test_the_frameworks_own_word_for_the_device_is_understood(backend):
+def test_the_frameworks_own_device_names_are_accepted(backend):
     x = backend.ones(1, device="gpu:0")
     assert backend.device(getattr(x, "device", backend.native("gpu:0"))) is backend.gpu(0)

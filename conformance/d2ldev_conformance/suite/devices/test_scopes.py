@@ -29,7 +29,7 @@ def test_a_scope_gives_the_device(backend, place, make):
 @requirement("create.a-device-beats-the-scope", section=SECTION)
 @creators
 @pytest.mark.needs_gpus(1)
-def test_a_device_that_is_said_beats_the_scope(backend, make):
+def test_an_explicit_device_overrides_the_scope(backend, make):
     with backend.on("gpu:0"):
         x = make(backend, device="cpu")
     assert backend.device_of(x) is backend.cpu()

@@ -64,7 +64,7 @@ def test_use_backend_that_is_closed_in_another_thread_has_ended(backend):
 
 
 @requirement("scopes.blocks-of-the-framework", section=SECTION)
-def test_a_block_that_ends_inside_one_of_the_frameworks_own_is_put_right(backend, route):
+def test_a_block_that_ends_inside_a_scope_of_the_framework_is_repaired(backend, route):
     source, target = route
     before = places_of(backend)
     generator = enter(backend.on(source))

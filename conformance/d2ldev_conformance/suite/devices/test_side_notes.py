@@ -39,7 +39,7 @@ def test_synchronize_takes_a_device(backend, place):
 
 
 @requirement("time.every-call", section="6.7.5")
-def test_a_call_is_timed_by_its_runs_between_which_all_devices_are_waited_for(backend):
+def test_timeit_waits_for_all_devices_between_runs(backend):
     calls = []
     x = backend.ones((8, 8))
     found = backend.timeit(lambda a, b: calls.append(a @ b), x, b=x, seconds=0)
@@ -54,7 +54,7 @@ def test_a_call_is_timed_by_its_runs_between_which_all_devices_are_waited_for(ba
 @pytest.mark.parametrize(
     ("function", "seconds"), [(None, 1), (3, 1), (int, -1), (int, "1"), (int, float("nan"))]
 )
-def test_what_cannot_be_timed_is_refused(backend, function, seconds):
+def test_invalid_arguments_of_timeit_are_refused(backend, function, seconds):
     with pytest.raises(UnsupportedValueError, match="time"):
         backend.timeit(function, seconds=seconds)
 
@@ -68,7 +68,7 @@ def test_waiting_for_a_missing_device_is_an_error(backend, missing, method):
 
 @requirement("sync.bad-device", section=SECTION)
 @pytest.mark.parametrize("method", ["synchronize", "is_idle"])
-def test_waiting_for_what_is_no_device_is_an_error(backend, method):
+def test_waiting_for_an_invalid_device_is_an_error(backend, method):
     with pytest.raises(InvalidDeviceError):
         getattr(backend, method)("gpu:x")
 

@@ -56,7 +56,7 @@ def test_a_nesting_comes_back_as_it_was(backend, path):
 
 
 @requirement("io.keeps-what-is-no-tensor", section=SECTION)
-def test_a_container_comes_back_with_what_is_no_tensor_in_it(backend, path, composite):
+def test_a_container_keeps_its_values_that_are_not_tensors(backend, path, composite):
     make, tell = composites(backend)[composite]
     first, second = make(0), make(1)
     expected = tell(first)
@@ -67,7 +67,7 @@ def test_a_container_comes_back_with_what_is_no_tensor_in_it(backend, path, comp
 
 
 @requirement("io.keeps-ties", section=SECTION)
-def test_what_was_one_tensor_in_two_places_is_one_again(backend, path):
+def test_a_tensor_in_two_places_is_one_tensor_after_loading(backend, path):
     weight = backend.rand((3, 3), seed=0)
     backend.save({"encoder": weight, "decoder": [weight]}, path)
     loaded = backend.load(path)
@@ -114,7 +114,7 @@ def test_the_device_may_be_given_by_position(backend, path, place):
 
 
 @requirement("io.from-any-device-to-the-cpu", section=SECTION)
-def test_what_was_saved_anywhere_is_loaded_to_the_cpu(backend, path, place):
+def test_tensors_saved_on_any_device_load_to_the_cpu(backend, path, place):
     x = backend.arange(6, device=place)
     backend.save({"x": x}, path)
     loaded = backend.load(path)["x"]
@@ -136,7 +136,7 @@ print(backend.num_gpus(), backend.device_of(x), backend.to_numpy(x).tolist())
 
 @requirement("io.from-a-gpu-without-one", section=SECTION)
 @pytest.mark.needs_gpus(1)
-def test_what_was_saved_on_a_gpu_is_loaded_by_a_process_that_has_none(backend, path):
+def test_tensors_saved_on_a_gpu_load_in_a_process_without_one(backend, path):
     backend.save({"x": backend.arange(4, device="gpu:0")}, path)
     without = {VIRTUAL_GPUS: "0", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(  # noqa: S603
@@ -152,9 +152,7 @@ def test_what_was_saved_on_a_gpu_is_loaded_by_a_process_that_has_none(backend, p
 
 @requirement("io.a-failing-save-keeps-the-file", section=SECTION)
 @pytest.mark.parametrize("problem", [OSError, MemoryError])
-def test_a_save_that_fails_in_the_middle_leaves_the_file_that_was_there_and_no_other(
-    backend, path, problem, monkeypatch
-):
+def test_a_failed_save_leaves_only_the_old_file(backend, path, problem, monkeypatch):
     backend.save(backend.ones(3), path)
     before, borrow, borrowed = path.read_bytes(), framework_of(backend).files.borrow, []
 
@@ -172,7 +170,7 @@ def test_a_save_that_fails_in_the_middle_leaves_the_file_that_was_there_and_no_o
 
 
 @requirement("io.refuses-what-no-file-can-hold", section=SECTION)
-def test_what_no_file_can_hold_is_refused_by_its_place_and_nothing_is_written(backend, path):
+def test_a_value_that_no_file_can_hold_is_refused_by_its_path_and_nothing_is_written(backend, path):
     with pytest.raises(UnsupportedValueError, match=r"layers\.1"):
         backend.save({"layers": [backend.ones(3), object()]}, path)
     assert list(path.parent.iterdir()) == []
@@ -339,14 +337,14 @@ def test_load_into_refuses_other_names(backend, path, name):
 
 
 @requirement("io.load-into-names-the-nearest", section=SECTION)
-def test_a_name_that_is_not_in_the_file_is_told_with_the_nearest_one_that_is(backend, path):
+def test_the_error_of_a_missing_name_suggests_the_nearest_one(backend, path):
     backend.save({"weight": backend.ones(3), "bias": backend.ones(2)}, path)
     with pytest.raises(CheckpointError, match="weigth may be weight"):
         backend.load_into({"weigth": backend.zeros(3), "bias": backend.zeros(2)}, path)
 
 
 @requirement("io.load-into-reads-what-matches", section=SECTION)
-def test_what_matches_is_read_on_purpose_and_the_rest_is_listed(backend, path, place):
+def test_load_into_with_strict_false_reads_matches_and_lists_the_rest(backend, path, place):
     backend.save({"body": {"w": backend.ones(3)}, "head": backend.ones(2), "n": 7}, path)
     x, y = backend.zeros(3, device=place), backend.zeros(4, device=place)
     loaded = backend.load_into({"body": {"w": x}, "new head": y, "n": 0}, path, strict=False)

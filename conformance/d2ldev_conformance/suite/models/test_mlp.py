@@ -162,7 +162,7 @@ def test_a_model_draws_nothing_from_the_frameworks_random_state(backend, place):
     ],
     ids=repr,
 )
-def test_an_mlp_that_is_none_is_refused(backend, arguments):
+def test_invalid_sizes_of_an_mlp_are_refused(backend, arguments):
     sizes, activation, seed = arguments
     backend.mlp([3, 1])  # a backend without it refuses everything
     with pytest.raises(UnsupportedValueError):

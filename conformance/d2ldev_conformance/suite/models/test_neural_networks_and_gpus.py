@@ -77,7 +77,7 @@ def test_place_there_and_back_changes_nothing(backend, route, sample):
 
 
 @requirement("place.noop-returns-same-object", section=SECTION)
-def test_place_of_what_is_there_does_nothing(backend, place, sample):
+def test_placing_on_the_same_device_is_a_no_op(backend, place, sample):
     obj = samples(backend)[sample](place)
     before = backend.named_tensors(obj, gradients=True)
     assert backend.place(obj, place) is obj
@@ -203,7 +203,7 @@ def test_several_objects_are_placed_at_once(backend, route, sample):
 @pytest.mark.parametrize(
     "value", [object(), {"net": len}, np.zeros(2)], ids=lambda value: type(value).__name__
 )
-def test_what_is_no_model_is_refused(backend, place, value):
+def test_an_object_that_is_not_a_model_is_refused(backend, place, value):
     with pytest.raises(UnsupportedValueError, match="place"):
         backend.place(value, place)
 
@@ -278,7 +278,7 @@ def model(backend):
 
 @requirement("place.objects-of-a-model", section=SECTION)
 @pytest.mark.parametrize("kind", KEPT)
-def test_what_objects_of_a_model_keep_moves_with_it(backend, route, model, kind):
+def test_tensors_in_objects_of_a_model_move_with_it(backend, route, model, kind):
     source, target = route
     make, tensors_of = KEPT[kind]
     x = backend.asarray([1.0, 2.0], device=source)
@@ -320,7 +320,7 @@ def test_a_failure_leaves_the_objects_of_a_model(backend, route, model, monkeypa
 
 
 @requirement("place.names-what-stays", section=SECTION)
-def test_what_cannot_move_is_named_once(backend, route, model):
+def test_parts_that_cannot_move_are_named_once(backend, route, model):
     source, target = route
     x = backend.ones(2, device=source)
     # A warning is given once for each name.
@@ -345,7 +345,7 @@ def test_save_names_what_it_cannot_save(backend, place, model, tmp_path):
 
 
 @requirement("place.leaves-other-objects", section=SECTION)
-def test_what_is_not_the_model_s_own_is_not_entered(backend, route, model, recwarn):
+def test_objects_outside_the_model_are_not_entered(backend, route, model, recwarn):
     source, target = route
     x = backend.ones(2, device=source)
     thread, parent = threading.Thread(), model(None, source)

@@ -124,7 +124,7 @@ def test_sequences_alone_say_how_many_examples_there_are(backend):
 
 @requirement("split.knows-fields", section=SECTION)
 @two_gpus
-def test_two_tensors_are_no_two_examples(backend):
+def test_two_tensors_are_not_two_examples(backend):
     x, y = np.zeros((2, 2), "float32"), np.zeros(2, "float32")
     numbers = x.astype("int32")
     for batch in (
@@ -158,7 +158,7 @@ def test_a_sequence_of_another_length_is_refused(backend, sequence):
 
 @requirement("split.refuses-what-may-be-either", section=SECTION)
 @pytest.mark.parametrize("case", ["images", "beside names", "all", "of any size", "boxes"])
-def test_a_list_of_so_many_tensors_of_that_length_is_refused(backend, case):
+def test_a_list_that_may_be_fields_or_examples_is_refused(backend, case):
     images = [np.ones((3, 5, 5), "float32") for _ in range(3)]
     # Three boxes in each of three images: there may be as many classes.
     boxes = [{"box": np.ones((3, 4), "float32"), "class": np.ones(3, "int32")} for _ in range(3)]
@@ -177,7 +177,7 @@ def test_a_list_of_so_many_tensors_of_that_length_is_refused(backend, case):
 
 @requirement("split.keeps-what-is-marked", section=SECTION)
 @two_gpus
-def test_what_is_marked_is_the_same_for_all_parts(backend):
+def test_broadcast_values_are_the_same_for_all_parts(backend):
     sizes, table = [16, 32, 64], np.arange(6, dtype="float32").reshape(3, 2)
     batch = (np.zeros((4, 2), "float32"), Broadcast({"sizes": sizes, "table": table}))
     for (x, marked), name in zip(backend.split(batch, PAIR), PAIR, strict=True):
@@ -208,7 +208,7 @@ def test_a_batch_without_examples_is_refused(backend, batch):
     ids=["none", "text", "None", "twice", "other"],
 )
 @pytest.mark.parametrize("method", ["split", "replicate"])
-def test_what_is_no_list_of_devices_is_refused(backend, method, devices):
+def test_an_invalid_list_of_devices_is_refused(backend, method, devices):
     with pytest.raises(InvalidDeviceError):
         getattr(backend, method)(backend.ones((2, 2)), devices)
 

@@ -382,7 +382,7 @@ def test_processes_that_read_their_part_only_learn_the_same(runs):
 
 @requirement("processes.split-sequences", section=SECTION)
 @pytest.mark.parametrize("case", LISTED)
-def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, runs, case):
+def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, runs, case):
     require(framework_of(backend), _LISTS, "split a list over 2 processes")
     assert_same_run(runs.together(case), runs.alone(**LISTED[case]))
 

@@ -149,7 +149,7 @@ def _lists(examples=14, batch_size=5):
 
 @requirement("several.split-sequences", section=SECTION)
 @pytest.mark.parametrize("accumulate_grad_batches", [1, 2])
-def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, accumulate_grad_batches):
+def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, accumulate_grad_batches):
     data = list(_lists())
     options = {
         "loss": _weigh,
@@ -282,7 +282,7 @@ def test_gpus_that_share_the_parameters_learn_what_one_learns(backend, tmp_path)
 
 
 @requirement("several.train-again", section=SECTION)
-def test_what_was_trained_is_trained_on(backend):
+def test_a_second_fit_continues_with_the_trained_parameters(backend):
     def fit_twice(number):
         backend.seed(0)
         net = backend.mlp([3, 8, 3])
@@ -306,7 +306,9 @@ def test_a_trainer_of_several_gpus_validates_and_predicts(backend):
 
 
 @requirement("several.hand-back-past-what-a-call-leaves", section=SECTION)
-def test_a_model_whose_call_leaves_a_tensor_has_what_two_gpus_learned(backend, attention_model):
+def test_a_model_whose_call_leaves_a_tensor_gets_the_parameters_of_two_gpus(
+    backend, attention_model
+):
     x = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
     data = [(x, x.sum(1, keepdims=True))]
     backend.seed(0)

@@ -69,9 +69,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @requirement("strict.keeps-what-was-moved", section=SECTION)
-def test_a_tensor_of_the_framework_s_own_that_was_moved_to_where_it_is_stays_there(
-    backend, route, way
-):
+def test_a_native_tensor_moved_to_its_own_device_stays_there(backend, route, way):
     here, elsewhere = route
     with backend.on(here):
         made = [make() for make in own_tensors(backend).values()]
@@ -136,7 +134,7 @@ def test_numbers_are_no_operands(backend, place):
 
 
 @requirement("strict.agreeing-operands", section=SECTION)
-def test_operands_that_agree_are_computed_with_where_they_are(backend, place, operation):
+def test_operands_on_one_device_are_computed_with_there(backend, place, operation):
     x = backend.full((2, 2), 3.0, device=place)
     y = backend.full((2, 2), 2.0, device=place)
     with backend.strict():
@@ -147,7 +145,7 @@ def test_operands_that_agree_are_computed_with_where_they_are(backend, place, op
 
 
 @requirement("strict.moving-is-no-mixing", section=SECTION)
-def test_what_d2ldev_moves_may_be_moved(backend, route):
+def test_moves_by_d2ldev_are_allowed_in_a_strict_block(backend, route):
     source, target = route
     with backend.strict():
         x = backend.rand((2, 2), seed=0, device=source)
@@ -225,7 +223,7 @@ def test_an_error_about_something_else_is_left_alone(backend, error):
 
 
 @requirement("strict.other-errors-of-operations-stay", section=SECTION)
-def test_what_an_operation_raises_for_another_reason_is_the_same(backend, place):
+def test_errors_for_other_reasons_are_unchanged(backend, place):
     x, y = backend.ones((2, 3), device=place), backend.ones((4, 5), device=place)
     with pytest.raises(Exception) as plain:  # noqa: PT011  # each framework has its own
         backend.to_numpy(x + y)

@@ -48,7 +48,7 @@ def test_x_plus_y_raises(backend, X, Y):  # noqa: N803
 
 @requirement("chapter.net-on-each-gpu", section="6.7.3")
 @pytest.mark.parametrize("device", [FIRST, SECOND], ids=str)
-def test_a_nets_result_is_where_its_input_and_parameters_are(backend, device):
+def test_a_result_is_on_the_device_of_input_and_parameters(backend, device):
     net = backend.place(backend.mlp([3, 1]), device)
     x = backend.ones((2, 3), device=device)
     with backend.strict():

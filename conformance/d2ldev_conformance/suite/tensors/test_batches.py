@@ -220,7 +220,7 @@ def test_attributes_beside_fields_and_items_move_with_them(transfer, make):
 
 @requirement("containers.attributes-noop", section=SECTION)
 @pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=list(WITH_ATTRIBUTES))
-def test_a_container_whose_attributes_are_there_comes_back_itself(backend, place, make):
+def test_a_container_with_attributes_already_on_the_device_is_returned_itself(backend, place, make):
     x = backend.ones(2, device=place)
     batch = _with_attributes(make(x), x)
     assert backend.to(batch, place) is batch
@@ -242,7 +242,7 @@ def test_nestings_move_at_every_depth(transfer):
 
 @requirement("containers.empty", section=SECTION)
 @pytest.mark.parametrize("empty", [{}, [], (), None, {"a": []}, [()]], ids=repr)
-def test_what_holds_no_tensor_comes_back_itself(transfer, empty):
+def test_an_object_without_tensors_is_returned_itself(transfer, empty):
     assert transfer.of(empty) is empty
 
 
@@ -284,14 +284,14 @@ def test_the_callers_containers_are_not_changed(transfer):
 
 
 @requirement("containers.noop-returns-same-object", section=SECTION)
-def test_a_container_that_is_there_comes_back_itself(backend, place):
+def test_a_container_already_on_the_device_is_returned_itself(backend, place):
     x = backend.ones(1, device=place)
     for batch in ({"x": x, "y": [x, x]}, [x], (x, (x, None)), Pair(x, 1), Frozen(x, "a")):
         assert backend.to(batch, place) is batch
 
 
 @requirement("containers.noop-inside", section=SECTION)
-def test_only_what_has_to_move_is_made_again(backend, route):
+def test_only_containers_with_tensors_that_move_are_rebuilt(backend, route):
     source, target = route
     there = [backend.ones(1, device=target)]
     moved = backend.to({"there": there, "here": backend.ones(1, device=source)}, target)
@@ -422,7 +422,7 @@ def test_an_object_that_moves_by_itself_is_moved(backend, place, take, moving):
 
 
 @requirement("containers.objects-that-move", section=SECTION)
-def test_an_object_that_says_that_it_is_there_stays(backend, place, moving):
+def test_an_object_that_returns_itself_from_to_stays(backend, place, moving):
     batch = [moving(place), None]
     assert backend.to(batch, place) is batch
 
@@ -501,7 +501,7 @@ def test_text_of_numpy_stays_as_it_is_beside_tensors(backend, place, take, make)
 
 @requirement("containers.text-stays-on-the-host", section=SECTION)
 @texts
-def test_a_batch_with_text_that_is_there_comes_back_itself(backend, place, make):
+def test_a_batch_with_text_already_on_the_device_is_returned_itself(backend, place, make):
     batch = {"x": backend.ones(2, device=place), "text": make()}
     assert backend.to(batch, place) is batch
 

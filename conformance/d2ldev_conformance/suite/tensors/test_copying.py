@@ -72,13 +72,13 @@ def test_there_and_back_is_the_same_data(backend, route):
 
 
 @requirement("copy.noop-returns-same-object", section=SECTION)
-def test_a_tensor_that_is_there_comes_back_itself(backend, place):
+def test_a_tensor_already_on_the_device_is_returned_itself(backend, place):
     x = backend.ones((2, 3), device=place)
     assert backend.to(x, place) is x
 
 
 @requirement("copy.noop-in-every-spelling", section=SECTION)
-def test_a_tensor_is_there_however_the_device_is_spelt(backend, place):
+def test_a_tensor_does_not_move_for_any_spelling_of_its_device(backend, place):
     x = backend.ones(1, device=place)
     for spelling in (place, str(place), str(place).upper(), backend.native(place)):
         assert backend.to(x, spelling) is x
@@ -228,7 +228,7 @@ def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, mo
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_no_tensor_is_refused_with_the_fix(backend, place, method, value):
+def test_an_object_that_is_not_a_tensor_is_refused_with_the_fix(backend, place, method, value):
     with pytest.raises(UnsupportedValueError) as caught:
         getattr(backend, method)(value, place)
     assert caught.value.fix

@@ -139,7 +139,7 @@ def outcome(backend: Backend, right: dict[str, Any], at: Argument, make: Callabl
 @requirement("errors.hostile-arguments", section="6.7.2")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("_warm_training")
-def test_nothing_but_errors_of_d2ldev_comes_out(backend, tmp_path, monkeypatch):
+def test_hostile_calls_raise_only_errors_of_d2ldev(backend, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     right, values = hostile.right(backend, tmp_path), hostile.values(backend)
     found: dict[str, str] = {}
@@ -182,7 +182,7 @@ def test_nothing_but_errors_of_d2ldev_comes_out(backend, tmp_path, monkeypatch):
         *(("address", "x"), ("accuracy", "prediction"), ("save", "obj"), ("prefetch", "batches")),
     ],
 )
-def test_no_value_gets_through_what_takes_tensors(backend, tmp_path, function, parameter):
+def test_functions_of_tensors_refuse_hostile_values(backend, tmp_path, function, parameter):
     right = hostile.right(backend, tmp_path)
     wrong = {
         name: outcome(backend, right, Argument(Backend, function, parameter), make)

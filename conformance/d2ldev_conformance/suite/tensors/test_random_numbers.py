@@ -47,7 +47,7 @@ def test_other_seeds_and_no_seed_give_other_numbers(backend, place, name):
 
 @requirement("create.seeds-everything", section=SECTION)
 @pytest.mark.parametrize("name", ["rand", "randn"])
-def test_what_is_drawn_after_the_same_global_seed_is_the_same(backend, place, name):
+def test_the_same_global_seed_gives_the_same_numbers(backend, place, name):
     draw, drawn = getattr(backend, name), []
     for seed in (2**32 - 1, 5, 2**32 - 1):
         backend.seed(seed)
@@ -59,7 +59,7 @@ def test_what_is_drawn_after_the_same_global_seed_is_the_same(backend, place, na
 
 @requirement("create.bad-global-seeds", section=SECTION)
 @pytest.mark.parametrize("seed", [-1, 2**32, 0.5, "x", None, True])
-def test_what_is_no_global_seed_is_refused(backend, seed):
+def test_an_invalid_global_seed_is_refused(backend, seed):
     with pytest.raises(UnsupportedValueError, match=r"backend\.seed\("):
         backend.seed(seed)
 

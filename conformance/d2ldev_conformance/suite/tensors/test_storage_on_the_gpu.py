@@ -49,7 +49,7 @@ def test_like_gives_device_and_dtype(backend, place, other_float):
 
 
 @requirement("create.like-is-only-a-default", section=SECTION)
-def test_what_is_said_beats_like(backend, place):
+def test_explicit_arguments_override_like(backend, place):
     like = backend.zeros(1, dtype="int8", device="cpu")
     x = backend.ones(2, like=like, device=place, dtype="int32")
     assert (backend.device_of(x), backend.dtype_of(x)) == (place, "int32")
@@ -97,7 +97,7 @@ def test_a_tensor_like_another_one_has_the_values_that_its_name_says(backend, pl
 
 @requirement("create.like-another-tensor-is-only-a-default", section=SECTION)
 @likes
-def test_what_is_said_beats_the_tensor(backend, place, make_like):
+def test_explicit_arguments_override_the_tensor(backend, place, make_like):
     x = make_like(backend, backend.ones((2, 3), device="cpu"), dtype="int32", device=place)
     assert (backend.device_of(x), backend.dtype_of(x)) == (place, "int32")
 
@@ -105,7 +105,7 @@ def test_what_is_said_beats_the_tensor(backend, place, make_like):
 @requirement("create.like-another-tensor-needs-one", section=SECTION)
 @likes
 @pytest.mark.parametrize("other", [None, 1.0, np.zeros(2, "float32"), [1.0]])
-def test_what_is_no_tensor_has_nothing_like_it(backend, make_like, other):
+def test_like_functions_refuse_an_object_that_is_not_a_tensor(backend, make_like, other):
     with pytest.raises(UnsupportedValueError):
         make_like(backend, other)
 
@@ -299,7 +299,7 @@ def test_a_range_of_numbers_that_the_dtype_does_not_hold_is_refused(backend, pla
 
 
 @requirement("create.values-that-fit", section=SECTION)
-def test_a_value_of_another_kind_that_the_dtype_holds_is_taken(backend, place):
+def test_a_value_of_another_kind_that_the_dtype_holds_is_accepted(backend, place):
     pairs = [(2.0, "int32"), (True, "int32"), (1, "bool"), (0.0, "bool"), (255.0, "uint8")]
     pairs += [(float("inf"), "float32"), (float("nan"), "float32"), (3.4e38, "float32")]
     for value, name in pairs:
@@ -339,7 +339,7 @@ def test_a_shape_is_an_integer_or_a_sequence(backend, place, shape):
 
 @requirement("create.bad-shapes", section=SECTION)
 @pytest.mark.parametrize("shape", [2.5, "x", (1.5,), (2, -1), None, {}], ids=repr)
-def test_a_shape_that_is_none_is_refused(backend, shape):
+def test_an_invalid_shape_is_refused(backend, shape):
     with pytest.raises(UnsupportedValueError) as caught:
         backend.zeros(shape)
     assert repr(shape) in str(caught.value)
@@ -415,7 +415,7 @@ def test_data_is_converted_to_the_dtype_that_is_asked_for(backend, place):
 
 
 @requirement("create.a-tensor-comes-back", section=SECTION)
-def test_a_tensor_that_is_as_asked_for_comes_back_itself(backend, place):
+def test_asarray_returns_a_tensor_that_needs_no_change_itself(backend, place):
     x = backend.ones(2, device=place)
     assert backend.asarray(x) is x
     assert backend.asarray(x, dtype="float32", device=place) is x
@@ -479,7 +479,7 @@ def test_nan_infinity_and_the_sign_of_zero_survive(backend, place):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_holds_no_numbers_is_refused(backend, value):
+def test_asarray_refuses_values_without_numbers(backend, value):
     with pytest.raises(UnsupportedValueError) as caught:
         backend.asarray(value)
     assert caught.value.fix

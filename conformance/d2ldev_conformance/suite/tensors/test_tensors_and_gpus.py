@@ -23,14 +23,14 @@ def test_the_device_of_a_tensor_is_the_interned_one(backend, place):
 
 @requirement("query.device-of-no-tensor", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, "x", None, [1.0], np.zeros(2), Device("cpu")])
-def test_what_is_no_tensor_has_no_device(backend, value):
+def test_an_object_that_is_not_a_tensor_has_no_device(backend, value):
     with pytest.raises(UnsupportedValueError):
         backend.device_of(value)
 
 
 @requirement("query.dtype-and-address-of-no-tensor", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, "x", None, [1.0], np.zeros(2), np.float32])
-def test_what_is_no_tensor_has_no_dtype_and_no_address(backend, value):
+def test_an_object_that_is_not_a_tensor_has_no_dtype_and_no_address(backend, value):
     for method in (backend.dtype_of, backend.address):
         with pytest.raises(UnsupportedValueError):
             method(value)
@@ -101,7 +101,7 @@ def test_the_array_is_the_callers_own(backend, place):
 
 @requirement("query.to-numpy-of-no-tensor", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, None, [1.0], np.zeros(2)])
-def test_what_is_no_tensor_is_not_brought_to_numpy(backend, value):
+def test_to_numpy_refuses_an_object_that_is_not_a_tensor(backend, value):
     with pytest.raises(UnsupportedValueError):
         backend.to_numpy(value)
 

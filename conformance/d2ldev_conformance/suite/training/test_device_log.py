@@ -77,7 +77,7 @@ def test_flushing_gives_the_values_in_their_order_once(backend, place, scalar):
 
 
 @requirement("log.add-transfers-nothing", section=SECTION)
-def test_adding_brings_nothing_over(backend, place, scalar, transfers):
+def test_adding_copies_nothing_to_the_host(backend, place, scalar, transfers):
     values = [scalar(float(number)) for number in range(20)]
     transfers.clear()
     log = DeviceLog(backend, place)
@@ -117,7 +117,7 @@ def test_without_a_device_it_is_that_of_the_first_value(backend, route):
 
 
 @requirement("log.bounded", section=SECTION)
-def test_no_more_than_asked_for_wait_on_the_device(backend, place, scalar, transfers):
+def test_at_most_depth_batches_wait_on_the_device(backend, place, scalar, transfers):
     log = DeviceLog(backend, place, max_pending=4)
     values = [scalar(float(number)) for number in range(10)]
     transfers.clear()
@@ -138,7 +138,7 @@ def test_everything_that_was_added_is_flushed(backend, place, scalar):
 
 
 @requirement("log.every", section=SECTION)
-def test_only_every_so_manieth_call_is_kept(backend, place, scalar):
+def test_only_every_nth_call_is_kept(backend, place, scalar):
     log = DeviceLog(backend, place, every=3)
     for value in range(7):
         log.add(loss=scalar(float(value)))
@@ -181,7 +181,7 @@ def test_numbers_of_the_host_are_taken_too(backend, place, transfers):
 
 @requirement("log.scalars-only", section=SECTION)
 @pytest.mark.parametrize("shape", [(1,), (2,), (0,), (1, 1)], ids=str)
-def test_what_is_no_scalar_is_refused_by_name(backend, place, scalar, shape):
+def test_a_value_that_is_not_a_scalar_is_refused_by_name(backend, place, scalar, shape):
     log = DeviceLog(backend, place)
     with pytest.raises(UnsupportedValueError, match="losses"):
         log.add(loss=scalar(1.0), losses=backend.ones(shape, device=place))
@@ -190,7 +190,7 @@ def test_what_is_no_scalar_is_refused_by_name(backend, place, scalar, shape):
 
 @requirement("log.scalars-only", section=SECTION)
 @pytest.mark.parametrize("value", [None, "0.5", [0.5], 1j, np.ones(2)], ids=repr)
-def test_what_is_no_number_is_refused_by_name(backend, place, value):
+def test_a_value_that_is_not_a_number_is_refused_by_name(backend, place, value):
     with pytest.raises(UnsupportedValueError, match="loss"):
         DeviceLog(backend, place).add(loss=value)
 
@@ -245,6 +245,6 @@ def test_threads_may_add_to_one_log(backend, place, scalar):
 @requirement("log.bad-arguments", section=SECTION)
 @pytest.mark.parametrize("name", ["every", "max_pending"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None], ids=repr)
-def test_what_is_no_positive_integer_is_refused(backend, name, value):
+def test_a_value_that_is_not_a_positive_integer_is_refused(backend, name, value):
     with pytest.raises(UnsupportedValueError, match=name):
         DeviceLog(backend, **{name: value})

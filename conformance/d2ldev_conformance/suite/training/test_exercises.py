@@ -12,7 +12,7 @@ SECTION = "6.7.5"
 
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES.keys())
 @requirement("bench.exercises-are-measured", section=SECTION)
-def test_an_exercise_is_computed_right_and_where_its_rows_say(backend, exercise):
+def test_an_exercise_computes_correctly_on_the_device_of_each_row(backend, exercise):
     backend.mlp([1, 1])  # a result has an error as text only
     result = exercise.run(backend, exercise.small, seconds=0)
     assert result.error is None

@@ -99,7 +99,7 @@ def test_the_model_of_a_run_s_checkpoint_is_read_alone(backend, path, place):
 
 
 @requirement("io.load-into-reads-one-part", section=SECTION)
-def test_a_part_that_is_not_there_is_refused_with_the_nearest_one_that_is(backend, path):
+def test_a_missing_part_is_refused_with_the_nearest_name(backend, path):
     backend.save({"components": {"model": [backend.ones(3)]}}, path)
     x = [backend.zeros(3)]
     with pytest.raises(CheckpointError, match=r"only='components\.model'"):

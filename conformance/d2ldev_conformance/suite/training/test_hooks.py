@@ -220,9 +220,7 @@ class Typo:
     [3, object(), Typo(), Noting, [Noting(), "x"]],
     ids=["a number", "an object", "a misspelt hook", "a class", "a word in a list"],
 )
-def test_what_is_no_callback_or_would_not_be_called_is_refused(
-    backend, batches, num_gpus, callback
-):
+def test_invalid_callbacks_and_unknown_hooks_are_refused(backend, batches, num_gpus, callback):
     net = backend.mlp([2, 1])
     before = values_of(backend, net)
     with pytest.raises(UnsupportedValueError, match="during training"):
@@ -231,7 +229,7 @@ def test_what_is_no_callback_or_would_not_be_called_is_refused(
 
 
 @requirement("callbacks.are-resumed", section=SECTION)
-def test_what_a_callback_keeps_is_in_the_checkpoint(backend, batches, num_gpus, tmp_path):
+def test_the_checkpoint_has_the_state_of_callbacks(backend, batches, num_gpus, tmp_path):
     notings = [Noting() for _ in range(3)]
     path = tmp_path / "run"
     for noting, epochs in zip(notings, (1, EPOCHS, EPOCHS), strict=True):
@@ -289,7 +287,7 @@ def test_a_learning_rate_beside_an_optimizer_of_the_users_own_is_refused(
 
 @requirement("module.ignores-nothing", section=SECTION)
 @pytest.mark.parametrize("option", [{"loss": "mse"}, {"metrics": ["accuracy"]}], ids=str)
-def test_what_the_steps_of_a_module_would_ignore_is_refused(
+def test_arguments_that_a_modules_steps_ignore_are_refused(
     backend, batches, num_gpus, module, option
 ):
     net = modules(backend)[module](backend.cpu(), 0.05)

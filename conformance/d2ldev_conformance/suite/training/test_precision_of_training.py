@@ -13,7 +13,7 @@ SECTION = "6.7.1"
 
 
 @requirement("precision.of-a-training", section=SECTION)
-def test_a_trainer_trains_in_it_and_puts_back_what_was(backend, place):
+def test_a_trainer_trains_in_its_precision_and_restores_the_old_one(backend, place):
     found = []
     with backend.matmul_precision("medium") as medium:
         pass

@@ -123,7 +123,7 @@ def test_a_source_may_fill_the_same_array_again(backend, place):
 
 
 @requirement("prefetch.noop-returns-same-object", section=SECTION)
-def test_what_is_there_comes_back_itself(backend, place):
+def test_a_batch_already_on_the_device_is_yielded_itself(backend, place):
     batches = [backend.ones(1, device=place), {"x": backend.zeros(1, device=place)}]
     for batch, same in zip(batches, backend.prefetch(batches, place), strict=True):
         assert same is batch
@@ -171,7 +171,7 @@ def test_leaving_early_closes_the_source(backend, place, source, depth):
 
 
 @requirement("prefetch.empty", section=SECTION)
-def test_no_batches_are_no_batches(backend, place):
+def test_prefetching_no_batches_yields_none(backend, place):
     assert list(backend.prefetch([], place)) == []
 
 
@@ -184,13 +184,13 @@ def test_a_missing_device_is_refused_before_any_batch_is_taken(backend, missing,
 
 @requirement("prefetch.bad-arguments", section=SECTION)
 @pytest.mark.parametrize("depth", [-1, 1.5, True, "2", None], ids=repr)
-def test_a_depth_that_is_no_number_of_batches_is_refused(backend, depth):
+def test_an_invalid_depth_is_refused(backend, depth):
     with pytest.raises(UnsupportedValueError, match="depth"):
         backend.prefetch([], "cpu", depth)
 
 
 @requirement("prefetch.bad-arguments", section=SECTION)
-def test_what_is_no_iterable_is_refused(backend):
+def test_an_object_that_is_not_iterable_is_refused(backend):
     with pytest.raises(UnsupportedValueError, match="iterable"):
         backend.prefetch(5, "cpu")
 

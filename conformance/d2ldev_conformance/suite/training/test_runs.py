@@ -182,7 +182,7 @@ def test_the_best_epoch_is_kept(backend, batches, num_gpus, tmp_path):
     ],
     ids=str,
 )
-def test_what_cannot_be_saved_is_refused_before_anything(
+def test_values_that_cannot_be_saved_are_refused_before_writing(
     backend, batches, num_gpus, options, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -195,7 +195,9 @@ def test_what_cannot_be_saved_is_refused_before_anything(
 
 
 @requirement("runs.second-fit-begins-anew", section=SECTION)
-def test_a_second_fit_by_an_optimizer_of_a_name_begins_anew(backend, batches, num_gpus, tmp_path):
+def test_a_second_fit_with_a_named_optimizer_begins_with_a_new_state(
+    backend, batches, num_gpus, tmp_path
+):
     path = tmp_path / "before.safetensors"
     net = backend.mlp([2, 1])
     backend.save(net, path)
@@ -238,7 +240,7 @@ def test_validation_gives_the_means_over_the_examples(backend, batches, num_gpus
 
 
 @requirement("runs.validate-besides", section=SECTION)
-def test_what_is_validated_in_a_callback_leaves_the_run_as_it_is(backend, batches, num_gpus):
+def test_validation_in_a_callback_does_not_change_the_run(backend, batches, num_gpus):
     seen, trainer = [], Trainer(EPOCHS, num_gpus, backend=backend)
     other = backend.mlp([2, 1], seed=9)
 
@@ -340,7 +342,7 @@ def test_predictions_are_without_dropout_and_change_nothing(backend, num_gpus, n
 @requirement("runs.refuse-what-is-none", section=SECTION)
 @pytest.mark.parametrize("verb", ["validate", "predict"])
 @pytest.mark.parametrize("wrong", ["model", "array", "number", "nothing"])
-def test_what_is_no_model_and_no_data_is_refused(backend, batches, num_gpus, verb, wrong):
+def test_invalid_models_and_data_are_refused(backend, batches, num_gpus, verb, wrong):
     trainer = Trainer(1, num_gpus, backend=backend)
     model, data = {
         "model": (trainer.model, batches),

@@ -171,7 +171,9 @@ def test_an_error_that_means_something_to_python_is_raised_as_it_is(
 @requirement("callbacks.answers-are-refused", section=SECTION)
 @pytest.mark.parametrize("answer", [True, np.True_], ids=["Python's", "NumPy's"])
 @pytest.mark.parametrize("hook", ["on_step_end", "on_epoch_end"])
-def test_a_callback_that_answers_is_told_how_a_run_ends(backend, batches, num_gpus, hook, answer):
+def test_a_callback_that_returns_a_value_is_refused_with_should_stop(
+    backend, batches, num_gpus, hook, answer
+):
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     setattr(trainer, hook, lambda number, _: answer if number == 1 else False)
     with pytest.raises(UnsupportedValueError, match="should_stop = True"):

@@ -32,7 +32,7 @@ def test_the_loss_falls_with_every_optimizer(backend, batches, num_gpus, optimiz
 
 
 @requirement("fit.classifies", section=SECTION)
-def test_classes_are_learnt(backend, num_gpus):
+def test_a_model_learns_classes(backend, num_gpus):
     inputs = np.array([[1, 0], [0, 1], [1, 0.1], [0.1, 1]], "float32")
     labels = np.array([0, 1, 0, 1], "int32")
     trainer = Trainer(20, num_gpus, backend=backend)
@@ -182,9 +182,7 @@ def test_tensors_lists_and_dicts_give_the_same_as_numpy(backend, batches, num_gp
 
 @requirement("fit.inputs-by-name", section=SECTION)
 @pytest.mark.parametrize("names", [("mask", "x", "y"), ("y", "x", "mask")], ids="-".join)
-def test_a_dict_gives_inputs_by_the_names_that_the_model_has(
-    backend, num_gpus, masked_model, names
-):
+def test_a_dict_passes_inputs_by_name(backend, num_gpus, masked_model, names):
     draw = np.random.default_rng(0)
     arrays = {name: draw.random((8, 3), "float32") for name in ("x", "mask", "y")}
     batch = {name: arrays[name] for name in names}
@@ -238,7 +236,7 @@ def test_a_batch_whose_weights_are_all_0_changes_nothing(backend, num_gpus, loss
 
 @requirement("fit.resumes", section=SECTION)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
-def test_a_resumed_run_ends_where_an_unbroken_one_does(
+def test_a_resumed_run_ends_like_an_uninterrupted_one(
     backend, batches, num_gpus, optimizer, tmp_path
 ):
     options = {"optimizer": optimizer, "lr": 0.1}
@@ -308,7 +306,7 @@ def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batche
 
 
 @requirement("fit.resumes-accumulated", section=SECTION)
-def test_a_resumed_run_shares_steps_as_an_unbroken_one_does(backend, batches, num_gpus, tmp_path):
+def test_a_resumed_run_accumulates_like_an_uninterrupted_one(backend, batches, num_gpus, tmp_path):
     def fit(epochs, **options):
         trainer = Trainer(epochs, num_gpus, accumulate_grad_batches=3, backend=backend)
         history = trainer.fit(backend.mlp([2, 4, 1]), batches, optimizer="adam", **options)
@@ -324,7 +322,7 @@ def test_a_resumed_run_shares_steps_as_an_unbroken_one_does(backend, batches, nu
 
 @requirement("fit.resumes-in-fewer-bits", section=SECTION)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_resumed_run_in_fewer_bits_ends_where_an_unbroken_one_does(
+def test_a_resumed_run_in_fewer_bits_ends_like_an_uninterrupted_one(
     backend, batches, num_gpus, precision, tmp_path
 ):
     # In the first half of the run, gradients are still too large for float16.

@@ -232,7 +232,7 @@ def test_inputs_with_names_are_given_by_name(backend):
 # -- What is refused -------------------------------------------------------------------------------
 
 
-def test_what_is_no_model_is_refused(backend):
+def test_an_object_that_is_not_a_model_is_refused(backend):
     with pytest.raises(UnsupportedValueError, match="neither a Keras model"):
         backend.learner(lambda x: x)
 

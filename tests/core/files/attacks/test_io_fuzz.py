@@ -178,7 +178,7 @@ def _parts(text):
     ],
     ids=lambda text: ascii(text[:30]),
 )
-def test_a_description_that_is_no_json_of_ours(path, text):
+def test_a_description_that_is_not_our_json_is_refused(path, text):
     path.write_bytes(file_of({"__metadata__": described(text), "x": entry()}, bytes(4)))
     for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(nesting(), path)):
         with pytest.raises(CheckpointError):
@@ -187,5 +187,5 @@ def test_a_description_that_is_no_json_of_ours(path, text):
 
 @settings(max_examples=100)
 @given(data=st.binary(max_size=64), is_json=st.booleans())
-def test_bytes_that_are_none_of_ours(path, data, is_json):
+def test_arbitrary_bytes_are_read_or_refused(path, data, is_json):
     is_read_or_refused(path, file_of(b"{" + data + b"}") if is_json else data)

@@ -36,14 +36,14 @@ def test_a_file_against_the_format_is_an_error_with_its_reason(reference, path, 
 
 
 @pytest.mark.parametrize("name", DESCRIPTION)
-def test_a_description_that_is_none_is_an_error_with_its_reason(reference, path, name):
+def test_an_invalid_description_is_an_error_with_its_reason(reference, path, name):
     header, problem = DESCRIPTION[name]
     path.write_bytes(file_of(header, DATA))
     with pytest.raises(CheckpointError, match=problem):
         reference.load(path)
 
 
-def test_what_the_errors_are_told_from_is_a_file_that_can_be_read(reference, path):
+def test_the_files_that_the_tests_damage_can_be_read(reference, path):
     path.write_bytes(file_of(told(), DATA))
     assert reference.to_numpy(reference.load(path)).tolist() == [0]
     path.write_bytes(file_of({"x": entry()}, DATA))
@@ -91,7 +91,7 @@ def test_a_header_that_was_changed_is_an_error(reference, path, old, new):
 
 
 @pytest.mark.parametrize("place", ["", "missing", "file/x", "pipe", "/dev/zero"])
-def test_what_is_no_file_is_an_error(reference, tmp_path, place):
+def test_a_path_without_a_file_is_an_error(reference, tmp_path, place):
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(CheckpointError, match="cannot load "):

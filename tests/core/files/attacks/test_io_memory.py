@@ -43,7 +43,7 @@ def test_the_parts_of_a_long_name_are_not_all_looked_at(reference, path):
 
 @pytest.mark.parametrize("read", ["load", "load_into"])
 @pytest.mark.parametrize("name", ["n" * 1_000_000, "\ud800", "\x1b[2J\n  fix: rm"], ids=len)
-def test_what_a_file_says_is_told_shortly_and_can_be_printed(reference, path, name, read):
+def test_an_error_shows_text_from_a_file_shortened_and_printable(reference, path, name, read):
     header = {"x": entry(), name: {**entry(), "dtype": "F33"}}
     if read == "load_into":
         header = containers(row("dict", [{"tensor": 0}], [name]))

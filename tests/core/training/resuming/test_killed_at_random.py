@@ -93,7 +93,7 @@ def told(tmp_path_factory):
     return told
 
 
-def test_it_ends_with_the_parameters_and_the_history_of_an_unbroken_run(told):
+def test_it_ends_with_the_parameters_and_the_history_of_an_uninterrupted_run(told):
     assert told["same"] == [True] * len(told["runs"])
 
 
@@ -110,7 +110,7 @@ def test_only_the_epoch_is_done_again_that_was_under_way_or_being_written(told):
             assert after[0] - before[-1] in (0, 1)
 
 
-def test_it_was_killed_as_often_as_it_was_to_be(told):
+def test_the_run_was_killed_the_planned_number_of_times(told):
     assert told["statuses"].count(-9) == KILLS
     assert told["statuses"].count(0) == len(told["runs"])
 

@@ -139,14 +139,14 @@ def test_a_state_of_another_generator_of_numpys_is_refused():
 @pytest.mark.parametrize(
     "state", [None, 3, {}, {"kind": "nothing"}, {"kind": 1, "state": 2, "random": 3}]
 )
-def test_what_is_no_state_is_refused(make, state):
+def test_an_invalid_state_is_refused(make, state):
     with pytest.raises(CheckpointError, match="go on with the order of the data"):
         Order(make()).check(state)
 
 
 @pytest.mark.parametrize("part", ["python", "numpy"])
 @pytest.mark.parametrize("value", [None, {}, 3, "x", {"version": 3, "numbers": "00"}])
-def test_what_is_no_state_of_random_numbers_is_refused(part, value):
+def test_an_invalid_state_of_random_numbers_is_refused(part, value):
     order = Order([(X, X)])
     state = order.state()
     state["random"][part] = value
@@ -163,7 +163,7 @@ def test_a_position_outside_of_numpys_numbers_is_refused(position):
         check_random_state(state)
 
 
-def test_what_python_cannot_have_drawn_is_refused():
+def test_an_invalid_state_of_pythons_generator_is_refused():
     state = random_state()
     state["python"][2] = "x"
     with pytest.raises(CheckpointError, match="random numbers"):
@@ -238,7 +238,7 @@ class NumberedData(Numbered):
 
 
 @pytest.mark.parametrize("make", [Sampled, SampledInBatches, BatchesOfASampler, NumberedData])
-def test_what_wants_to_know_the_number_of_the_epoch_goes_on_with_it(reference, tmp_path, make):
+def test_a_resumed_run_sets_the_next_epoch_number(reference, tmp_path, make):
     unbroken = run(reference, make(), None)
     run(reference, make(), tmp_path / "run", epochs=2)
     assert run(reference, make(), tmp_path / "run", resume=True) == unbroken[12:]

@@ -113,9 +113,7 @@ def run(backend, tmp_path):
 @pytest.mark.parametrize(
     "num_gpus", [0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"]
 )
-def test_a_run_that_was_killed_twice_ends_where_an_unbroken_one_does(
-    backend, run, num_gpus, tmp_path
-):
+def test_a_run_killed_twice_ends_like_an_uninterrupted_one(backend, run, num_gpus, tmp_path):
     model, history = train(backend, None, num_gpus=num_gpus, seed=0)
     first = run(num_gpus=num_gpus, seed=0, killed_in=IN_THE_FIRST_EPOCH)
     assert first.returncode == -signal.SIGKILL, first.stderr

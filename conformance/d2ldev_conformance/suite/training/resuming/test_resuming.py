@@ -49,7 +49,7 @@ def runs(backend, tmp_path):
 @pytest.mark.needs_gpus(1)
 @pytest.mark.usefixtures("virtual")
 @BETWEEN_THE_CPU_AND_A_GPU
-def test_a_run_that_goes_on_elsewhere_ends_where_an_unbroken_one_does(
+def test_a_run_resumed_on_another_device_ends_like_an_uninterrupted_one(
     backend, runs, num_gpus_before, num_gpus
 ):
     (unbroken, expected), (resumed, history) = runs(num_gpus_before, num_gpus)
@@ -60,7 +60,7 @@ def test_a_run_that_goes_on_elsewhere_ends_where_an_unbroken_one_does(
 @requirement("fit.resumes-elsewhere", section=SECTION)
 @pytest.mark.needs_gpus(1)
 @BETWEEN_THE_CPU_AND_A_GPU
-def test_a_run_that_goes_on_elsewhere_lives_there_and_ends_nearby(
+def test_a_run_resumed_on_another_device_stays_there_and_ends_close(
     backend, runs, num_gpus_before, num_gpus
 ):
     (unbroken, expected), (resumed, history) = runs(num_gpus_before, num_gpus)
@@ -78,7 +78,7 @@ def test_a_run_that_goes_on_elsewhere_lives_there_and_ends_nearby(
 @pytest.mark.parametrize(
     "num_gpus", [0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"]
 )
-def test_a_run_with_an_optimizer_of_the_users_own_ends_where_an_unbroken_one_does(
+def test_a_resumed_run_with_a_users_optimizer_ends_like_an_uninterrupted_one(
     backend, runs, num_gpus, own_optimizer
 ):
     make = own_optimizers(backend)[own_optimizer]
@@ -115,7 +115,7 @@ def runs_of(request, backend, tmp_path):
 
 
 @requirement("fit.resumes-random-numbers", section=SECTION)
-def test_a_network_with_dropout_ends_where_it_does_in_an_unbroken_run(backend, runs_of, network):
+def test_a_resumed_network_with_dropout_ends_like_an_uninterrupted_one(backend, runs_of, network):
     (unbroken, expected), (resumed, history) = runs_of(networks(backend)[network])
     assert history == expected
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
@@ -124,7 +124,7 @@ def test_a_network_with_dropout_ends_where_it_does_in_an_unbroken_run(backend, r
 @requirement("fit.resumes-what-is-frozen", section=SECTION)
 @pytest.mark.parametrize("runs_of", [0], indirect=True, ids=["cpu"])
 @pytest.mark.parametrize("begins_frozen", [False, True], ids=["frozen later", "thawed later"])
-def test_what_a_callback_has_frozen_or_thawed_stays_so_in_a_resumed_run(
+def test_a_resumed_run_keeps_parameters_frozen_that_a_callback_froze(
     backend, runs_of, freezable, begins_frozen
 ):
     """From the first epoch to the third, in a run that is broken off after the second."""

@@ -59,7 +59,7 @@ def test_tensors_of_another_float_dtype_are_cast_where_they_are(backend, place):
 
 
 @requirement("fit.casts-only-floats", section=SECTION)
-def test_nothing_is_said_of_data_that_fits_and_integers_stay(backend, place):
+def test_data_of_the_models_dtype_is_not_noted_and_integers_stay(backend, place):
     x, y = X.astype("float32"), Y.astype("float32")
     expected, said = _fit(backend, place, (x, np.round(y)))
     run, said_of_integers = _fit(backend, place, (x, np.round(y).astype("int32")))

@@ -85,14 +85,14 @@ def test_accuracy_is_the_mean_over_all_labels_of_sequences(backend, place, shape
 
 @requirement("labels.accuracy-refuses", section=SECTION)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_accuracy_refuses_what_are_no_labels_of_the_logits(backend, place, wrong):
+def test_accuracy_refuses_labels_that_do_not_match_the_logits(backend, place, wrong):
     logits, labels = (backend.asarray(x, device=place) for x in (_logits(4, 3), WRONG[wrong]))
     with pytest.raises(UnsupportedValueError):
         backend.accuracy(logits, labels)
 
 
 @requirement("labels.accuracy-refuses-foreign-arrays", section=SECTION)
-def test_accuracy_refuses_what_is_no_tensor_of_the_backend(backend):
+def test_accuracy_refuses_tensors_of_other_backends_and_other_objects(backend):
     logits, labels = _logits(4, 3), np.array([0, 1, 2, 0], "int32")
     with pytest.raises(UnsupportedValueError, match="not a tensor"):
         backend.accuracy(backend.asarray(logits), labels)
@@ -124,7 +124,7 @@ def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend, place, 
 @requirement("labels.cross-entropy-refuses", section=SECTION)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("method", ["step", "evaluate"])
-def test_cross_entropy_refuses_what_are_no_labels_of_the_logits(backend, place, wrong, method):
+def test_cross_entropy_refuses_labels_that_do_not_match_the_logits(backend, place, wrong, method):
     learner = _learner(backend, place)
     x, labels = (backend.asarray(x, device=place) for x in (_logits(4, 2), WRONG[wrong]))
     with pytest.raises(UnsupportedValueError):
@@ -199,7 +199,7 @@ def test_accuracy_leaves_out_the_label_for_none(backend, place):
 @requirement("labels.cross-entropy-out-of-range", section=SECTION)
 @pytest.mark.parametrize("label", [-1, -101, 3, 10**6])
 @pytest.mark.parametrize("method", ["step", "evaluate"])
-def test_a_label_that_is_no_class_is_refused(backend, label, method):
+def test_a_label_that_is_not_a_class_is_refused(backend, label, method):
     learner = _learner(backend, backend.cpu())
     x, y = backend.asarray(_logits(4, 2)), backend.asarray(np.array([0, 1, 2, label], "int32"))
 
@@ -268,7 +268,7 @@ def test_fit_and_validate_leave_out_the_label_for_none(backend, place):
 
 
 @requirement("labels.of-weight-zero", section=SECTION)
-def test_a_label_of_weight_zero_may_be_any(backend, place):
+def test_a_label_with_weight_zero_may_have_any_value(backend, place):
     batch = {"x": _logits(4, 2), "y": np.array([0, -1, 2, 7], "int32")}
     history, _ = _fit(backend, place, {**batch, "sample_weight": np.array([1, 0, 2, 0], "float32")})
     assert np.isfinite(history["loss"]).all()

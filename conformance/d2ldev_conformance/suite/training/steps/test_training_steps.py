@@ -128,7 +128,7 @@ def test_targets_that_would_be_broadcast_are_refused(backend, place, method):
 
 @requirement("train.refuses-losses-that-are-no-scalar", section=SECTION)
 @pytest.mark.parametrize("loss", [lambda p, y: (p - y) ** 2, lambda *_: 1.0], ids=["rows", "1.0"])
-def test_a_loss_that_is_no_scalar_is_refused_and_nothing_changes(backend, place, loss):
+def test_a_loss_that_is_not_a_scalar_is_refused_and_nothing_changes(backend, place, loss):
     net = backend.mlp([2, 1], device=place)
     before = values_of(backend, net)
     x, y = backend.ones((4, 2), device=place), backend.ones((4, 1), device=place)
@@ -140,7 +140,7 @@ def test_a_loss_that_is_no_scalar_is_refused_and_nothing_changes(backend, place,
 
 @requirement("train.passes-on-what-is-no-number", section=SECTION)
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_what_is_not_a_number_passes_through(backend, place, clip):
+def test_a_value_that_is_not_a_number_passes_through(backend, place, clip):
     net = backend.mlp([2, 1], device=place)
     learner = backend.learner(net, gradient_clip_val=clip)
     x = backend.full((4, 2), float("nan"), device=place)
@@ -169,7 +169,7 @@ def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend
 
 
 @requirement("train.decays-weights-beside-the-gradient", section=SECTION)
-def test_adamw_shortens_parameters_whose_gradient_is_zero(backend, place):
+def test_adamw_decays_parameters_whose_gradient_is_zero(backend, place):
     net = backend.mlp([1, 1], device=place)
     one, zero = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
     weight = backend.to_numpy(net(one))
@@ -234,7 +234,7 @@ def _assert_values(backend, model, expected):
 
 @requirement("train.accumulates", section=SECTION)
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_batches_that_share_a_step_are_as_good_as_one_of_them_all(backend, place, data, clip):
+def test_accumulated_batches_equal_one_large_batch(backend, place, data, clip):
     found = _accumulate(backend, place, 4, clip)
     before = read_saved_values(backend, found.components["model"])
     expected = _accumulate(backend, place, 1, clip)
@@ -373,9 +373,7 @@ precisions = pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @requirement("train.computes-in-fewer-bits", section=SECTION)
 @precisions
 @pytest.mark.parametrize("method", ["step", "evaluate"])
-def test_what_is_lost_in_fewer_bits_is_lost_and_the_prediction_is_float32(
-    backend, place, precision, method
-):
+def test_fewer_bits_lose_digits_and_the_prediction_is_float32(backend, place, precision, method):
     one, y = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
     more = backend.full((1, 1), 1 + 2.0**-12, device=place)
     is_same = []
@@ -501,9 +499,7 @@ def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
 
 
 @requirement("train.leaves-what-is-frozen", section=SECTION)
-def test_what_is_frozen_between_two_steps_stays_and_is_trained_when_it_is_thawed(
-    backend, place, examples, freezable
-):
+def test_frozen_parameters_stay_until_they_are_thawed(backend, place, examples, freezable):
     build, freeze = freezables(backend)[freezable]
     learner = backend.learner(build(place), loss="cross_entropy", optimizer="adam")
     x, y = (backend.asarray(array, device=place) for array in examples)
