@@ -29,6 +29,9 @@ from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
 from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
 from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind, Kinds
 
+MOST_CONTAINERS = 10_000
+"""How many containers a batch may have that is walked without remembering each of them."""
+
 _MOST_PLACES = 100_000
 """How often containers may be found again in a nesting whose every place is named."""
 
@@ -42,119 +45,125 @@ def join_path(path: str, label: object) -> str:
     return f"{path}.{text_of(label)}" if path else text_of(label)
 
 
-def every(
-    nestings: Iterable[Any],
+def find(
+    children: Iterable[Any],
     kinds: Kinds,
     ask: Callable[[Any], object],
     answer: object,
-    budget: list[int],
+    tensors: dict[int, Any],
+    found: list[Any],
 ) -> bool:
-    """Return whether ``ask(x) is answer`` for every tensor, and every leaf is a tensor or plain.
+    """Collect the leaves that may change, and the containers around them.
 
-    ``to`` asks this first, to see whether anything has to move. The walk creates no object, and
-    does not remember its way.
+    ``to`` asks this first. The walk remembers its way only where it has found a leaf, so that it
+    creates nothing for a batch that is there already.
 
     Args:
-        nestings: walked in order.
-        budget: how many containers it may enter, in a list of one. For a nesting that is larger, or
-            full of shared containers, it returns False. ``flatten`` enters each of them once.
+        children: walked in order.
+        ask: a tensor for which ``ask(x) is answer`` does not change. Every other tensor may change,
+            and every leaf that is not plain.
+        tensors: gets the tensors by their ids.
+        found: begins with the number of containers that the walk may enter. It gets the other
+            leaves, and ``(container, kind, its children)`` after the leaves in a container.
+            ``BROADCAST`` itself stands for a ``Broadcast``.
 
     Returns:
-        False, too, for a value of an unknown kind. ``flatten`` then names its place.
+        Whether a leaf was found.
 
     Raises:
-        RecursionError: if a container contains itself.
+        RecursionError: for a container that contains itself, and for a nesting that is larger, or
+            full of shared containers. ``flatten`` enters each container once.
     """
-    for x in nestings:
+    has_found = False
+    for x in children:
         kind = kinds[type(x)]
         if kind is TENSOR:
             if ask(x) is not answer:
-                return False
+                tensors[id(x)] = x
+                has_found = True
         elif kind is not PLAIN:
-            left = budget[0] = budget[0] - 1
+            left = found[0] = found[0] - 1
+            if left < 0:
+                raise RecursionError
+            inner = x
             # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children``
             # is.
             if kind is DICT:
-                x = x.values()
+                inner = x.values()
             elif kind is not LIST and kind is not TUPLE:
                 if type(kind) is Kind:
-                    return False
+                    found.append(x)
+                    has_found = True
+                    continue
+                if kind is BROADCAST:
+                    found.append(kind)
                 items = kind.items
                 # A class that is derived from a container mostly has no attributes.
-                x = kind.children(x) if items is None or x.__dict__ else items.children(x)
-            if left < 0 or not every(x, kinds, ask, answer, budget):
-                return False
-    return True
+                inner = kind.children(x) if items is None or x.__dict__ else items.children(x)
+                # A container may make its children anew each time: the rebuild needs these.
+                if type(inner) is not list:
+                    inner = list(inner)
+            if find(inner, kinds, ask, answer, tensors, found):
+                found.append((x, kind, list(inner)))
+                has_found = True
+    return has_found
 
 
-# -- plain batches -----------------------------------------------------------------------------
+def flatten_changing(
+    x: Any, kinds: Kinds, attempted: str, ask: Callable[[Any], object] = id, answer: object = None
+) -> Flattened | None:
+    """Go through a nesting once, for the leaves that may change; None if there is none.
 
-
-def plain_tensors(x: Any, kinds: Kinds) -> list[Any] | None:
-    """Return the tensors of a plain batch in order; None if the batch is not plain.
-
-    A plain batch consists of dicts, lists and tuples, without subclasses, with a tensor in each. No
-    tensor appears twice. Most batches are plain. ``with_tensors`` rebuilds one in half of the time
-    of ``flatten``, because it need not remember the tensors.
-    """
-    found: dict[int, Any] = {}
-    try:
-        is_plain = _gather(x, kinds[type(x)], kinds, found)
-    except RecursionError:  # a cycle, or too deep: ``flatten`` says which
-        return None
-    return list(found.values()) if is_plain else None
-
-
-def _gather(x: Any, kind: Kind | Container, kinds: Kinds, found: dict[int, Any]) -> bool:
-    """Add the tensors of a container by their ids; return whether it is plain."""
-    if kind is DICT:
-        x = x.values()
-    elif kind is not LIST and kind is not TUPLE:
-        return False
-    before = len(found)
-    for child in x:
-        kind = kinds[type(child)]
-        if kind is TENSOR:
-            # Here, and not in the end: containers in containers may be shared a million times.
-            if id(child) in found:
-                return False
-            found[id(child)] = child
-        elif kind is not PLAIN and not _gather(child, kind, kinds, found):
-            return False
-    return len(found) > before
-
-
-def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
-    """Return a plain batch with other tensors; plain values stay.
+    It is faster than ``flatten``, because it does not remember the way to other leaves.
 
     Args:
-        x: a batch; ``plain_tensors`` has returned a list for it.
-        new: the tensors, in the order of ``plain_tensors``.
+        ask, answer: see ``find``. As they are, every tensor may change.
+
+    Raises:
+        UnsupportedValueError: see ``flatten``.
     """
-    # torch's compiler reads a variable that a comprehension sets before the comprehension does.
-    kind: Kind | Container = PLAIN
-    # Written twice: to join keys and a list of values would take as long as all else in here.
-    if type(x) is dict:
-        return {
-            key: next(new)
-            if (kind := kinds[type(child)]) is TENSOR
-            else child
-            if kind is PLAIN
-            else with_tensors(child, kinds, new)
-            for key, child in x.items()
-        }
-    made = [
-        next(new)
-        if (kind := kinds[type(child)]) is TENSOR
-        else child
-        if kind is PLAIN
-        else with_tensors(child, kinds, new)
-        for child in x
-    ]
-    return made if type(x) is list else tuple(made)
+    tensors: dict[int, Any] = {}
+    found: list[Any] = [MOST_CONTAINERS]
+    try:
+        if not find((x,), kinds, ask, answer, tensors, found) and len(found) == 1:
+            return None
+    except Exception:  # such as a cycle, which this walk names
+        flat = flatten(x, kinds, attempted)
+        flat.tensors = {key: each for key, each in flat.tensors.items() if ask(each) is not answer}
+        return flat
+    return flatten_found(x, tensors, found, kinds, attempted)
 
 
-# -- once through, and back --------------------------------------------------------------------
+def flatten_found(
+    x: Any, tensors: dict[int, Any], found: list[Any], kinds: Kinds, attempted: str
+) -> Flattened:
+    """Return the leaves of a nesting that ``find`` has found."""
+    flat = Flattened((x,), ("",), kinds, attempted)
+    flat.take(tensors, found)
+    return flat
+
+
+def put_tensors(x: Any, tensors: dict[int, Any], found: list[Any], new: list[Any]) -> Any:
+    """Return a nesting in which ``find`` has found tensors alone, with others in their places.
+
+    It takes half of the time of ``Flattened.unflatten``.
+
+    Args:
+        x: the nesting.
+        tensors, found: see ``find``.
+        new: the other tensors, in the order of ``tensors``.
+    """
+    if len(found) == 2:
+        container, kind, children = found[1]
+        if len(children) == len(new):  # each child is a tensor, and no two are one
+            return kind.rebuild(container, [*new])
+    changed = dict(zip(tensors, new, strict=True))
+    new_of = changed.get
+    for container, kind, children in found[1:]:
+        if id(container) not in changed:  # a container in two places is found in both
+            parts = [new_of(id(child), child) for child in children]
+            changed[id(container)] = kind.rebuild(container, parts)
+    return new_of(id(x), x)
 
 
 def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
@@ -167,7 +176,7 @@ def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
     >>> flat = flatten(batch, backend.kinds, "double a batch")             # doctest: +SKIP
     >>> flat.unflatten({key: 2 * x for key, x in flat.tensors.items()})    # doctest: +SKIP
     """
-    return Flattened((x,), ("",), kinds, attempted)
+    return flatten_all((("", x),), kinds, attempted)
 
 
 def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) -> Flattened:
@@ -177,7 +186,9 @@ def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) 
         named: ``(name, nesting)``; the name is where the names in it begin.
     """
     names, nestings = zip(*named, strict=True) if named else ((), ())
-    return Flattened(nestings, names, kinds, attempted)
+    flat = Flattened(nestings, names, kinds, attempted)
+    flat.collect()
+    return flat
 
 
 def map_tensors(function: Callable[[Any], Any], x: Any, kinds: Kinds, attempted: str) -> Any:
@@ -204,9 +215,24 @@ class Flattened:
     Args:
         nestings: the nestings to walk.
         names: where the names in each begin.
+
+    Attributes:
+        has_few_places: whether all places of its containers were walked, and are few.
+        has_marks: whether a ``Broadcast`` was walked; ``flatten`` does not tell.
     """
 
-    __slots__ = ("_attempted", "_containers", "_kinds", "_names", "_nestings", "others", "tensors")
+    __slots__ = (
+        "_attempted",
+        "_containers",
+        "_kinds",
+        "_names",
+        "_nestings",
+        "_replaced",
+        "has_few_places",
+        "has_marks",
+        "others",
+        "tensors",
+    )
 
     def __init__(
         self, nestings: tuple[Any, ...], names: tuple[str, ...], kinds: Kinds, attempted: str
@@ -222,16 +248,49 @@ class Flattened:
         # (container, how it is made again, its children), inner containers before outer ones. The
         # tuples keep the children alive, so that no id is used for two objects.
         self._containers: list[tuple[Any, Container, Sequence[Any]]] = []
+        self._replaced: dict[int, Any] = {}
+        self.has_few_places = self.has_marks = False
+
+    def collect(self) -> None:
+        """Walk the nestings, and enter each container once.
+
+        Raises:
+            UnsupportedValueError: see ``flatten``.
+        """
+        containers, nestings = self._containers, self._nestings
         try:
-            _collect(nestings, kinds, self.tensors, self.others, self._containers, {})
+            _collect(nestings, self._kinds, self.tensors, self.others, containers, {})
         except RecursionError:
-            raise depth_refusal(attempted) from None
+            raise depth_refusal(self._attempted) from None
         except (D2LDevError, MemoryError):
             raise
         except Exception:  # a cycle, or whatever a class's own methods raise
             for _ in self._places():  # raises the error that names the place
                 pass
             raise
+
+    def take(self, tensors: dict[int, Any], found: list[Any]) -> None:
+        """Take the leaves and containers that ``find`` has found."""
+        self.tensors = tensors
+        self.has_few_places = True
+        known = set()
+        for each in found[1:]:
+            if type(each) is tuple:  # no leaf is a tuple
+                if id(each[0]) not in known:  # a container in two places is found in both
+                    known.add(id(each[0]))
+                    self._containers.append(each)
+            elif each is BROADCAST:
+                self.has_marks = True
+            else:
+                self.others[id(each)] = each
+
+    def replace(self, new: dict[int, Any]) -> None:
+        """Note other leaves for ``unflatten``, by the ids of the leaves that they replace."""
+        for key, leaf in new.items():
+            self.tensors.pop(key, None)
+            self.others.pop(key, None)
+            (self.tensors if self._kinds[type(leaf)] is TENSOR else self.others)[key] = leaf
+        self._replaced.update(new)
 
     def unflatten(self, changed: dict[int, Any]) -> Any:
         """Return the nesting with other leaves: the first nesting, of several.
@@ -243,6 +302,7 @@ class Flattened:
         Raises:
             UnsupportedValueError: if a container cannot be made again.
         """
+        changed = {**self._replaced, **changed} if self._replaced else changed
         if not changed:
             return self._nestings[0]
         self._make_again(changed)

@@ -8,7 +8,7 @@ import numpy as np
 
 from d2ldev.areas import Framework
 from d2ldev.nesting.kinds import PLAIN, TENSOR
-from d2ldev.nesting.walk import flatten
+from d2ldev.nesting.walk import Flattened
 from d2ldev.operations import creation, placing
 from d2ldev.operations.values import is_float
 
@@ -65,13 +65,12 @@ class Cast:
                 return False
         return True
 
-    def __call__(self, batch: Any) -> Any:
-        """Return the batch, itself where all floats are of the dtype."""
-        flat = flatten(batch, self._kinds, "train on a batch")
+    def convert(self, flat: Flattened) -> None:
+        """Replace the floats of a batch that are of another dtype."""
         leaves = {**flat.tensors, **flat.others}
         if not self.has_met_data:
             self.has_met_data = not all(map(_is_of_numbers, flat.others.values()))
-        return flat.unflatten({key: self._cast(x) for key, x in leaves.items() if self._differs(x)})
+        flat.replace({key: self._cast(x) for key, x in leaves.items() if self._differs(x)})
 
     def _is_other(self, x: np.ndarray[Any, Any]) -> bool:
         """Tell whether an array may need a cast; remember a dtype that stays."""

@@ -13,8 +13,17 @@ from d2ldev.areas import DeviceLike, DTypeLike, Framework, Tensor
 from d2ldev.areas.abilities import require
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
+from d2ldev.nesting.containers import DICT, LIST, TUPLE
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
-from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
+from d2ldev.nesting.walk import (
+    MOST_CONTAINERS,
+    Flattened,
+    find,
+    flatten,
+    flatten_changing,
+    flatten_found,
+    put_tensors,
+)
 from d2ldev.operations import creation, devices
 from d2ldev.operations.dlpack import ON_CPU
 from d2ldev.operations.other_backends import of_another_backend
@@ -28,52 +37,87 @@ CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
 
 
 def to(framework: Framework, x: Any, target: Device) -> Any:
-    """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
-    device_of = framework.tensors.device_committed_to
+    """Move every tensor in a nesting to a device that exists; see ``Backend.to``.
+
+    The nesting is walked once, and a second time where its containers are made again.
+    """
+    kinds, room = framework.state.kinds, framework.tensors
+    kind, device_of = kinds[type(x)], room.device_committed_to
+    if kind is TENSOR and device_of(x) is target:
+        return x
+    tensors: dict[int, Tensor] = {}
+    found: list[Any] = [MOST_CONTAINERS]
+    # The walk of the most common batches is shorter by a level.
+    is_common = kind is TUPLE or kind is DICT or kind is LIST
+    children = (x,) if not is_common else x.values() if kind is DICT else x
     try:
-        if every((x,), framework.state.kinds, device_of, target, [10_000]):
+        if not find(children, kinds, device_of, target, tensors, found):
             return x
-    except Exception:  # noqa: S110
-        pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return move(framework, x, target, framework.tensors.move_all)
+    except Exception:  # a cycle, or a container that cannot be walked: another walk names it
+        flat = find_elsewhere(framework, x, target)
+        return x if flat is None else move(framework, flat, target, room.move_all)
+    if is_common:
+        found.append((x, kind, list(children)))
+    attempted, copy_all = _moving_a_batch[target], room.move_all
+    if _has_tensors_alone(found) and (
+        target is CPU or not any(map(room.stays_on_host, tensors.values()))
+    ):
+        return _replace_all(framework, x, tensors, found, target, copy_all, attempted)
+    flat = flatten_found(x, tensors, found, kinds, attempted)
+    return move(framework, flat, target, copy_all)
 
 
-def move(
+def _has_tensors_alone(found: list[Any]) -> bool:
+    """Tell whether a walk has found no other leaves, as in most batches."""
+    return all(type(each) is tuple for each in found[1:])
+
+
+def _replace_all(
     framework: Framework,
     x: Any,
+    tensors: dict[int, Tensor],
+    found: list[Any],
     target: Device,
     copy_all: CopyAll,
-    tensors: list[Tensor] | None = None,
+    attempted: str,
 ) -> Any:
-    """Bring a nesting's tensors, and tensors of its data, to a device.
+    """Return a nesting with copies of the tensors that a walk has found alone."""
+    new = copy_or_raise(framework, copy_all, list(tensors.values()), target, attempted)
+    try:
+        return put_tensors(x, tensors, found, new)
+    except Exception:  # whatever a class's own methods raise: this names the container
+        flat = flatten_found(x, tensors, found, framework.state.kinds, attempted)
+        return flat.unflatten(dict(zip(tensors, new, strict=True)))
+
+
+def find_elsewhere(framework: Framework, x: Any, target: Device) -> Flattened | None:
+    """Return the leaves of a nesting that are not on a device yet; None if all are there.
+
+    It includes tensors that stay on the host, and data, which has no device. ``to`` walks its
+    argument here, and a second time where ``move`` makes the containers again.
+    """
+    kinds, device_of = framework.state.kinds, framework.tensors.device_committed_to
+    return flatten_changing(x, kinds, _moving_a_batch[target], device_of, target)
+
+
+def move(framework: Framework, flat: Flattened, target: Device, copy_all: CopyAll) -> Any:
+    """Return a nesting with its leaves on a device.
 
     Args:
         framework: whose tensors they are.
-        x: any nesting.
-        target: where to.
-        copy_all: copies the tensors that are elsewhere: the framework's, or a copier's.
-        tensors: what ``plain_tensors`` returned for ``x``, if it was asked already.
+        flat: what ``find_elsewhere`` returned.
+        target: the device.
+        copy_all: copies the tensors: a method of the framework, or of a copier.
     """
     attempted = _moving_a_batch[target]
-    device_of = framework.tensors.device_committed_to
-    if tensors is None:
-        tensors = plain_tensors(x, framework.state.kinds)
-    stays = select_host_rule(framework, target)
-    if tensors is not None:
-        are_there = [device_of(tensor) is target or stays(tensor) for tensor in tensors]
-        if all(are_there):
-            return x
-        if not any(are_there):
-            new = copy_or_raise(framework, copy_all, tensors, target, attempted)
-            return with_tensors(x, framework.state.kinds, iter(new))
-    flat = flatten(x, framework.state.kinds, attempted)
-    elsewhere = {
-        key: tensor
-        for key, tensor in flat.tensors.items()
-        if device_of(tensor) is not target and not stays(tensor)
-    }
-    by_themselves = _that_move(framework, flat)
-    changed = _tensors_of_data(framework, flat, target, attempted) if flat.others else {}
+    elsewhere, changed = flat.tensors, {}
+    if target is not CPU:
+        stays = framework.tensors.stays_on_host
+        elsewhere = {key: tensor for key, tensor in elsewhere.items() if not stays(tensor)}
+    by_themselves: dict[int, Any] = {}
+    if flat.others:
+        by_themselves, data = _divide_others(framework, flat)
+        changed = _tensors_of_data(framework, flat, data, target, attempted)
     if elsewhere:
         new = copy_or_raise(framework, copy_all, list(elsewhere.values()), target, attempted)
         changed.update(zip(elsewhere, new, strict=True))
@@ -100,35 +144,33 @@ def is_text(x: Any) -> bool:
     return kind in "SUT" or (kind == "O" and all(isinstance(each, (str, bytes)) for each in x.flat))
 
 
-def on_the_host(framework: Framework, x: Any, *, is_moved_later: bool = False) -> Any:
-    """Make tensors, in the host's memory, of the data in a nesting; its tensors stay.
-
-    Args:
-        framework: whose tensors they are.
-        x: the nesting.
-        is_moved_later: whether ``to`` gets it next, so that objects that move by themselves stay.
-    """
+def on_the_host(framework: Framework, x: Any) -> Any:
+    """Make tensors, in the host's memory, of the data in a nesting; its tensors stay."""
     attempted = "make tensors of a batch"
     flat = flatten(x, framework.state.kinds, attempted)
-    if is_moved_later:
-        _that_move(framework, flat)
-    return flat.unflatten(_tensors_of_data(framework, flat, CPU, attempted))
+    return flat.unflatten(_tensors_of_data(framework, flat, flat.others, CPU, attempted))
 
 
-def _that_move(framework: Framework, flat: Flattened) -> dict[int, Any]:
-    """Take the objects that move by themselves out of the other leaves, and return them."""
+def make_host_tensors(framework: Framework, flat: Flattened, target: Device) -> None:
+    """Make tensors, in the host's memory, of the data that ``move`` brings to a device."""
+    if flat.others:
+        attempted = _moving_a_batch[target]
+        _, data = _divide_others(framework, flat)
+        flat.replace(_tensors_of_data(framework, flat, data, CPU, attempted))
+
+
+def _divide_others(framework: Framework, flat: Flattened) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the leaves that move by themselves, and the other leaves that are not tensors."""
     method, kinds = framework.tensors.move_method, framework.state.kinds
-    if method is None or not flat.others:
-        return {}
-    found = {
-        key: leaf
-        for key, leaf in flat.others.items()
+    if method is None:
+        return {}, flat.others
+    by_themselves: dict[int, Any] = {}
+    data: dict[int, Any] = {}
+    for key, leaf in flat.others.items():
         # The class is asked: an object may answer to every name.
-        if kinds[type(leaf)] is UNKNOWN and callable(getattr(type(leaf), method, None))
-    }
-    for key in found:
-        del flat.others[key]
-    return found
+        moves = kinds[type(leaf)] is UNKNOWN and callable(getattr(type(leaf), method, None))
+        (by_themselves if moves else data)[key] = leaf
+    return by_themselves, data
 
 
 def _move_by_itself(
@@ -165,13 +207,19 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
     attempted = "copy a tensor"
     device_of = framework.tensors.device_of
     copy_all = framework.tensors.copy_all
-    plain = plain_tensors(x, framework.state.kinds)
-    if plain is not None:
-        places = {target} if target is not None else set(map(device_of, plain))
-        if len(places) == 1:
-            new = copy_or_raise(framework, copy_all, plain, places.pop(), attempted)
-            return with_tensors(x, framework.state.kinds, iter(new))
-    flat = flatten(x, framework.state.kinds, attempted)
+    kinds = framework.state.kinds
+    tensors: dict[int, Tensor] = {}
+    found: list[Any] = [MOST_CONTAINERS]
+    try:
+        find((x,), kinds, id, None, tensors, found)
+    except Exception:  # a cycle, or a container that cannot be walked: another walk names it
+        flat = flatten(x, kinds, attempted)
+    else:
+        places = {target} if target is not None else set(map(device_of, tensors.values()))
+        if len(places) == 1 and _has_tensors_alone(found):
+            place = places.pop()
+            return _replace_all(framework, x, tensors, found, place, copy_all, attempted)
+        flat = flatten_found(x, tensors, found, kinds, attempted)
     changed: dict[int, Any] = {}
     for key, leaf in flat.others.items():
         if not is_text(leaf):
@@ -333,17 +381,28 @@ def copy_or_raise(
 
 
 def _tensors_of_data(
-    framework: Framework, flat: Flattened, device: Device, attempted: str
+    framework: Framework,
+    flat: Flattened,
+    leaves: dict[int, Any],
+    device: Device,
+    attempted: str,
 ) -> dict[int, Tensor]:
     """Make tensors with the values of NumPy arrays and of other frameworks' tensors, by their ids.
 
     Text stays as it is.
 
+    Args:
+        framework: makes the tensors.
+        flat: the nesting, which names a leaf.
+        leaves: the data among its leaves.
+        device: where the tensors are made.
+        attempted: the current operation, for messages.
+
     Raises:
         UnsupportedValueError: if there is anything else, or a dtype that is none of the
             framework's; the message names it.
     """
-    data = {key: leaf for key, leaf in flat.others.items() if not is_text(leaf)}
+    data = {key: leaf for key, leaf in leaves.items() if not is_text(leaf)}
     for leaf in data.values():
         is_object = framework.state.kinds[type(leaf)] is OBJECT
         if is_object or not (_is_array(leaf) or _is_tensor(leaf)):

@@ -24,7 +24,7 @@ from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
 from d2ldev.nesting.objects import Keeper
-from d2ldev.nesting.walk import depth_refusal, every, flatten_all, join_path, leaves
+from d2ldev.nesting.walk import depth_refusal, find, flatten_all, join_path, leaves
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend, whose_object
 
@@ -342,7 +342,7 @@ class Search:
         """
         try:
             # No tensor has the answer None.
-            return every((value,), self._kinds, id, None, [_MOST_OBJECTS])
+            return not find((value,), self._kinds, id, None, {}, [_MOST_OBJECTS])
         except Exception:  # the walk that names the leaves says what is wrong
             return False
 

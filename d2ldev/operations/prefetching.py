@@ -14,7 +14,7 @@ from typing import Any
 from d2ldev.areas import Copier, DeviceLike, Framework
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.walk import flatten, plain_tensors
+from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number
 
@@ -54,7 +54,8 @@ def device_batches(
         data: the batches. A generator is closed with this one.
         device: where they go; None leaves them where they are, and needs a depth of 0.
         depth: how many batches are ahead of the one in use.
-        prepare: what happens to a batch on the host before it moves; None changes nothing.
+        prepare: what happens to a batch on the host before it moves; None changes nothing. It may
+            return a ``Flattened``, whose tensors are all of the batch's, if ``device`` is given.
         count_to_draw: returns how many batches may be drawn from now on, at least 1; None is any
             number.
 
@@ -68,7 +69,7 @@ def device_batches(
         if ahead_of_framework is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
             data, depth = ahead_of_framework, 0
-            start, finish = partial(moving.to, framework, target=device), None
+            start, finish = partial(_move, framework, device), None
     source = _call_outside(framework, iter, data)
     ahead: deque[Any] = deque()
     failure: Exception | None = None
@@ -114,7 +115,7 @@ def _choose_copies(
     # By way of tensors of the host, because copies between tensors are asynchronous, and made
     # together. On the CPU and on virtual GPUs this would only be one more copy.
     if framework.devices.platform(device) in ("cpu", "virtual"):
-        return partial(moving.to, framework, target=device), None
+        return partial(_move, framework, device), None
     return partial(_start, framework, device), None
 
 
@@ -122,24 +123,42 @@ def _keep(batch: Any) -> Any:
     return batch
 
 
+def _find(framework: Framework, device: Device, batch: Any) -> Flattened | None:
+    """Return the leaves of a batch that are not on a device; None if all are there."""
+    if type(batch) is not Flattened:
+        return moving.find_elsewhere(framework, batch, device)
+    is_there = framework.tensors.device_committed_to
+    batch.tensors = {k: x for k, x in batch.tensors.items() if is_there(x) is not device}
+    return batch
+
+
+def _move(framework: Framework, device: Device, batch: Any) -> Any:
+    """Move a batch, as ``to`` does."""
+    flat = _find(framework, device, batch)
+    copy_all = framework.tensors.move_all
+    return batch if flat is None else moving.move(framework, flat, device, copy_all)
+
+
 def _start(framework: Framework, device: Device, batch: Any) -> Any:
     """Make tensors of a batch on the host, and start to move them."""
-    batch = moving.on_the_host(framework, batch, is_moved_later=True)
-    return moving.to(framework, batch, device)
+    flat = _find(framework, device, batch)
+    if flat is None:
+        return batch
+    moving.make_host_tensors(framework, flat, device)
+    return moving.move(framework, flat, device, framework.tensors.move_all)
 
 
 def _start_beside(
     framework: Framework, device: Device, copier: Copier, batch: Any
 ) -> Callable[[], Any]:
     """Start to move a large batch beside the device, and leave a small one for its turn."""
-    kinds = framework.state.kinds
-    plain = xs = plain_tensors(batch, kinds)
-    if xs is None:
-        batch = moving.on_the_host(framework, batch, is_moved_later=True)
-        xs = list(flatten(batch, kinds, "prefetch batches").tensors.values())
-    if not copier.is_large(xs):
-        return partial(moving.move, framework, batch, device, copier.copy_in_turn, plain)
-    moved = moving.move(framework, batch, device, copier.copy_all, plain)
+    flat = _find(framework, device, batch)
+    if flat is None:
+        return partial(_keep, batch)
+    moving.make_host_tensors(framework, flat, device)
+    if not copier.is_large(list(flat.tensors.values())):
+        return partial(moving.move, framework, flat, device, copier.copy_in_turn)
+    moved = moving.move(framework, flat, device, copier.copy_all)
     return partial(_finish_beside, copier, moved, copier.mark_start())
 
 

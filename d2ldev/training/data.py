@@ -15,7 +15,7 @@ from d2ldev.areas.training import bounds
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
 from d2ldev.nesting.kinds import TENSOR, Kinds
-from d2ldev.nesting.walk import depth_refusal, every, flatten, leaves
+from d2ldev.nesting.walk import flatten
 from d2ldev.operations.arguments import flag, is_iterable, length_of, whole_number
 from d2ldev.operations.examples import number_of_examples
 from d2ldev.operations.parallel import content_of
@@ -24,8 +24,6 @@ from d2ldev.typing import Array
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# How many containers a batch may have before it is looked at more closely.
-_CONTAINERS = 10_000
 _TENSORS = {TENSOR}
 # NumPy's seeding takes the square of the length of a seed.
 _SEED_BITS = 128
@@ -275,26 +273,9 @@ def empty_data_refusal() -> UnsupportedValueError:
 # -- batches ----------------------------------------------------------------------------------
 
 
-def with_few_places(batch: Any, kinds: Kinds) -> Any:
-    """Return the batch, if a framework can go through it.
-
-    It does so once for each place. Containers that share children can have exponentially many: JAX
-    ends the process, and MXNet does not come to an end.
-
-    Raises:
-        UnsupportedValueError: if it has too many, or a container in it cannot be taken apart.
-    """
-    if type(batch) is tuple and _TENSORS.issuperset(map(kinds.__getitem__, map(type, batch))):
-        return batch  # the common one
-    attempted = "train on a batch"
-    try:
-        is_small = every((batch,), kinds, lambda _: True, True, [_CONTAINERS])
-    except RecursionError:
-        raise depth_refusal(attempted) from None
-    if not is_small:
-        for _ in leaves(batch, kinds, "", attempted):
-            pass
-    return batch
+def has_tensors_alone(batch: Any, kinds: Kinds) -> bool:
+    """Return whether a batch is a tuple of tensors, as most are."""
+    return type(batch) is tuple and _TENSORS.issuperset(map(kinds.__getitem__, map(type, batch)))
 
 
 def inputs_and_target(

@@ -33,7 +33,6 @@ from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import explain_late_request
 from d2ldev.operations.learning import check_settings
@@ -697,14 +696,13 @@ class Trainer(TrainerState):
             source = loader_of(data, "predict_dataloader", "val_dataloader")
             learner = self._evaluator(self._prepare_for_use(model, source, "predict"), loss="mse")
             names, takes_mapping = learner.input_names, learner.takes_mapping
-            kinds = framework_of(self.backend).state.kinds
             entry = Entry(self, learner)
             try:
                 with closing(entry.draw(source)) as batches:
                     found = []
                     for batch in batches:
                         inputs = inputs_to_predict(entry.arrive(batch), names, takes_mapping)
-                        found.append(learner.predict(unwrap_broadcasts(inputs, kinds)))
+                        found.append(learner.predict(inputs))
                     return found
             finally:
                 learner.sync()

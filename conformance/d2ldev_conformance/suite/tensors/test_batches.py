@@ -96,6 +96,10 @@ class Batch:
         self.x, self.path = x, path
 
 
+class Watched(Batch):
+    """A container that is asked for its children as often as it is walked."""
+
+
 @pytest.fixture(
     params=[
         pytest.param(("copy", "cpu", "cpu"), id="copy-cpu"),
@@ -305,6 +309,21 @@ def test_a_registered_container_moves(transfer):
     moved = transfer.of({"batch": Batch(transfer.tensor(), "a.png")})
     transfer.check(moved["batch"].x)
     assert moved["batch"].path == "a.png"
+
+
+@requirement("containers.walked-once", section=SECTION)
+def test_a_batch_is_taken_apart_once(backend, route):
+    source, target = route
+    walks = []
+    children = lambda batch: walks.append(batch) or [batch.x]  # noqa: E731
+    d2ldev.register_container(Watched, children, lambda old, new: Watched(new[0], old.path))
+    batch = [Watched(backend.ones(1, device=source), "a.png"), backend.ones(1, device=target)]
+    moved = backend.to(batch, target)
+    assert len(walks) == 1
+    assert backend.to(moved, target) is moved
+    assert len(walks) == 2
+    assert len(list(backend.prefetch([batch, batch], target))) == 2
+    assert len(walks) == 4
 
 
 @requirement("containers.unknown-object-is-named", section=SECTION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import d2ldev
 from d2ldev import DeviceUnavailableError
 from d2ldev._backend import framework_of
 from d2ldev.training.trainer import Trainer
@@ -15,6 +16,10 @@ from d2ldev_conformance.suite.data import assert_same_values, values_of
 SECTION = "6.7.3"
 EPOCHS = 3
 TRANSFERS = ("copy", "copy_all", "from_data", "to_numpy")
+
+
+class Watched(tuple):
+    """A batch that is asked for its children as often as it is walked."""
 
 
 def _fit(backend, batches, num_gpus, **options):
@@ -90,6 +95,16 @@ def test_a_smaller_last_batch_counts_for_as_many_examples(backend, batches, num_
     history = trainer.fit(net, batches, batches, lr=0.0)
     np.testing.assert_allclose(history["loss"], [np.mean(errors**2)], rtol=1e-5)
     np.testing.assert_allclose(history["val_loss"], [np.mean(errors**2)], rtol=1e-5)
+
+
+@requirement("fit.walks-a-batch-once", section=SECTION)
+def test_a_batch_is_taken_apart_once(backend, batches, num_gpus):
+    walks = []
+    children = lambda batch: walks.append(batch) or list(batch)  # noqa: E731
+    d2ldev.register_container(Watched, children, lambda _, new: Watched(new))
+    watched = [Watched(batch) for batch in batches]
+    Trainer(1, num_gpus, backend=backend).fit(backend.mlp([2, 1]), watched, watched)
+    assert len(walks) == 2 * len(batches)
 
 
 @requirement("fit.moves-batches-only", section=SECTION)

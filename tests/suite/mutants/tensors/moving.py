@@ -14,6 +14,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, Device, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.device import CPU
+from d2ldev.nesting.walk import flatten
 from mutants import Mutant
 
 # -- tensors --------------------------------------------------------------------------------------
@@ -251,6 +252,13 @@ def _without_attributes(moved, x):
     if moved is not x and hasattr(x, "mask"):
         moved.mask = x.mask
     return moved
+
+
+class LooksBeforeItMoves(Mutant, caught_by="containers.walked-once"):
+    class Backend(Backend):
+        def to(self, x, device):
+            flatten(x, self.framework.state.kinds, "look through a batch")
+            return super().to(x, device)
 
 
 class LeavesAttributesBehind(Mutant, caught_by="containers.attributes-move"):

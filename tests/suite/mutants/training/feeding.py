@@ -12,7 +12,9 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+from d2ldev.nesting.walk import flatten, flatten_changing
 from d2ldev.scopes import Scopes
+from d2ldev.training import entry
 from mutants import Mutant
 
 
@@ -188,6 +190,17 @@ class StacksTheFirstDtype(Mutant, caught_by="log.mixed-dtypes"):
     class Backend(Backend):
         def asarray(self, obj, **options):
             return obj if isinstance(obj, self.tensor_types) else super().asarray(obj, **options)
+
+
+class WalksBatchesAgain(Mutant, caught_by="fit.walks-a-batch-once"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+
+        def walk(batch, kinds, *arguments):
+            flatten(batch, kinds, "look through a batch")
+            return flatten_changing(batch, kinds, *arguments)
+
+        entry.flatten_changing = walk
 
 
 class DrawsBatchesInTheBlock(Mutant, caught_by="fit.draws-outside-of-a-block"):
