@@ -55,8 +55,8 @@ def find(
 ) -> bool:
     """Collect the leaves that may change, and the containers around them.
 
-    ``to`` asks this first. The walk remembers its way only where it has found a leaf, so that it
-    creates nothing for a batch that is there already.
+    The walk remembers its way only where it has found a leaf. So ``to`` creates no object for a
+    batch that is there already.
 
     Args:
         children: walked in order.
