@@ -74,14 +74,16 @@ def _steps(backend: Any, device: str, width: int, examples: int) -> Callable[[],
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     frameworks = ("torch", "jax", "tensorflow", "mxnet")
     parser.add_argument("--framework", choices=frameworks, default="torch")
-    parser.add_argument("--device", default="cpu", help="where it trains, such as gpu:0")
-    parser.add_argument("--width", type=int, default=64, help="of the model's hidden layers")
-    parser.add_argument("--examples", type=int, default=64, help="in each batch")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--device", default="cpu", help="the device to train on, such as gpu:0")
+    parser.add_argument("--width", type=int, default=64, help="the width of the hidden layers")
+    parser.add_argument(
+        "--examples", type=int, default=64, help="the number of examples in a batch"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args()
     backend = d2ldev.get_backend(arguments.framework)
     size = arguments.width, arguments.examples

@@ -235,11 +235,11 @@ def results(
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="gpu:0", help="where it trains")
-    parser.add_argument("--small", action="store_true", help="little work, to try it out")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--device", default="gpu:0", help="the device to train on")
+    parser.add_argument("--small", action="store_true", help="do little work, to try it out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args()
     backend = d2ldev.get_backend("torch")
     device = backend.device(arguments.device)

@@ -123,12 +123,12 @@ def _compare(
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     frameworks = ("torch", "jax", "tensorflow", "mxnet")
     parser.add_argument("--framework", choices=frameworks, default="torch")
-    parser.add_argument("--folder", type=Path, help="where the files are written")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--folder", type=Path, help="the folder for the files")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args()
     backend = d2ldev.get_backend(arguments.framework)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

@@ -440,18 +440,22 @@ def plot(measured: Mapping[str, Sequence[Sample]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write the files that were asked for."""
+    """Measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__)
     frameworks = ("torch", "jax", "tensorflow", "mxnet", "reference")
     parser.add_argument("--framework", choices=frameworks, default="torch")
-    parser.add_argument("--small", action="store_true", help="small sizes, to try it out")
-    parser.add_argument("--only", default="", metavar="TEXT", help="what has it in its name")
+    parser.add_argument("--small", action="store_true", help="use small sizes, to try it out")
     parser.add_argument(
-        "--seconds", type=float, default=300, help="the most for a run, or for what prepares it"
+        "--only", default="", metavar="TEXT", help="measure only rows with TEXT in their name"
     )
-    parser.add_argument("--folder", type=Path, help="for files; the system's temporary folder")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw times and memory")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="the longest time of a run or of its set-up"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="the folder for files; by default the system's temporary folder"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot times and memory into FILE")
     arguments = parser.parse_args()
     os.environ.setdefault("D2LDEV_VIRTUAL_GPUS", "2")  # for the scopes
     backend = d2ldev.get_backend(arguments.framework)

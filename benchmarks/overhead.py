@@ -111,7 +111,11 @@ def _version(distribution: str) -> str | None:
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add the argument ``--runs``."""
     parser.add_argument(
-        "--runs", type=_odd, default=1, metavar="N", help="processes to measure in, an odd number"
+        "--runs",
+        type=_odd,
+        default=1,
+        metavar="N",
+        help="the number of processes to measure in (odd)",
     )
 
 
@@ -146,10 +150,10 @@ def _measure_elsewhere(script: str, framework: str) -> list[Result]:
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     add_runs(parser)
     arguments = parser.parse_args()
     if arguments.runs > 1:

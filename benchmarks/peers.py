@@ -30,11 +30,13 @@ _FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=_FRAMEWORKS, default="torch")
-    parser.add_argument("--only", default="", metavar="TEXT", help="the rows whose name has it")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="measure only rows with TEXT in their name"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args()
     # Before anything imports them: Keras reads it once, and so does the backend.
     os.environ["KERAS_BACKEND"] = arguments.framework

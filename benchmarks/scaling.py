@@ -407,15 +407,15 @@ def plot(found: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write the files that were asked for."""
+    """Measure, print, and write the requested files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=LOOPS, default="torch")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
     parser.add_argument("--gpus", action="store_true", help="train each process on a GPU")
     for name, value in Sizes()._asdict().items():
         parser.add_argument(f"--{name}", type=int, default=value, metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the speeds into FILE")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

@@ -63,10 +63,10 @@ def measure(backend: d2ldev.Backend, gpus: int, shard: str | None) -> dict[str, 
 
 
 def main() -> None:
-    """Print a line for each way to train, and write the file that was asked for."""
+    """Print a line for each way to train, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("framework", choices=("torch", "jax"))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args()
     backend = d2ldev.get_backend(arguments.framework)
     rows = []

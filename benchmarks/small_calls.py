@@ -121,12 +121,12 @@ def measure(backend: Any, device: Any, work: Work, rounds: int) -> dict[str, flo
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=_NATIVE, default="torch")
-    parser.add_argument("--device", default="gpu:0", help="where")
-    parser.add_argument("--small", action="store_true", help="little work, to try it out")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--device", default="gpu:0", help="the device to call on")
+    parser.add_argument("--small", action="store_true", help="do little work, to try it out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args()
     backend = d2ldev.get_backend(arguments.framework)
     device = backend.device(arguments.device)

@@ -315,9 +315,13 @@ def run(name: str, minutes: float, folder: Path) -> bool:
 def main() -> int:
     """Run the command and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--folder", type=Path, required=True, help="where results are kept")
-    parser.add_argument("--minutes", type=float, default=60, help="of all frameworks together")
-    parser.add_argument("--backend", nargs="+", default=None, help="default: all installed")
+    parser.add_argument("--folder", type=Path, required=True, help="the folder for the results")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="the time of all frameworks together"
+    )
+    parser.add_argument(
+        "--backend", nargs="+", default=None, help="the backends; all installed ones by default"
+    )
     parser.add_argument("--process", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

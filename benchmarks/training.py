@@ -195,10 +195,10 @@ def _second_fits(
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     add_runs(parser)
     arguments = parser.parse_args()
     if arguments.runs > 1:

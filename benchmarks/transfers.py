@@ -219,12 +219,12 @@ def results(place: Place, sizes: Sizes) -> list[Result]:
 
 
 def main() -> None:
-    """Measure, print, and write the file that was asked for."""
+    """Measure, print, and write the requested file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=COPIES, default="torch")
-    parser.add_argument("--device", default="gpu:0", help="where to")
-    parser.add_argument("--small", action="store_true", help="little work, to try it out")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--device", default="gpu:0", help="the device to copy to")
+    parser.add_argument("--small", action="store_true", help="do little work, to try it out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args()
     place = Place(d2ldev.get_backend(arguments.framework), arguments.device)
     found = results(place, SMALL if arguments.small else Sizes())

@@ -53,9 +53,9 @@ def main() -> int:
     """Run the rows whose names match the arguments, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("row", nargs="*", help="names of rows, with * and ?")
-    parser.add_argument("--rooms", default=ROOMS, help="what pytest selects with -k; empty is all")
+    parser.add_argument("--rooms", default=ROOMS, help="pytest's -k expression; empty selects all")
     parser.add_argument("--own", action="store_true", help="run the backend's own tests, too")
-    parser.add_argument("--logs", type=Path, help="a folder for what each row prints")
+    parser.add_argument("--logs", type=Path, help="the folder for the output of each row")
     arguments = parser.parse_args()
     chosen = [
         row

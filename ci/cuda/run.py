@@ -282,10 +282,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("cuda-results"), metavar="DIR")
-    parser.add_argument("--minutes", type=float, default=6.0, help="how long the run may take")
+    parser.add_argument("--minutes", type=float, default=6.0, help="the longest time of the run")
     parser.add_argument("--wheels", type=Path, default=HERE / "wheels", metavar="DIR")
-    parser.add_argument("--backend", action="append", metavar="NAME", help="only this one")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="only steps of such names")
+    parser.add_argument(
+        "--backend", action="append", metavar="NAME", help="run only this backend; may be repeated"
+    )
+    parser.add_argument(
+        "--only", default="*", metavar="PATTERN", help="run only steps whose names match"
+    )
     parser.add_argument("--without-gpu", action="store_true", help="try the script itself")
     arguments = parser.parse_args()
     # A shell that puts it into the background has it ignore Ctrl-C, and so would its steps.

@@ -50,32 +50,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Offer the options of the suite."""
     group = parser.getgroup("d2ldev", "d2ldev's conformance suite")
     group.addoption(
-        "--d2ldev-backend", metavar="NAME", help="run the conformance suite on this backend"
+        "--d2ldev-backend", metavar="NAME", help="the backend to run the conformance suite on"
     )
     group.addoption(
         "--d2ldev-require-gpus",
         metavar="N",
         type=int,
         default=0,
-        help="fail if the backend has fewer GPUs, virtual ones included",
+        help="fail with fewer than N GPUs; virtual GPUs count, too",
     )
     group.addoption(
-        "--d2ldev-requirement", metavar="ID", action="append", help="check only this requirement"
+        "--d2ldev-requirement",
+        metavar="ID",
+        action="append",
+        help="check only this requirement; may be repeated",
     )
     group.addoption(
         "--d2ldev-profile",
         metavar="NAME",
         choices=sorted(PROFILES),
-        help=f"check what this profile has for the GPUs here: {', '.join(PROFILES)}",
+        help=f"check a profile's requirements for the present GPUs: {', '.join(PROFILES)}",
     )
     group.addoption(
         "--d2ldev-only",
         metavar="MODULE",
         action="append",
         default=[],
-        help=f"check only this module of the backend: {', '.join(ROOMS)}",
+        help=f"check only this module of the backend; may be repeated: {', '.join(ROOMS)}",
     )
-    group.addoption("--d2ldev-report", metavar="DIR", help="write conformance.json here")
+    group.addoption("--d2ldev-report", metavar="DIR", help="the folder for conformance.json")
 
 
 def _read_only(config: pytest.Config) -> Sequence[str]:
@@ -88,19 +91,25 @@ def _read_only(config: pytest.Config) -> Sequence[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the modules that were not asked for."""
+    """Leave out the modules that ``--d2ldev-only`` does not name."""
     only = config.stash.get(_ONLY, ())
     is_module = collection_path.parent == _SUITE / "suite" and collection_path.name in ROOMS
     return True if only and is_module and collection_path.name not in only else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Get the backend that was asked for, or end the run."""
-    config.addinivalue_line("markers", "requirement(id, section): what a test of the suite checks")
+    """Get the backend of ``--d2ldev-backend``, or end the run."""
+    config.addinivalue_line(
+        "markers", "requirement(id, section): the requirement that a test checks"
+    )
     config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
     config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
-    config.addinivalue_line("markers", "not_provided(name): the backend provides none of these")
-    config.addinivalue_line("markers", "nightly: takes minutes; the profile nightly runs it")
+    config.addinivalue_line(
+        "markers", "not_provided(name): the backend does not provide this fixture"
+    )
+    config.addinivalue_line(
+        "markers", "nightly: the test takes minutes; the profile nightly runs it"
+    )
     name = config.getoption("--d2ldev-backend")
     if name is None:
         return
