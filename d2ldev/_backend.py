@@ -706,7 +706,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def split(self, batch: T, devices: Sequence[DeviceLike[NativeDeviceT]]) -> list[T]: ...
 
     def split(self, batch: Any, devices: Sequence[DeviceLike[NativeDeviceT]]) -> list[Any]:
-        """Give each device a part of a batch: ``split_batch`` of D2L's section 13.5.
+        """Give each device a shard of a batch: ``split_batch`` of D2L's section 13.5.
 
         Args:
             batch: a nesting of tensors and NumPy arrays of shape ``(n, ...)``, and of sequences
@@ -715,9 +715,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             devices: one or more.
 
         Returns:
-            A nesting for each device, on that device. If n does not divide evenly, the first parts
-            have one example more. If there are fewer examples than devices, the last parts are
-            empty. A part that is already on its device is a view, where the framework has views.
+            A nesting for each device, on that device. If n does not divide evenly, the first shards
+            have one example more. If there are fewer examples than devices, the last shards are
+            empty. A shard that is already on its device is a view, where the framework has views.
 
         Raises:
             UnsupportedValueError: if the batch has no single number of examples, or holds a
@@ -725,7 +725,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             InvalidDeviceError: if a device is invalid, or appears twice.
             DeviceUnavailableError: if a device does not exist.
 
-        >>> parts = backend.split((X, y), backend.try_all_gpus())          # doctest: +SKIP
+        >>> shards = backend.split((X, y), backend.try_all_gpus())          # doctest: +SKIP
         """
         from d2ldev.operations.parallel import split
 
@@ -1033,13 +1033,13 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 takes a batch and returns its loss. None uses ``loss``.
             is_trained: False for a model that is only evaluated. It needs no optimizer, and
                 settings of the training are errors.
-            devices: train the model on these devices together, each with a part of the batch. The
+            devices: train the model on these devices together, each with a shard of the batch. The
                 model, the batches and the results of ``step`` are on the first one. None is the
                 device of the model.
-            group: the processes that train the model together, each with a part of the batch. None
+            group: the processes that train the model together, each with a shard of the batch. None
                 is this process alone. ``join_group`` returns them.
-            shard: ``'parameters'`` gives each device or process a part of the parameters. The model
-                itself stays on the CPU.
+            shard: ``'parameters'`` gives each device or process a shard of the parameters. The
+                model itself stays on the CPU.
             batch_norm: ``'global'`` or ``'local'`` statistics of batch normalization on several
                 devices or processes. A model with the other kind is an error.
 

@@ -38,7 +38,7 @@ class MXNetParallel(Parallel):
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         if start < stop:
             return x[start:stop]
-        with NumPySemantics():  # in which a part may be empty
+        with NumPySemantics():  # in which a shard may be empty
             return x[start:stop]
 
     def twin(self, model: Any) -> Any:
@@ -59,7 +59,7 @@ class MXNetParallel(Parallel):
             if isinstance(block, mx.gluon.nn.BatchNorm):
                 raise statistics_refusal(
                     wanted,
-                    f"{block.name} uses the statistics of each part. The SyncBatchNorm of MXNet "
+                    f"{block.name} uses the statistics of each shard. The SyncBatchNorm of MXNet "
                     "1.9.1 cannot compute with arrays of mx.np",
                     "batch_norm='local'",
                 )

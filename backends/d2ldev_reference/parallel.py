@@ -1,4 +1,4 @@
-"""Several devices or processes: add up the gradients of the parts of a batch."""
+"""Several devices or processes: add up the gradients of the shards of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from d2ldev.framework import (
     NO_LABEL,
-    BatchPart,
+    BatchShard,
     Device,
     Framework,
     Learner,
@@ -20,7 +20,7 @@ from d2ldev.framework import (
     Tensors,
     Weighted,
     may_leave_out,
-    parts_to_train_on,
+    shard_batch,
     to,
     unwrap_broadcasts,
 )
@@ -63,13 +63,13 @@ class ReferenceParallelLearner(ReferenceLearner):
     ) -> tuple[Tensor, Tensor, Layers]:
         first = self._devices[0]
         found = []
-        parts = parts_to_train_on(self._framework, model, self.settings, (inputs, y), self._devices)
-        for device, share, part in zip(
-            self._devices, self._compute_shares(y, parts), parts, strict=True
+        shards = shard_batch(self._framework, model, self.settings, (inputs, y), self._devices)
+        for device, share, shard in zip(
+            self._devices, self._compute_shares(y, shards), shards, strict=True
         ):
-            if part.number:
+            if shard.number:
                 there = to(self._framework, model, device)
-                results = super()._differentiate(there, *part.operands)
+                results = super()._differentiate(there, *shard.operands)
                 loss, prediction, gradients = to(self._framework, results, first)
                 scaled = each_of(lambda x, share=share: x * share, gradients)
                 found.append((loss * share, prediction, scaled))
@@ -79,13 +79,13 @@ class ReferenceParallelLearner(ReferenceLearner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
-    def _compute_shares(self, y: Any, parts: list[BatchPart]) -> list[float]:
-        """Return the share of each part in the loss of the batch."""
+    def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[float]:
+        """Return the share of each shard in the loss of the batch."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
-            return [part.share for part in parts]
+            return [shard.share for shard in shards]
         total = self._sum_weights(y, leaves_out) or 1.0  # the loss is 0 if all weights are 0
-        return [self._sum_weights(part.operands[1], leaves_out) / total for part in parts]
+        return [self._sum_weights(shard.operands[1], leaves_out) / total for shard in shards]
 
     def _sum_weights(self, y: Any, leaves_out: bool) -> float:
         """Return the sum of the targets' weights; a label that does not count has none."""
@@ -116,8 +116,8 @@ class ReferenceGroupLearner(ReferenceLearner):
         assert self.portion is not None
         share = self.portion.share
         loss, prediction, gradients = super()._differentiate(model, inputs, y)
-        parts = each_of(lambda x: self._text(x * share), gradients)
-        return loss, prediction, _sums(gradients, self._group.gather("the gradients", parts))
+        texts = each_of(lambda x: self._text(x * share), gradients)
+        return loss, prediction, _sums(gradients, self._group.gather("the gradients", texts))
 
     def _text(self, x: Tensor) -> str:
         return self._tensors.to_numpy(x).astype("<f4").tobytes().hex()

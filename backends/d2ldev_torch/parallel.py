@@ -43,7 +43,7 @@ _OF_GPUS = ("nccl", "xccl")
 _STATISTICS = {
     "global": ("all processes", "torch.nn.BatchNorm2d"),
     "local": (
-        "each process's part",
+        "each process's shard",
         "net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net), for GPUs",
     ),
 }

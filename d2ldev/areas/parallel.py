@@ -40,7 +40,7 @@ class Parallel:
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return a tensor's examples from ``start`` up to ``stop``, on its device; maybe a view.
 
-        Called for each part of a batch.
+        Called for each shard of a batch.
 
         Args:
             x: of shape ``(n, ...)``.
@@ -79,10 +79,10 @@ class Parallel:
         """
 
     def least_examples(self, model: Any) -> int:
-        """Return how many examples a part of a batch has at least, so that the model learns.
+        """Return how many examples a shard of a batch has at least, so that the model learns.
 
-        2 for a model with batch normalizations of a part: of one example there is no variance.
-        Called where parts would have fewer.
+        2 for a model with batch normalizations of a shard: of one example there is no variance.
+        Called where shards would have fewer.
         """
         return 1
 
@@ -91,7 +91,7 @@ class Parallel:
 
         Args:
             model: on the first of the devices, where ``sync`` leaves it. With ``settings.shard`` it
-                is on the CPU, and each device gets a part of it.
+                is on the CPU, and each device gets a shard of it.
             settings: of the training.
             devices: two or more different ones.
 
@@ -154,12 +154,12 @@ class Parallel:
 
         Args:
             model: on this process's device, where ``sync`` leaves it. With ``settings.shard`` it is
-                on the CPU, and the device of the batches gets a part of it.
+                on the CPU, and the device of the batches gets a shard of it.
             settings: of the training.
             group: the processes; ``join`` has started their engine.
 
         Returns:
-            A learner for this process's part of a batch: inputs, targets, losses and predictions.
+            A learner for this process's shard of a batch: inputs, targets, losses and predictions.
             The loss of a step may be that of the whole batch, in all processes. ``portion`` is set
             before each ``step``. A step uses the gradients of the mean over the whole batch,
             clipped by their global norm. So all processes have the same parameters after it.
@@ -216,7 +216,7 @@ def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
     except (D2LDevError, MemoryError):
         raise
     except Exception as error:  # whatever a class's own methods raise
-        name = first_failure(model, lambda part: copy.deepcopy(part, {**memo}))
+        name = first_failure(model, lambda each: copy.deepcopy(each, {**memo}))
         raise twin_refusal(
             model,
             f"copy.deepcopy fails at {name or 'the model itself'}: {text_of(error)}",
@@ -225,32 +225,32 @@ def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
 
 
 def first_failure(x: Any, attempt: Callable[[Any], object]) -> str:
-    """Return the dotted name of the innermost part of an object at which a function fails.
+    """Return the dotted name of the innermost value of an object at which a function fails.
 
     Args:
         x: an object at which it fails.
         attempt: the function, such as ``copy.deepcopy``.
 
     Returns:
-        Names of attributes, keys and indices; empty if it fails at ``x`` and none of its parts.
+        Names of attributes, keys and indices; empty if it fails at ``x`` and at nothing inside.
     """
     return _first_failure(x, attempt, {id(x)})
 
 
 def _first_failure(x: Any, attempt: Callable[[Any], object], seen: set[int]) -> str:
-    for label, part in _parts_of(x):
-        if id(part) in seen:
+    for label, value in _members_of(x):
+        if id(value) in seen:
             continue
-        seen.add(id(part))
+        seen.add(id(value))
         try:
-            attempt(part)
+            attempt(value)
         except Exception:
-            name = _first_failure(part, attempt, seen)
+            name = _first_failure(value, attempt, seen)
             return join_path(str(label), name) if name else str(label)
     return ""
 
 
-def _parts_of(x: Any) -> Iterable[tuple[Any, Any]]:
+def _members_of(x: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(x, (list, tuple)):
         return enumerate(x)
     return list((x if isinstance(x, dict) else getattr(x, "__dict__", {})).items())

@@ -90,7 +90,7 @@ from d2ldev.operations.keras import is_refused, keras_elsewhere
 from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
-from d2ldev.operations.parallel import BatchPart, PartSampler, parts_to_train_on, shard_copy
+from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
 from d2ldev.operations.programs import Programs
 from d2ldev.operations.steps import (
@@ -129,7 +129,7 @@ __all__ = [
     "UNKNOWN_MEMORY",
     "WEIGHT_DECAY",
     "BackendNotInstalledError",
-    "BatchPart",
+    "BatchShard",
     "Broadcast",
     "CheckpointError",
     "Container",
@@ -165,7 +165,6 @@ __all__ = [
     "Operand",
     "OutOfDeviceMemoryError",
     "Parallel",
-    "PartSampler",
     "Portion",
     "Programs",
     "Put",
@@ -173,6 +172,7 @@ __all__ = [
     "Scopes",
     "Settings",
     "Shape",
+    "ShardSampler",
     "Sharded",
     "Strict",
     "Tensor",
@@ -218,11 +218,11 @@ __all__ = [
     "operands_of",
     "optimizer_refusal",
     "own_loss",
-    "parts_to_train_on",
     "place",
     "quote",
     "replace",
     "same",
+    "shard_batch",
     "shard_copy",
     "shard_refusal",
     "state_refusal",

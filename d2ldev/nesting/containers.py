@@ -30,8 +30,8 @@ class Container(NamedTuple):
         holds: the kind of its children. ``'fields'`` is for a dict or a dataclass, ``'items'`` for
             a list or a set. ``'pieces'`` is for one value that nobody splits, such as a sparse
             array.
-        part: ``(old, start, stop) -> new``: a container like ``old`` with the items from ``start``
-            up to ``stop``. None without items, or without an order.
+        slice_items: ``(old, start, stop) -> new``: a container like ``old`` with the items from
+            ``start`` up to ``stop``. None without items, or without an order.
         saved: how files walk it, with all values that create it again, such as the shape of a
             sparse array. None if the children are enough.
     """
@@ -41,7 +41,7 @@ class Container(NamedTuple):
     rebuild: Callable[[Any, list[Any]], Any]
     items: Container | None = None
     holds: str = "fields"
-    part: Callable[[Any, int, int], Any] | None = None
+    slice_items: Callable[[Any, int, int], Any] | None = None
     saved: Container | None = None
 
     @property
@@ -51,7 +51,7 @@ class Container(NamedTuple):
 
 
 class Broadcast(Generic[T]):
-    """Mark a value in a batch as the same for all parts: ``split`` and ``Trainer`` do not split it.
+    """Mark a value in a batch as the same for all shards: nothing splits it.
 
     The model, the loss and the metrics get the value itself, on one device as on several.
 
@@ -83,9 +83,9 @@ def _slice(x: Any, start: int, stop: int) -> Any:
 # Most of every batch, and so as cheap as can be.
 DICT = Container(dict.values, iter, lambda old, new: dict(zip(old, new, strict=True)))
 """How a dict is walked."""
-LIST = Container(iter, _indices, lambda _, new: new, holds="items", part=_slice)
+LIST = Container(iter, _indices, lambda _, new: new, holds="items", slice_items=_slice)
 """How a list is walked."""
-TUPLE = Container(iter, _indices, lambda _, new: tuple(new), holds="items", part=_slice)
+TUPLE = Container(iter, _indices, lambda _, new: tuple(new), holds="items", slice_items=_slice)
 """How a tuple is walked."""
 BROADCAST = Container(
     lambda mark: (mark.value,), lambda _: ("value",), lambda _, new: Broadcast(*new)
@@ -110,10 +110,12 @@ def container_of(cls: type) -> Container | None:
             return Container(iter, lambda x: x._fields, rebuild)
         if hasattr(cls, "n_sequence_fields"):  # a structure of C's
             return Container(iter, _indices, rebuild)
-        part = lambda x, a, b: rebuild(x, list(x)[a:b])  # noqa: E731
-        return Container(iter, _indices, rebuild, holds="items", part=part)
+        slice_range = lambda x, a, b: rebuild(x, list(x)[a:b])  # noqa: E731
+        return Container(iter, _indices, rebuild, holds="items", slice_items=slice_range)
     if issubclass(cls, MutableSequence):
-        return Container(iter, _indices, _sequence_rebuild, holds="items", part=_sequence_part)
+        return Container(
+            iter, _indices, _sequence_rebuild, holds="items", slice_items=_slice_sequence
+        )
     if issubclass(cls, AbstractSet):
         return Container(iter, _indices, _set_rebuild, holds="items")
     if is_dataclass(cls):
@@ -167,14 +169,19 @@ def with_attributes(cls: type, items: Container, has_tensors: Callable[[Any], bo
         vars(made).update(zip(found, new[len(new) - len(found) :], strict=True))
         return made
 
-    def part(x: Any, start: int, stop: int) -> Any:
+    def slice_items(x: Any, start: int, stop: int) -> Any:
         if found := beside(x):
             raise TypeError(f"its attributes have tensors, which are not items: {', '.join(found)}")
-        assert items.part is not None
-        return items.part(x, start, stop)
+        assert items.slice_items is not None
+        return items.slice_items(x, start, stop)
 
     return Container(
-        children, labels, rebuild, items, items.holds, None if items.part is None else part
+        children,
+        labels,
+        rebuild,
+        items,
+        items.holds,
+        None if items.slice_items is None else slice_items,
     )
 
 
@@ -216,7 +223,7 @@ def _sequence_rebuild(old: Any, new: list[Any]) -> Any:
     return _rewritten(old, range(len(new)), list(old), new)
 
 
-def _sequence_part(old: Any, start: int, stop: int) -> Any:
+def _slice_sequence(old: Any, start: int, stop: int) -> Any:
     made, length = _shallow_copy(old), len(old)
     # One by one: a deque takes no slices.
     for _ in range(length - stop):

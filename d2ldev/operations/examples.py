@@ -4,7 +4,7 @@ One rule for ``Backend.split``, for the ``Trainer`` on several GPUs and in sever
 for every framework. A batch has n examples.
 
 - A tensor or a NumPy array of shape ``(n, ...)`` is split, also one of text. A tensor without an
-  axis, and a plain value (None, a number, str, bytes), is the same for all parts.
+  axis, and a plain value (None, a number, str, bytes), is the same for all shards.
 - The batch itself, dicts, namedtuples, dataclasses and registered containers have *fields*. Each
   field is split by this rule.
 - A list, a tuple or another sequence has fields, too, if a tensor among its items has n examples,
@@ -15,7 +15,7 @@ for every framework. A batch has n examples.
   where another sequence of the batch has examples; else a tuple has fields.
 - Where all tensors are in sequences, n is what makes everything fit. If it is not the only such
   number, lists are refused, and tuples have fields.
-- ``Broadcast(value)`` is the same for all parts.
+- ``Broadcast(value)`` is the same for all shards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from d2ldev.nesting.kinds import TENSOR, Kind, Kinds
 from d2ldev.nesting.walk import container_refusal, flatten
 from d2ldev.operations import creation, moving
 
-_FIX = "d2ldev.Broadcast(value) for what is the same for all parts"
+_FIX = "d2ldev.Broadcast(value) for what is the same for all shards"
 
 
 class Whole:
@@ -85,15 +85,15 @@ class Whole:
         """The last of its tensors; None if it has none."""
         return self._tensors[-1] if self._tensors else None
 
-    def part(
+    def shard(
         self, number: int, size: int, *, is_filled: bool, model: Any = None
     ) -> tuple[Any, int]:
-        """Return one of so many parts, of which the first ones may have one example more.
+        """Return one of so many shards, of which the first ones may have one example more.
 
         Args:
             number: which one, from 0.
             size: how many there are.
-            is_filled: whether a part without examples has the first ones of the batch, as many as
+            is_filled: whether a shard without examples has the first ones of the batch, as many as
                 the model needs.
             model: what is trained on it; see ``Parallel.least_examples``.
 
@@ -182,7 +182,7 @@ class Whole:
     def _has_items(self, x: Any, n: int) -> bool:
         """Tell whether a sequence has an item for each of n examples."""
         kind = self._kinds[type(x)]
-        return len(x) == n and (isinstance(kind, Kind) or kind.part is not None)
+        return len(x) == n and (isinstance(kind, Kind) or kind.slice_items is not None)
 
     def _tensors_in(self, x: Any, n: int) -> int | None:
         """Return how many tensors of n examples are among the fields in x; None if one misfits."""
@@ -235,7 +235,7 @@ class Whole:
             return type(x), *sorted({*map(self._form, kind.children(x))}, key=repr)
         return type(x), *kind.labels(x), *map(self._form, kind.children(x))
 
-    # -- parts ------------------------------------------------------------------------------------
+    # -- shards ------------------------------------------------------------------------------------
 
     def _examples(self, start: int, stop: int) -> Any:
         """Return the examples of the batch from ``start`` up to ``stop``."""
@@ -279,8 +279,8 @@ class Whole:
         if isinstance(kind, Kind):
             return self._rows(x, start, stop)
         try:
-            if kind.part is not None and not is_top and not self._has_fields(x):
-                return kind.part(x, start, stop) if len(x) else x
+            if kind.slice_items is not None and not is_top and not self._has_fields(x):
+                return kind.slice_items(x, start, stop) if len(x) else x
             old = list(kind.children(x))
             new = [self._cut(child, start, stop, made, is_top=False) for child in old]
             return kind.rebuild(x, new) if any(map(is_not, new, old)) else x

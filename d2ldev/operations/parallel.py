@@ -22,17 +22,17 @@ from d2ldev.operations.examples import Whole
 
 
 def split(framework: Framework, batch: Any, devices: Sequence[Device]) -> list[Any]:
-    """Return a part of a batch for each device, on it; see ``Backend.split``."""
-    return [part.operands for part in _parts(framework, batch, devices)]
+    """Return a shard of a batch for each device, on it; see ``Backend.split``."""
+    return [shard.operands for shard in _split_batch(framework, batch, devices)]
 
 
-class BatchPart(NamedTuple):
+class BatchShard(NamedTuple):
     """What a device has of a batch.
 
     Args:
         operands: the nesting, on the device.
         number: how many examples of the batch are in it.
-        share: their part of the batch, from 0 to 1.
+        share: their share of the batch, from 0 to 1.
     """
 
     operands: Any
@@ -40,7 +40,7 @@ class BatchPart(NamedTuple):
     share: float
 
 
-def parts_to_train_on(
+def shard_batch(
     framework: Framework,
     model: Any,
     settings: Settings,
@@ -48,16 +48,16 @@ def parts_to_train_on(
     devices: Sequence[Device],
     *,
     is_filled: bool = False,
-) -> list[BatchPart]:
-    """Return a part of a batch for each device, with its share in the mean over the batch.
+) -> list[BatchShard]:
+    """Return a shard of a batch for each device, with its share in the mean over the batch.
 
     Args:
         framework: whose batch it is.
         model: what is trained.
         settings: of the training.
-        operands: the inputs and the target, as ``Learner.step`` has them; so are those of a part.
+        operands: the inputs and the target, as ``Learner.step`` has them; so are those of a shard.
         devices: they exist.
-        is_filled: whether a part without examples has the first ones of the batch, so that a model
+        is_filled: whether a shard without examples has the first ones of the batch, so that a model
             can compute with it.
 
     Raises:
@@ -67,14 +67,14 @@ def parts_to_train_on(
     is_batch = settings.methods is not None
     # The inputs are not a sequence of examples, whatever their number.
     fields = inputs[0] if is_batch else {"inputs": dict(enumerate(inputs)), "y": y}
-    parts = _parts(framework, fields, devices, model, is_filled=is_filled)
-    if not parts[0].number:
+    shards = _split_batch(framework, fields, devices, model, is_filled=is_filled)
+    if not shards[0].number:
         raise empty_batch_refusal()
     if is_batch:
-        return [part._replace(operands=((part.operands,), None)) for part in parts]
+        return [shard._replace(operands=((shard.operands,), None)) for shard in shards]
     return [
-        part._replace(operands=(tuple(part.operands["inputs"].values()), part.operands["y"]))
-        for part in parts
+        shard._replace(operands=(tuple(shard.operands["inputs"].values()), shard.operands["y"]))
+        for shard in shards
     ]
 
 
@@ -85,27 +85,27 @@ def empty_batch_refusal() -> UnsupportedValueError:
     )
 
 
-def _parts(
+def _split_batch(
     framework: Framework,
     batch: Any,
     devices: Sequence[Device],
     model: Any = None,
     *,
     is_filled: bool = False,
-) -> list[BatchPart]:
+) -> list[BatchShard]:
     whole = Whole(framework, batch, f"split a batch over {len(devices)} devices")
-    parts = []
+    shards = []
     for number, device in enumerate(devices):
-        operands, count = whole.part(number, len(devices), is_filled=is_filled, model=model)
+        operands, count = whole.shard(number, len(devices), is_filled=is_filled, model=model)
         share = count / whole.length if whole.length else 0.0
         there = moving.to(framework, operands, device)
         if whole.has_marks:
             there = unwrap_broadcasts(there, framework.state.kinds)
-        parts.append(BatchPart(there, count, share))
-    return parts
+        shards.append(BatchShard(there, count, share))
+    return shards
 
 
-class PartSampler:
+class ShardSampler:
     """The numbers of one process's examples of each batch, for a loader that chooses by number.
 
     Args:
@@ -145,7 +145,7 @@ class ShardedLoader:
     ends them.
     """
 
-    _parts: PartSampler
+    _sampler: ShardSampler
     _whole: Any
 
     def __init_subclass__(cls) -> None:
@@ -153,25 +153,25 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():  # type: ignore[misc]
-            yield Sharded(batch, *self._parts.counts.popleft())
+            yield Sharded(batch, *self._sampler.counts.popleft())
 
     def __del__(self) -> None:
         """Leave out that of the other loader, which needs what both share."""
 
 
-def shard_copy(loader: Any, known: type, parts: PartSampler, **attributes: Any) -> Any:
-    """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
+def shard_copy(loader: Any, known: type, sampler: ShardSampler, **attributes: Any) -> Any:
+    """Return a loader that reads one process's shard of each batch, and yields ``Sharded``.
 
     It has the class of the other loader, with all that a user has added, and its attributes.
 
     Args:
         loader: of a framework's class or of one that is derived from it.
         known: the framework's class.
-        parts: the numbers that it is to read.
-        attributes: those that are other than the loader's, such as where it has ``parts``.
+        sampler: the numbers that it is to read.
+        attributes: those that are other than the loader's, such as where it has ``sampler``.
 
     Raises:
-        UnsupportedValueError: for a loader that is a part already, and for a class with an
+        UnsupportedValueError: for a loader that reads a shard already, and for a class with an
             ``__iter__`` of its own, because nobody knows which of the batches that were chosen it
             yields.
     """
@@ -179,7 +179,7 @@ def shard_copy(loader: Any, known: type, parts: PartSampler, **attributes: Any) 
     if isinstance(loader, ShardedLoader):
         raise UnsupportedValueError(
             f"shard {describe(loader)}",
-            "it reads the part of this process already",
+            "it reads a shard already",
             "trainer.fit(net, data), with this loader as it is",
         )
     if own.__iter__ is not known.__iter__:  # type: ignore[attr-defined]
@@ -193,7 +193,7 @@ def shard_copy(loader: Any, known: type, parts: PartSampler, **attributes: Any) 
     state: Any = object.__getstate__(loader)
     plain, slots = state if isinstance(state, tuple) else (state, {})
     # Not by ``setattr``: the framework's class and the user's may refuse that after ``__init__``.
-    vars(other).update({**plain, **attributes}, _parts=parts, _whole=loader)
+    vars(other).update({**plain, **attributes}, _sampler=sampler, _whole=loader)
     for name, value in slots.items():
         object.__setattr__(other, name, value)
     return other

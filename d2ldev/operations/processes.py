@@ -1,4 +1,4 @@
-"""Several processes: where each of them trains, and on which part of a batch.
+"""Several processes: where each of them trains, and on which shard of a batch.
 
 Source: D2L, section 13.6.
 """
@@ -98,7 +98,7 @@ class Portions:
     Args:
         framework: whose tensors are in the batches.
         group: the processes.
-        model: what is trained on the parts; None if it is only evaluated.
+        model: what is trained on the shards; None if it is only evaluated.
     """
 
     def __init__(self, framework: Framework, group: Group, model: Any = None) -> None:
@@ -107,7 +107,7 @@ class Portions:
         self._shapes = ""
 
     def select(self, batch: Any) -> Any:
-        """Return this process's part of a batch, on the host.
+        """Return this process's shard of a batch, on the host.
 
         Raises:
             UnsupportedValueError: if the batch has no examples, or cannot be split.
@@ -128,7 +128,7 @@ class Portions:
             raise empty_batch_refusal()
         if whole.has_sequences:
             self._require_sequences(attempted)
-        operands, number = whole.part(
+        operands, number = whole.shard(
             self._group.rank, self._group.size, is_filled=True, model=self._model
         )
         weighted = _share_of_weights(self._framework, batch, operands if number else None)
@@ -138,11 +138,11 @@ class Portions:
         return operands
 
     def next(self, label: str, y: Any, labels: Labels | None) -> Portion:
-        """Return what of its batch the next part is, and compare the batch with the others'.
+        """Return what of its batch the next shard is, and compare the batch with the others'.
 
         Args:
             label: of the batch, for a message.
-            y: the target of the part.
+            y: the target of the shard.
             labels: what the host has seen of those of the whole batch; of a sharded one, of those
                 that this process has read.
 
@@ -185,7 +185,7 @@ class Portions:
         return portion.number / portion.length if share is None else share
 
     def _check_number(self, portion: Portion) -> None:
-        """Refuse a part with fewer examples than the model needs, which the loader has chosen."""
+        """Refuse a shard with fewer examples than the model needs, which the loader has chosen."""
         number, length, _ = portion
         if self._model is None or length >= 2 * self._group.size:
             return
@@ -198,17 +198,17 @@ class Portions:
         ):
             raise UnsupportedValueError(
                 f"train on {number} of the {length} examples of a batch",
-                "batch normalizations of a process's part need 2 examples in each part",
+                "batch normalizations of a process's shard need 2 examples in each shard",
                 "drop_last=True in the loader; or trainer.fit(net, data) without "
                 "trainer.shard_data, where fewer processes share such a batch",
             )
 
     def _require_sequences(self, attempted: str) -> None:
-        fix = "a NumPy array of them, or d2ldev.Broadcast(value) for what all parts have"
+        fix = "a NumPy array of them, or d2ldev.Broadcast(value) for what all shards have"
         require(self._framework, "split sequences over processes", attempted, fix)
 
     def _check_sharded(self, batch: Sharded) -> None:
-        attempted = "train on a part of a batch"
+        attempted = "train on a shard of a batch"
         if Whole(self._framework, batch.operands, attempted).has_sequences:
             self._require_sequences(attempted)
 
@@ -231,13 +231,13 @@ class _Taken(NamedTuple):
     is_sharded: bool = False
 
 
-def _share_of_weights(framework: Framework, batch: Any, part: Any) -> float | None:
-    """Return what share the weights of a part have; None if the batch has none, or they are 0."""
+def _share_of_weights(framework: Framework, batch: Any, shard: Any) -> float | None:
+    """Return what share the weights of a shard have; None if the batch has none, or they are 0."""
     if not isinstance(batch, Mapping) or "sample_weight" not in batch:
         return None
     total = _sum(framework, batch["sample_weight"])
-    own = 0.0 if part is None else _sum(framework, part["sample_weight"])
-    return own / total if total else None  # the losses of all parts are 0 then
+    own = 0.0 if shard is None else _sum(framework, shard["sample_weight"])
+    return own / total if total else None  # the losses of all shards are 0 then
 
 
 def _sum(framework: Framework, weights: Any) -> float:

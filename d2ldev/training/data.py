@@ -84,7 +84,7 @@ class ArrayLoader:
         self._seed = drawn if seed is None else _seed(seed)
         self._rank, self._size = 0, 1
         # How many epochs were begun. The current one counts, so that a run that goes on after it,
-        # or after a part of it, goes on with the next.
+        # or within it, goes on with the next.
         self._epoch = 0
 
     def __repr__(self) -> str:
@@ -93,8 +93,8 @@ class ArrayLoader:
         options = f"batch_size={self._batch_size}, shuffle={self._shuffle}"
         options += f", seed={self._seed}" if self._shuffle else ""
         options += ", drop_last=True" if self._drop_last else ""
-        part = f", part {self._rank} of {self._size}" if self._size > 1 else ""
-        return f"ArrayLoader({arrays} of {examples} examples, {options}{part})"
+        shard = f", shard {self._rank} of {self._size}" if self._size > 1 else ""
+        return f"ArrayLoader({arrays} of {examples} examples, {options}{shard})"
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -112,8 +112,8 @@ class ArrayLoader:
             length = min(self._batch_size, len(self._columns[0].values) - begin)
             start, stop = bounds(length, self._rank, self._size)
             # A process without examples computes with the first one.
-            part = slice(begin + start, begin + stop) if stop > start else slice(begin, begin + 1)
-            chosen = part if order is None else order[part]
+            rows = slice(begin + start, begin + stop) if stop > start else slice(begin, begin + 1)
+            chosen = rows if order is None else order[rows]
             batch: Any = tuple(column.batch(chosen) for column in self._columns)
             if self._size > 1:
                 whole = range(begin, begin + length) if order is None else order[begin:][:length]
@@ -121,7 +121,7 @@ class ArrayLoader:
             yield batch
 
     def shard(self, rank: int, size: int) -> ArrayLoader:
-        """Return a loader that reads one process's part of each batch; see ``Trainer.shard``.
+        """Return a loader that reads one process's shard of each batch; see ``Trainer.shard``.
 
         Args:
             rank, size: the number of the process, from 0, and how many there are.
@@ -186,10 +186,10 @@ class _Column(NamedTuple):
     dtype: str | None
 
     def batch(self, chosen: slice | NDArray[np.intp]) -> Any:
-        part = self.values[chosen]
+        rows = self.values[chosen]
         if self.backend is None:
-            return part
-        return self.backend.asarray(part, dtype=self.dtype, device=CPU)
+            return rows
+        return self.backend.asarray(rows, dtype=self.dtype, device=CPU)
 
 
 def _column(array: Array, number: int) -> _Column:
@@ -299,17 +299,17 @@ def inputs_and_target(
         values, weights = _weights_apart(batch, names)
         target = values.pop("y") if "y" in values else (values.popitem()[1] if values else None)
         target = target if weights is None else Weighted(target, weights)
-        parts = (*_by_name(values, names, takes_mapping), target)
+        fields = (*_by_name(values, names, takes_mapping), target)
     else:
-        parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-    if len(parts) < 2:
+        fields = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
+    if len(fields) < 2:
         raise UnsupportedValueError(
             f"train on a batch, {describe(batch)}",
             "a batch has inputs and a target",
             "yield (X, y) from the data, or override Trainer.prepare_batch",
         )
     fix = "yield (X, y) from data, or {'x': X, 'y': y}"
-    return _not_too_many(parts[:-1], names, "a batch has one target beside them", fix), parts[-1]
+    return _not_too_many(fields[:-1], names, "a batch has one target beside them", fix), fields[-1]
 
 
 def inputs_alone(
@@ -414,13 +414,13 @@ def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
     Raises:
         UnsupportedValueError: if it has none.
     """
-    parts = [("sample_weight", y.weights)] if isinstance(y, Weighted) else []
+    tensors = [("sample_weight", y.weights)] if isinstance(y, Weighted) else []
     if isinstance(loss, str):
-        parts.append(("y", drop_weights(y)))
-    for name, part in parts:
-        if kinds[type(part)] is not TENSOR and not hasattr(part, "shape"):
+        tensors.append(("y", drop_weights(y)))
+    for name, x in tensors:
+        if kinds[type(x)] is not TENSOR and not hasattr(x, "shape"):
             raise UnsupportedValueError(
-                f"train on a batch whose {name} is {describe(part)}",
+                f"train on a batch whose {name} is {describe(x)}",
                 "it is no array of numbers",
                 f"yield {name} as a NumPy array or a tensor, or give a loss of your own",
             )

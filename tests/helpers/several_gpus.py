@@ -46,13 +46,13 @@ def trained(backend, make, data, num_gpus, fits=1, **options):
         fits: how often.
         options: of ``fit``; ``optimizer`` may be a function of the model; ``precision``,
             ``accumulate_grad_batches``, ``gradient_clip_val`` and ``shard`` are the trainer's;
-            ``reads_part`` is whether a process of a launch reads its part of the data only.
+            ``reads_shard`` is whether a process of a launch reads its part of the data only.
     """
     names = ("precision", "accumulate_grad_batches", "gradient_clip_val", "shard")
     of_trainer = {name: options.pop(name) for name in names if name in options}
-    reads_part = options.pop("reads_part", False)
+    reads_shard = options.pop("reads_shard", False)
     trainer = Trainer(2, num_gpus, backend=backend, **of_trainer)
-    if reads_part:
+    if reads_shard:
         data = trainer.shard_data(data)
     trainer.model = make()
     if callable(options.get("optimizer")):

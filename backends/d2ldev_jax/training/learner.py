@@ -202,7 +202,7 @@ class JaxLearner(Learner):
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
-        return self._places.take_local(loss), self._places.take_part(prediction, self.portion)
+        return self._places.take_local(loss), self._places.take_shard(prediction, self.portion)
 
     def flush(self) -> None:
         if not self.pending:
@@ -218,7 +218,7 @@ class JaxLearner(Learner):
             self._take()
         arrays, batch = self._places.prepare_alone(self._state[0], (inputs, y), self.portion)
         loss, prediction = self._program.evaluate(arrays, *batch)
-        return self._places.take_local(loss), self._places.take_part(prediction, self.portion)
+        return self._places.take_local(loss), self._places.take_shard(prediction, self.portion)
 
     @_name_text
     def predict(self, inputs: tuple[Any, ...]) -> Any:
@@ -272,7 +272,7 @@ class JaxLearner(Learner):
         )
         if self._steps is None or self._steps.structure != steps.structure:
             self._steps = steps
-            self._program = _PROGRAMS.get(steps.parts, _Program)
+            self._program = _PROGRAMS.get(steps.dependencies, _Program)
             self._program.users.add(steps)
         self._is_synced = False
 
@@ -489,7 +489,7 @@ _State = tuple[list[Tensor], list[Tensor], _Scaler | None]
 
 
 class _Program:
-    """The compiled functions of all learners with the same ``_Steps.parts``.
+    """The compiled functions of all learners with the same ``_Steps.dependencies``.
 
     A trace calls any of these learners' steps, once for each shape. The program keeps none alive.
 
@@ -544,7 +544,7 @@ class _Steps:
         return self.model_split, self.optimizer_split, self.split
 
     @property
-    def parts(self) -> Any:
+    def dependencies(self) -> Any:
         """Return all dependencies of the functions."""
         settings = self.settings
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods

@@ -1,7 +1,7 @@
 """The places of a learner's arrays: one device, several devices, or several processes.
 
 A step is always one program for the whole batch. If the arrays are on several devices, XLA splits
-the program, and adds up the gradients of the parts.
+the program, and adds up the gradients of the shards.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OneDevice:
 
         Args:
             batch: the batch, on this process's first device.
-            portion: this process's part of the whole batch, if several processes train.
+            portion: this process's shard of the whole batch, if several processes train.
         """
         return batch
 
@@ -69,7 +69,7 @@ class OneDevice:
         """Return replicated results on this process's first device."""
         return results
 
-    def take_part(self, results: Any, portion: Portion | None) -> Any:
+    def take_shard(self, results: Any, portion: Portion | None) -> Any:
         """Return a prediction for this process's batch, on this process's first device."""
         return self.take_local(results)
 
@@ -102,7 +102,7 @@ class SeveralDevices(OneDevice):
         return jax.device_put(arrays, self._home)
 
     def shard_batch(self, batch: Any, portion: Portion | None) -> Any:
-        """Return a batch with a part of its examples on each device.
+        """Return a batch with a shard of its examples on each device.
 
         JAX splits only evenly. If the batch does not divide evenly, each device has the whole
         batch, and all compute the same.
@@ -125,7 +125,7 @@ class SeveralDevices(OneDevice):
 
 
 class ShardedDevices(SeveralDevices):
-    """Several devices of this process. Each holds a part of the model's arrays."""
+    """Several devices of this process. Each holds a shard of the model's arrays."""
 
     def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
         super().__init__(natives, home)
@@ -151,7 +151,7 @@ def find_sharding(split: NamedSharding, x: Tensor) -> NamedSharding:
 class SeveralProcesses(OneDevice):
     """One device in each of several processes. All processes run the same programs.
 
-    JAX's arrays are spread over all of these devices. Each process reads its own part.
+    JAX's arrays are spread over all of these devices. Each process reads its own shard.
 
     Args:
         group: the processes.
@@ -178,24 +178,24 @@ class SeveralProcesses(OneDevice):
         return jax.tree.unflatten(structure, _make_chooser(self._whole)(own))
 
     def shard_batch(self, batch: Any, portion: Portion | None) -> Any:
-        """Return the whole batch, with this process's part on its device.
+        """Return the whole batch, with this process's shard on its device.
 
         As in ``SeveralDevices``, each device has the whole batch if JAX cannot split it evenly.
         """
         assert portion is not None
         leaves, structure = _flatten_batch(batch)
         marked = {i: x.value for i, x in enumerate(leaves) if type(x) is Broadcast}
-        parts = {i: x for i, x in enumerate(leaves) if i not in marked and jnp.ndim(x)}
+        shards = {i: x for i, x in enumerate(leaves) if i not in marked and jnp.ndim(x)}
         if portion.length % self._size:
             number = -(-portion.length // self._size)
             rows = [
                 self._make_sharded(self._size * number, x)
-                for x in _fill_up(number, list(parts.values()))
+                for x in _fill_up(number, list(shards.values()))
             ]
             found = _join_rows(self._size, portion.length, rows)
         else:
-            found = [self._make_sharded(portion.length, x) for x in parts.values()]
-        wholes = dict(zip(parts, found, strict=True))
+            found = [self._make_sharded(portion.length, x) for x in shards.values()]
+        wholes = dict(zip(shards, found, strict=True))
         for i, value in marked.items():
             wholes[i] = jax.tree.map(self._put_on_all, value)
         others = (wholes.get(i, x) for i, x in enumerate(leaves))
@@ -211,7 +211,7 @@ class SeveralProcesses(OneDevice):
     def take_local(self, results: Any) -> Any:
         return jax.tree.map(self._take_local, results)
 
-    def take_part(self, results: Any, portion: Portion | None) -> Any:
+    def take_shard(self, results: Any, portion: Portion | None) -> Any:
         return jax.tree.map(partial(self._take_own_rows, portion), results)
 
     def _put_on_all(self, x: Any) -> Any:
@@ -245,7 +245,7 @@ class SeveralProcesses(OneDevice):
 
 
 class ShardedProcesses(SeveralProcesses):
-    """One device in each of several processes. Each holds a part of the model's arrays.
+    """One device in each of several processes. Each holds a shard of the model's arrays.
 
     At most one array at a time is whole on a device.
 
@@ -261,7 +261,7 @@ class ShardedProcesses(SeveralProcesses):
         self._home = home
 
     def place_arrays(self, arrays: list[Any]) -> list[Any]:
-        return [self._take_own_part(x, find_sharding(self._split, x)) for x in arrays]
+        return [self._take_own_shard(x, find_sharding(self._split, x)) for x in arrays]
 
     def place_first_arrays(self, arrays: list[Any]) -> list[Any]:
         found = []
@@ -281,10 +281,10 @@ class ShardedProcesses(SeveralProcesses):
         """Return arrays and a batch for all processes: no process has the whole model."""
         return arrays, self.shard_batch(batch, portion)
 
-    def _take_own_part(self, x: Tensor, sharding: NamedSharding) -> Tensor:
+    def _take_own_shard(self, x: Tensor, sharding: NamedSharding) -> Tensor:
         rows = sharding.addressable_devices_indices_map(x.shape)[self._native]
-        part = jax.device_put(x[rows], self._native)
-        return jax.make_array_from_single_device_arrays(x.shape, sharding, [part])
+        shard = jax.device_put(x[rows], self._native)
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard])
 
 
 # JAX compiles a function again for each new function object, so that these are kept by sharding.
@@ -328,21 +328,21 @@ def _make_shardings(natives: tuple[jax.Device, ...]) -> tuple[NamedSharding, Nam
 
 
 @partial(jax.jit, static_argnums=0)
-def _fill_up(number: int, parts: list[Tensor]) -> list[Tensor]:
-    """Return parts of a batch with ``number`` rows each; a part may lack one row."""
-    return [jnp.concatenate([x, x[: number - len(x)]]) for x in parts]
+def _fill_up(number: int, shards: list[Tensor]) -> list[Tensor]:
+    """Return shards of a batch with ``number`` rows each; a shard may lack one row."""
+    return [jnp.concatenate([x, x[: number - len(x)]]) for x in shards]
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _join_rows(size: int, length: int, parts: list[Tensor]) -> list[Tensor]:
+def _join_rows(size: int, length: int, shards: list[Tensor]) -> list[Tensor]:
     """Return tensors of ``length`` rows, without the rows that ``_fill_up`` has added.
 
     Args:
         size: the number of processes.
         length: the number of rows.
-        parts: the tensors, with each process's part on its device.
+        shards: the tensors, with each process's shard on its device.
     """
     number = -(-length // size)
     starts = [bounds(length, rank, size) for rank in range(size)]
     rows = [rank * number + i for rank, (a, b) in enumerate(starts) for i in range(b - a)]
-    return [x[np.array(rows)] for x in parts]
+    return [x[np.array(rows)] for x in shards]

@@ -12,8 +12,8 @@ from d2ldev.framework import (
     Device,
     Framework,
     Learner,
-    PartSampler,
     Settings,
+    ShardSampler,
     Tensor,
     Training,
     describe,
@@ -41,13 +41,13 @@ class MXNetTraining(Training):
         self._framework = framework
 
     def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
-        parts = PartSampler(loader._batch_sampler, rank, size)
-        parts.sampler = _sampler_of(loader._batch_sampler)
+        sampler = ShardSampler(loader._batch_sampler, rank, size)
+        sampler.sampler = _sampler_of(loader._batch_sampler)
         return shard_copy(
             loader,
             mx.gluon.data.DataLoader,
-            parts,
-            _batch_sampler=parts,
+            sampler,
+            _batch_sampler=sampler,
             _iter=None,  # batches that ``auto_reload`` has read ahead
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.framework import (
     NO_LABEL,
-    BatchPart,
+    BatchShard,
     Device,
     Framework,
     Settings,
@@ -20,7 +20,7 @@ from d2ldev.framework import (
     flatten,
     list_needed_tensors,
     may_leave_out,
-    parts_to_train_on,
+    shard_batch,
     unwrap_broadcasts,
 )
 from d2ldev_mxnet.files import check_progress, form_of, progress_of
@@ -68,7 +68,7 @@ class MXNetParallelLearner(MXNetLearner):
         return super().step(inputs, y)
 
     def _join_predictions(self, predictions: list[Any]) -> Any:
-        """Return the prediction for a batch, of those for its parts."""
+        """Return the prediction for a batch, of those for its shards."""
         first, kinds = self._contexts[0], self._framework.state.kinds
         flats = [flatten(each, kinds, "join predictions") for each in predictions]
         columns = zip(*(flat.tensors.values() for flat in flats), strict=True)
@@ -78,26 +78,26 @@ class MXNetParallelLearner(MXNetLearner):
         ]
         return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))
 
-    def _compute_shares(self, y: Any, parts: list[BatchPart]) -> list[Any]:
-        """Return what share of the loss of a batch each part of it has."""
+    def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[Any]:
+        """Return what share of the loss of a batch each shard of it has."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
-            return [part.share for part in parts]
+            return [shard.share for shard in shards]
         total = _sum_weights(y, leaves_out)
         total = total + (total == 0)  # the loss is 0 then
-        sums = [_sum_weights(part.operands[1], leaves_out) for part in parts]
+        sums = [_sum_weights(shard.operands[1], leaves_out) for shard in shards]
         return [each / total.as_in_ctx(each.ctx) for each in sums]
 
     def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        parts = parts_to_train_on(
+        shards = shard_batch(
             self._framework, self._model, self.settings, (inputs, y), self._devices
         )
-        shares = self._compute_shares(y, parts)
+        shares = self._compute_shares(y, shards)
         losses, predictions = [], []
         with mx.autograd.record():
-            for part, share in zip(parts, shares, strict=True):
-                if part.number:
-                    loss, prediction = self._compute_losses(*part.operands, is_step=True)
+            for shard, share in zip(shards, shares, strict=True):
+                if shard.number:
+                    loss, prediction = self._compute_losses(*shard.operands, is_step=True)
                     losses.append(loss * share)
                     predictions.append(prediction)
         mx.autograd.backward(losses)
@@ -190,7 +190,7 @@ class MXNetGroupLearner(MXNetLearner):
         self._keys: list[int] = []
         # Whether each parameter is used here; ``_own_uses`` is the same as an array.
         self._used: list[bool] = []
-        # The share of the last part and the dtype of its loss, for which there is ``_head``.
+        # The share of the last shard and the dtype of its loss, for which there is ``_head``.
         self._share: tuple[float, Any] | None = None
 
     def replace(self, components: dict[str, Any]) -> None:
@@ -295,7 +295,7 @@ class MXNetGroupLearner(MXNetLearner):
         self._own_uses.copyto(self._users)
         self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._small])
         if not all(used):
-            # Another process may use them, for its part of the batch.
+            # Another process may use them, for its shard of the batch.
             for parameter, users in zip(self._trainer._params, self._users.tolist(), strict=True):
                 if users:
                     parameter.list_data()[0]._fresh_grad = True

@@ -1,4 +1,4 @@
-"""Datasets that are sharded between processes: each process gets its part of each batch."""
+"""Datasets that are sharded between processes: each process gets its shard of each batch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _AS_IT_IS = tf.autograph.experimental.do_not_convert
 
 
 class ShardedDataset:
-    """One process's part of each batch of a ``tf.data.Dataset``.
+    """One process's shard of each batch of a ``tf.data.Dataset``.
 
     Each process reads the whole dataset, as with ``AutoShardPolicy.DATA``: only the dataset knows
-    which examples make a batch. ``map`` processes the part alone.
+    which examples make a batch. ``map`` processes the shard alone.
 
     Args:
         dataset: yields batches.
@@ -32,22 +32,22 @@ class ShardedDataset:
         if not specs or not all(are_batches):
             raise shard_refusal(dataset)
 
-        def part_of(length: Any) -> Any:
+        def shard_of(length: Any) -> Any:
             start, stop = bounds(int(length), rank, size)
             # A process without examples computes with the first one.
             return np.array([start, stop, stop - start] if stop > start else [0, 1, 0])
 
         def cut(*batch: Any) -> Any:
-            parts = tf.nest.flatten(batch)
-            length = tf.shape(parts[0])[0]
-            found = tf.numpy_function(part_of, [length], tf.int64, stateful=False)
+            tensors = tf.nest.flatten(batch)
+            length = tf.shape(tensors[0])[0]
+            found = tf.numpy_function(shard_of, [length], tf.int64, stateful=False)
             start, stop, number = tf.unstack(found, num=3)
             with tf.control_dependencies(
-                [tf.debugging.assert_equal(tf.shape(x)[0], length) for x in parts]
+                [tf.debugging.assert_equal(tf.shape(x)[0], length) for x in tensors]
             ):
                 own = tf.nest.map_structure(lambda x: x[start:stop], batch)
             # A dataset that shuffles without a seed yields other batches in each process.
-            content = tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(parts[-1]), 2**62)
+            content = tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(tensors[-1]), 2**62)
             return own, number, length, content
 
         self._dataset = dataset.map(_AS_IT_IS(cut), tf.data.AUTOTUNE)
@@ -55,7 +55,7 @@ class ShardedDataset:
         self._is_tuple = type(dataset.element_spec) is tuple
 
     def map(self, function: Callable[..., Any]) -> ShardedDataset:
-        """Return the dataset with ``function(*batch)`` of each part, as ``tf.data`` calls it.
+        """Return the dataset with ``function(*batch)`` of each shard, as ``tf.data`` calls it.
 
         The function is traced without ``autograph``: use ``tf.cond`` to depend on a tensor's value.
         """

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from d2ldev.framework import (
     NO_LABEL,
-    BatchPart,
+    BatchShard,
     Device,
     Framework,
     Settings,
@@ -23,7 +23,7 @@ from d2ldev.framework import (
     Weighted,
     describe,
     may_leave_out,
-    parts_to_train_on,
+    shard_batch,
     unwrap_broadcasts,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST
@@ -118,32 +118,34 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         super()._get_ready(device)
         for optimizer in all_optimizers(self._optimizer):  # its variables exist only now
             _check_optimizer(optimizer, len(self._devices))
-        self._steps = (self._run_together(self._train, takes_parts=True),) * 2
-        self._accumulations = (self._run_together(self._accumulate, takes_parts=True),) * 2
-        self._apply = self._run_together(self._apply_sums, takes_parts=False)
+        self._steps = (self._run_together(self._train, takes_shards=True),) * 2
+        self._accumulations = (self._run_together(self._accumulate, takes_shards=True),) * 2
+        self._apply = self._run_together(self._apply_sums, takes_shards=False)
         self._mirrored = {}
 
-    def _run_together(self, method: Callable[..., Any], *, takes_parts: bool) -> Callable[..., Any]:
+    def _run_together(
+        self, method: Callable[..., Any], *, takes_shards: bool
+    ) -> Callable[..., Any]:
         """Return a method that runs on all devices at once, each with its own operands.
 
         Args:
             method: a method of this learner.
-            takes_parts: whether the last operand holds one ``(inputs, others)`` for each device.
-                TensorFlow's per-replica values all need the same structure. Parts may have lists of
-                other lengths, and lists of text.
+            takes_shards: whether the last operand holds one ``(inputs, others)`` for each device.
+                TensorFlow's per-replica values all need the same structure. Shards may have lists
+                of other lengths, and lists of text.
         """
 
         def run(*operands: Any) -> Any:
-            if not takes_parts:
+            if not takes_shards:
                 return self._strategy.run(method, operands)
-            *others, parts = operands
+            *others, shards = operands
 
-            def run_part(*others: Any) -> Any:
+            def run_shard(*others: Any) -> Any:
                 context = tf.distribute.get_replica_context()
-                inputs, target = parts[int(tf.get_static_value(context.replica_id_in_sync_group))]
+                inputs, target = shards[int(tf.get_static_value(context.replica_id_in_sync_group))]
                 return method(*others, *inputs, target)
 
-            return self._strategy.run(run_part, tuple(others))
+            return self._strategy.run(run_shard, tuple(others))
 
         traced = tf.function(partial(run), autograph=False)  # a partial, as in ``_trace``
 
@@ -158,12 +160,12 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(unwrap_broadcasts(inputs, self._framework.state.kinds))
-        parts = parts_to_train_on(
+        shards = shard_batch(
             self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )
-        number = sum(part.number for part in parts)
-        pairs = zip(parts, self._compute_shares(y, parts), strict=True)
-        own = [(part.operands[0], (part.operands[1], share)) for part, share in pairs]
+        number = sum(shard.number for shard in shards)
+        pairs = zip(shards, self._compute_shares(y, shards), strict=True)
+        own = [(shard.operands[0], (shard.operands[1], share)) for shard, share in pairs]
         with allow_mixing():
             loss, prediction = super().step((), own)
         with allow_mixing(), tf.device(self._framework.devices.native(self._device)):
@@ -174,16 +176,18 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _join_prediction(self, prediction: Any, number: int) -> Any:
         if prediction is None:
             return None
-        parts = self._strategy.experimental_local_results(prediction)
-        return tf.concat(parts, 0)[:number] if parts[0].shape.rank else parts[0]
+        shards = self._strategy.experimental_local_results(prediction)
+        return tf.concat(shards, 0)[:number] if shards[0].shape.rank else shards[0]
 
-    def _compute_shares(self, y: Any, parts: list[BatchPart]) -> list[Tensor]:
-        """Return each part's share of the loss of a batch; 0 for an empty part."""
-        each = [tf.constant(part.share, tf.float64) for part in parts]
+    def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[Tensor]:
+        """Return each shard's share of the loss of a batch; 0 for an empty shard."""
+        each = [tf.constant(shard.share, tf.float64) for shard in shards]
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
             return each
-        sums = [_sum_weights(part.operands[1], leaves_out) * (part.number > 0) for part in parts]
+        sums = [
+            _sum_weights(shard.operands[1], leaves_out) * (shard.number > 0) for shard in shards
+        ]
         total = tf.add_n(sums)
         # If all weights are 0, the loss is only the layers' own losses.
         pairs = zip(sums, each, strict=True)
@@ -315,10 +319,10 @@ class TensorFlowGroupLearner(TensorFlowLearner):
 
     def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         if self._is_synchronized:  # these layers use the strategy that is in force
-            return self._strategy.run(self._differentiate_part, (batch,))
-        return self._differentiate_part(batch)
+            return self._strategy.run(self._differentiate_shard, (batch,))
+        return self._differentiate_shard(batch)
 
-    def _differentiate_part(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+    def _differentiate_shard(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, (y, share) = batch
         with self._enter_device():
             return self._compute_gradients(inputs, y, share)

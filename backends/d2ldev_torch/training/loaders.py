@@ -1,4 +1,4 @@
-"""Loaders that read one process's part of each batch."""
+"""Loaders that read one process's shard of each batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from d2ldev.framework import PartSampler, shard_copy, shard_refusal
+from d2ldev.framework import ShardSampler, shard_copy, shard_refusal
 
 
 def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[Any]:
@@ -23,9 +23,9 @@ def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[An
         raise shard_refusal(loader)
     if loader.num_workers and not loader.in_order:
         raise shard_refusal(loader, "with in_order=False its batches come in any order")
-    parts = PartSampler(loader.batch_sampler, rank, size)
+    sampler = ShardSampler(loader.batch_sampler, rank, size)
     # The workers of the other loader may persist.
     other: DataLoader[Any] = shard_copy(
-        loader, DataLoader, parts, batch_sampler=parts, _iterator=None
+        loader, DataLoader, sampler, batch_sampler=sampler, _iterator=None
     )
     return other

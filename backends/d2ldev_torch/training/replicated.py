@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class TorchGroupLearner(TorchLearner):
-    """A module that several processes train, each on a part of every batch.
+    """A module that several processes train, each on a shard of every batch.
 
-    Buffers, for example running means, are computed from rank 0's part. After each step all
+    Buffers, for example running means, are computed from rank 0's shard. After each step all
     processes have them.
     """
 
@@ -46,10 +46,10 @@ class TorchGroupLearner(TorchLearner):
         if self._shared is None or self._shared.is_outdated():
             assert self._optimizer is not None
             # A user's optimizer may also train parameters outside of the model, for example a loss.
-            part = _Part(self._model, list_trained(self._optimizer), self._compute)
+            module = _LossOfShard(self._model, list_trained(self._optimizer), self._compute)
             # In float16, gradients are scaled after the reduction. During it they are as large as
             # in one process.
-            self._shared = _Shared(part, 1 if self._scaler is None else self._size)
+            self._shared = _Shared(module, 1 if self._scaler is None else self._size)
         found = super().step(inputs, y)
         broadcast_buffers(self._shared.buffered)
         return found
@@ -68,7 +68,7 @@ class TorchGroupLearner(TorchLearner):
             shared.zero_grad()
         # With ``accumulate_grad_batches`` the gradients stay in this process until ``flush``.
         is_reduced = self.settings.accumulate_grad_batches == 1
-        loss, prediction = (shared.reducing if is_reduced else shared.part)(inputs, y)
+        loss, prediction = (shared.reducing if is_reduced else shared.module)(inputs, y)
         # DDP computes the mean of the processes' gradients, and the step needs the sum.
         self._backward(loss * (portion.share * (self._size / shared.factor)))
         if is_reduced:
@@ -92,28 +92,28 @@ class _Shared:
     """A model whose gradients are reduced by DDP.
 
     Args:
-        part: a module that returns the loss of a part of a batch, and has the model's parameters.
+        module: returns the loss of a shard of a batch, and has the model's parameters.
         factor: multiplies the reduced gradients.
 
     Attributes:
-        part: the module without DDP.
+        module: the module without DDP.
         reducing: the module in DDP.
         trained: the parameters that are not frozen.
         buffered: the modules that have buffers.
     """
 
-    def __init__(self, part: _Part, factor: int) -> None:
-        parameters = list(part.parameters())
+    def __init__(self, module: _LossOfShard, factor: int) -> None:
+        parameters = list(module.parameters())
         self._were_trained = [(x, x.requires_grad) for x in parameters]
         self.trained = [x for x in parameters if x.requires_grad]
-        self.buffered = [module for module in part.modules() if module._buffers]
+        self.buffered = [each for each in module.modules() if each._buffers]
         # The number of processes in which each parameter has a gradient. It is a gradient itself,
         # so DDP sends it in one message with those of its dtype.
-        part.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
-        self._used = part.used
+        module.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
+        self._used = module.used
         self._unused: list[bool] = []
-        self.part, self.factor = part, factor
-        self.reducing = DistributedDataParallel(part)
+        self.module, self.factor = module, factor
+        self.reducing = DistributedDataParallel(module)
         # Rank 0's buffers are sent after a step, not before each forward pass. The argument of
         # the same name is deprecated.
         self.reducing.broadcast_buffers = False
@@ -180,7 +180,7 @@ class OwnNumbers:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        # Whether a pass has drawn: a part without examples draws nothing.
+        # Whether a pass has drawn: a shard without examples draws nothing.
         self._are_drawn = False
 
     @contextmanager
@@ -238,8 +238,8 @@ def broadcast_buffers(modules: Iterable[torch.nn.Module]) -> None:
                 x.copy_(new.reshape(x.shape))
 
 
-class _Part(torch.nn.Module):
-    """A module that returns the loss of a part of a batch, for DDP.
+class _LossOfShard(torch.nn.Module):
+    """A module that returns the loss of a shard of a batch, for DDP.
 
     Args:
         model: computes the loss, perhaps in a method of its own.

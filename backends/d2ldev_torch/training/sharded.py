@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # FSDP gathers one unit at a time. Each module in one of these containers is a unit.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-# It keeps a state for each row and column, which a part of a parameter cannot give.
+# It keeps a state for each row and column, which a shard of a parameter cannot give.
 _OF_WHOLE_PARAMETERS = (torch.optim.Adafactor,)
 
 
@@ -57,7 +57,7 @@ class TorchShardLearner(TorchLearner):
         if self._scaler is not None:
             raise UnsupportedValueError(
                 f"{attempted} and precision='fp16'",
-                "torch.amp.GradScaler looks for gradients that are too large in one part alone",
+                "torch.amp.GradScaler looks for gradients that are too large in one shard alone",
                 "precision='bf16'",
             )
         for name, x in self._model.named_parameters():
@@ -73,8 +73,8 @@ class TorchShardLearner(TorchLearner):
         known = {id(x) for x in self._model.parameters()}
         is_alone = all(id(x) in known for x in list_trained(optimizer))
         cls: Any = type(optimizer)
-        is_of_parts = not needs_closure(cls) and cls not in _OF_WHOLE_PARAMETERS
-        problem = "" if is_of_parts else "it looks at whole parameters"
+        works_on_shards = not needs_closure(cls) and cls not in _OF_WHOLE_PARAMETERS
+        problem = "" if works_on_shards else "it looks at whole parameters"
         if not is_simple(optimizer):
             problem = "it keeps more than a state for each parameter, and only that is split"
         if not is_alone:
@@ -167,14 +167,14 @@ class TorchShardLearner(TorchLearner):
 
 
 class _Split:
-    """A sharded copy of a model: each process has a part, and the optimizer trains the parts.
+    """A sharded copy of a model: each process has a shard, and the optimizer trains the shards.
 
     Args:
         whole: the user's model.
         optimizer: the user's optimizer; it trained the whole model until now.
         methods: the names of the methods that compute a loss.
         mesh: the mesh of the processes.
-        device: the device of this process's part.
+        device: the device of this process's shard.
 
     Attributes:
         whole: the user's model.
@@ -198,26 +198,26 @@ class _Split:
             if hasattr(self.model, name):
                 register_fsdp_forward_method(self.model, name)
         self._plain.begin()
-        parts: dict[Any, Any]
-        parts = dict(zip(whole.parameters(), self.model.parameters(), strict=True))
-        self._parameters = {part: x for x, part in parts.items()}
+        shards: dict[Any, Any]
+        shards = dict(zip(whole.parameters(), self.model.parameters(), strict=True))
+        self._parameters = {shard: x for x, shard in shards.items()}
         # The state of the whole parameters, from the last ``gather``.
         self._state: dict[Any, dict[str, Any]] = {**optimizer.state}
         optimizer.state.clear()
         for x, values in self._state.items():
-            optimizer.state[parts[x]] = {
-                name: _part_of(value, parts[x], device) for name, value in values.items()
+            optimizer.state[shards[x]] = {
+                name: _shard_state(value, shards[x], device) for name, value in values.items()
             }
         for group in optimizer.param_groups:
-            group["params"] = [parts[x] for x in group["params"]]
+            group["params"] = [shards[x] for x in group["params"]]
 
     @torch.no_grad()
     def gather(self) -> None:
         """Copy the trained parameters and state into the whole model, one tensor at a time."""
-        for part, whole in self._parameters.items():
-            whole.copy_(part.full_tensor())
-        for whole, part in zip(self.whole.buffers(), self.model.buffers(), strict=True):
-            whole.copy_(part)
+        for shard, whole in self._parameters.items():
+            whole.copy_(shard.full_tensor())
+        for whole, shard in zip(self.whole.buffers(), self.model.buffers(), strict=True):
+            whole.copy_(shard)
         self._state.clear()
         if strange := self._optimizer.state.keys() - self._parameters.keys():
             name = type(self._optimizer).__name__
@@ -226,8 +226,8 @@ class _Split:
                 f"its state has {describe(strange.pop())}, which is not a parameter",
                 "optimizer='adam', or leave out shard",
             )
-        for part, values in self._optimizer.state.items():
-            whole = self._parameters[part]
+        for shard, values in self._optimizer.state.items():
+            whole = self._parameters[shard]
             self._state[whole] = {
                 name: value.full_tensor().to(whole.device) if isinstance(value, DTensor) else value
                 for name, value in values.items()
@@ -237,23 +237,23 @@ class _Split:
     def restore(self) -> None:
         """Let the optimizer train the whole parameters again."""
         for group in self._optimizer.param_groups:
-            group["params"] = [self._parameters[part] for part in group["params"]]
+            group["params"] = [self._parameters[shard] for shard in group["params"]]
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
 
 
-def _part_of(value: Any, part: Any, device: torch.device) -> Any:
-    """Return the part of a tensor of an optimizer's state for a part of a parameter."""
+def _shard_state(value: Any, shard: Any, device: torch.device) -> Any:
+    """Return the shard of a tensor of an optimizer's state for a shard of a parameter."""
     if not isinstance(value, torch.Tensor):
         return value
-    if value.shape != part.shape:
+    if value.shape != shard.shape:
         return value.clone()  # for example the number of steps
-    mesh = part.device_mesh
-    parts = value.chunk(mesh.size())
-    own = parts[mesh.get_rank()] if mesh.get_rank() < len(parts) else value[:0]
+    mesh = shard.device_mesh
+    shards = value.chunk(mesh.size())
+    own = shards[mesh.get_rank()] if mesh.get_rank() < len(shards) else value[:0]
     return DTensor.from_local(
         own.to(device, copy=True),
-        *(mesh, part.placements),
+        *(mesh, shard.placements),
         run_check=False,
         shape=value.shape,
         stride=value.stride(),

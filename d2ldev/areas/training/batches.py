@@ -56,7 +56,7 @@ class Portion(NamedTuple):
         number: how many examples. If 0, the operands are the first ones of the batch, so that the
             model can compute.
         length: how many examples the batch has.
-        share: their part of the batch's loss, from 0 to 1: ``number / length`` unless they have
+        share: their share of the batch's loss, from 0 to 1: ``number / length`` unless they have
             weights.
     """
 
@@ -69,7 +69,7 @@ class Sharded:
     """What one of several processes has read of a batch; the data of ``Trainer.shard`` yields it.
 
     Args:
-        operands: its part, or the first example of the batch if it has none.
+        operands: its shard, or the first example of the batch if it has none.
         number, length: see ``Portion``.
         content: what is the same in all processes that have read the same batch.
     """
@@ -80,25 +80,25 @@ class Sharded:
 
 
 def bounds(length: int, rank: int, size: int, least: int = 1) -> tuple[int, int]:
-    """Return where one process's or device's part of a batch begins and ends.
+    """Return where one process's or device's shard of a batch begins and ends.
 
-    Where the parts cannot be equal, the first ones have an example more.
+    Where the shards cannot be equal, the first ones have an example more.
 
     Args:
         length: how many examples the batch has.
         rank: the number of the process or device, from 0.
         size: how many there are.
-        least: how many examples a part has at least, unless it has none or the batch has fewer. For
-            it the last parts are empty.
+        least: how many examples a shard has at least, unless it has none or the batch has fewer.
+            For it the last shards are empty.
 
     >>> [bounds(5, rank, 3) for rank in range(3)]
     [(0, 2), (2, 4), (4, 5)]
     >>> [bounds(5, rank, 3, least=2) for rank in range(3)]
     [(0, 3), (3, 5), (5, 5)]
     """
-    parts = max(1, min(size, length // least))
-    fewer, more = divmod(length, parts)
-    # The parts after the last one begin and end where it ends.
+    number = max(1, min(size, length // least))
+    fewer, more = divmod(length, number)
+    # The shards after the last one begin and end where it ends.
     start, stop = (min(length, i * fewer + min(i, more)) for i in (rank, rank + 1))
     return start, stop
 
@@ -106,11 +106,11 @@ def bounds(length: int, rank: int, size: int, least: int = 1) -> tuple[int, int]
 def shard_refusal(
     loader: object, problem: str = "nobody knows its examples before they are read"
 ) -> UnsupportedValueError:
-    """Return the error for data whose parts a process cannot read alone."""
+    """Return the error for data whose shards a process cannot read alone."""
     return UnsupportedValueError(
         f"shard {describe(loader)}",
         problem,
-        "trainer.fit(net, data): each process reads the batches and takes its part of them",
+        "trainer.fit(net, data): each process reads the batches and takes its shard of them",
     )
 
 

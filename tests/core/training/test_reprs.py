@@ -51,9 +51,9 @@ LINES = {
         lambda _: ArrayLoader(np.ones(5), batch_size=2, shuffle=True, seed=7, drop_last=True),
         "ArrayLoader(1 array of 5 examples, batch_size=2, shuffle=True, seed=7, drop_last=True)",
     ),
-    "a part": (
+    "a shard": (
         lambda _: ArrayLoader(np.ones(5), batch_size=2).shard(1, 2),
-        "ArrayLoader(1 array of 5 examples, batch_size=2, shuffle=False, part 1 of 2)",
+        "ArrayLoader(1 array of 5 examples, batch_size=2, shuffle=False, shard 1 of 2)",
     ),
     "a log": (logged, "<DeviceLog of loss, accuracy on gpu:0: 2 of 8 scalars wait>"),
     "an empty log": (

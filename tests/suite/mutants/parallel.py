@@ -17,7 +17,7 @@ from mutants.provision import NetworkParallelLearner
 # -- by hand --------------------------------------------------------------------------------------
 
 
-class LosesAnExampleOfEachPart(Mutant, caught_by="split.gives-each-its-part"):
+class LosesAnExampleOfEachShard(Mutant, caught_by="split.gives-each-its-part"):
     class Parallel(ReferenceParallel):
         def rows(self, x, start, stop):
             return super().rows(x, start, max(start, stop - 1))
@@ -33,30 +33,30 @@ class SplitsTensorsOnly(Mutant, caught_by="split.takes-nestings"):
             return super().split(batch, devices)
 
 
-class GivesEachPartAllOfAList(Mutant, caught_by="split.takes-sequences"):
+class GivesEachShardAllOfAList(Mutant, caught_by="split.takes-sequences"):
     class Backend(Backend):
         def split(self, batch, devices):
-            parts = super().split(batch, devices)
+            shards = super().split(batch, devices)
             if isinstance(batch, dict) and "labels" in batch:
-                parts = [{**part, "labels": batch["labels"]} for part in parts]
-            return parts
+                shards = [{**shard, "labels": batch["labels"]} for shard in shards]
+            return shards
 
 
-class GivesEachPartAllOfAText(Mutant, caught_by="split.takes-text"):
+class GivesEachShardAllOfAText(Mutant, caught_by="split.takes-text"):
     class Backend(Backend):
         def split(self, batch, devices):
-            parts = super().split(batch, devices)
+            shards = super().split(batch, devices)
             if isinstance(batch, dict) and "text" in batch:
-                parts = [{**part, "text": batch["text"]} for part in parts]
-            return parts
+                shards = [{**shard, "text": batch["text"]} for shard in shards]
+            return shards
 
 
 class CountsTheChannelsOfImages(Mutant, caught_by="split.counts-sequences"):
     class Backend(Backend):
         def split(self, batch, devices):
             if isinstance(batch, tuple) and isinstance(batch[0], list):
-                parts = [super(type(self), self).split(x, devices) for x in batch[0]]
-                return [(list(images), batch[1]) for images in zip(*parts, strict=True)]
+                shards = [super(type(self), self).split(x, devices) for x in batch[0]]
+                return [(list(images), batch[1]) for images in zip(*shards, strict=True)]
             return super().split(batch, devices)
 
 
@@ -87,10 +87,10 @@ class TakesAListForFields(Mutant, caught_by="split.refuses-what-may-be-either"):
 class SplitsWhatIsMarked(Mutant, caught_by="split.keeps-what-is-marked"):
     class Backend(Backend):
         def split(self, batch, devices):
-            parts = super().split(batch, devices)
+            shards = super().split(batch, devices)
             if isinstance(batch, tuple) and isinstance(batch[-1], Broadcast):
-                parts = [(x, {**marked, "sizes": marked["sizes"][:2]}) for x, marked in parts]
-            return parts
+                shards = [(x, {**marked, "sizes": marked["sizes"][:2]}) for x, marked in shards]
+            return shards
 
 
 class SplitsWhatDoesNotAgree(Mutant, caught_by="split.asks-for-one-length"):
@@ -139,8 +139,8 @@ class CopiesModelsToTheFirst(Mutant, caught_by="replicate.copies-models"):
 
 class TakesTheMeanOfMeans(Mutant, caught_by="several.learn-what-one-learns"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, parts):
-            return [0.5 for _ in parts]
+        def _compute_shares(self, y, shards):
+            return [0.5 for _ in shards]
 
 
 class LearnsNothingTogether(Mutant, caught_by="several.change-the-parameters"):
@@ -165,15 +165,15 @@ class StepsWithEachBatch(Mutant, caught_by="several.accumulate"):
 
 class ComputesWithEmptyParts(Mutant, caught_by="several.take-small-batches"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, parts):
-            parts[:] = [part._replace(number=part.number or 1) for part in parts]
-            return super()._compute_shares(y, parts)
+        def _compute_shares(self, y, shards):
+            shards[:] = [shard._replace(number=shard.number or 1) for shard in shards]
+            return super()._compute_shares(y, shards)
 
 
 class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-batch"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, parts):
-            return super()._compute_shares(getattr(y, "y", y), parts)
+        def _compute_shares(self, y, shards):
+            return super()._compute_shares(getattr(y, "y", y), shards)
 
 
 class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-example"):
@@ -207,8 +207,8 @@ class LosesWhatWasLearned(Mutant, caught_by="several.hand-back-past-what-a-call-
 
 class SharesLabelsForNone(Mutant, caught_by="several.leave-out-labels"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, parts):
-            return [part.share for part in parts]
+        def _compute_shares(self, y, shards):
+            return [shard.share for shard in shards]
 
 
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
@@ -286,16 +286,16 @@ class TakesTheMeanOfTheProcesses(Mutant, caught_by="processes.learn-what-one-lea
 class GivesEachProcessTheListOfTheFirst(Mutant, caught_by="processes.split-sequences"):
     class Parallel(ReferenceParallel):
         def join(self, group):
-            part = Whole.part
+            shard = Whole.shard
 
-            def part_of_the_first(whole, number, size, **options):
-                found, count = part(whole, number, size, **options)
+            def shard_like_the_first(whole, number, size, **options):
+                found, count = shard(whole, number, size, **options)
                 if whole.has_sequences:
-                    first, _ = part(whole, 0, size, **options)
+                    first, _ = shard(whole, 0, size, **options)
                     found["y"]["labels"] = first["y"]["labels"][:count] or [0]
                 return found, count
 
-            Whole.part = part_of_the_first
+            Whole.shard = shard_like_the_first
 
 
 class LearnsNothingInProcesses(Mutant, caught_by="processes.change-the-parameters"):
@@ -317,7 +317,7 @@ class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
             self._model = model
 
 
-class ReadsThePartOfTheFirst(Mutant, caught_by="processes.read-their-part-only"):
+class ReadsTheShardOfTheFirst(Mutant, caught_by="processes.read-their-part-only"):
     class Parallel(ReferenceParallel):
         def join(self, group):
             sharded = ArrayLoader.shard
@@ -330,7 +330,7 @@ class ShufflesByItself(Mutant, caught_by="processes.shuffle-as-the-first"):
             ArrayLoader.load_state_dict = lambda loader, state: None
 
 
-class ClipsEachPart(Mutant, caught_by="processes.clip-the-whole-gradient"):
+class ClipsEachShard(Mutant, caught_by="processes.clip-the-whole-gradient"):
     class GroupLearner(ReferenceGroupLearner):
         def _gradients(self, model, activations, error):
             return super()._clip(super()._gradients(model, activations, error))

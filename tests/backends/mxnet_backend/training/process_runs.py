@@ -208,7 +208,7 @@ CASES = {
     "a trainer by rank": (mlp, BATCHES, {"optimizer": of_trainer_by_rank}),
     "without a store": (mlp, BATCHES, {"optimizer": of_trainer("adam", kvstore=None)}),
     "a loader": (mlp, loader, {"metrics": ["accuracy"]}),
-    "a part of a loader": (mlp, loader, {"metrics": ["accuracy"], "reads_part": True}),
+    "a part of a loader": (mlp, loader, {"metrics": ["accuracy"], "reads_shard": True}),
 }
 
 

@@ -150,7 +150,7 @@ CASES = {
         {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "lr": 0.1},
     ),
     "a dataset": (dense, shuffled, {"lr": 0.1}),
-    "a part of a dataset": (dense, shuffled, {"lr": 0.1, "reads_part": True}),
+    "a part of a dataset": (dense, shuffled, {"lr": 0.1, "reads_shard": True}),
     "normalized": (normalized, even, {"lr": 0.1}),
     "dropped": (dropped, lambda: PAIR, {"loss": own_output}),
 }

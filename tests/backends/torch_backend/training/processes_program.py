@@ -138,7 +138,7 @@ def _seeded(make):
 def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0, **options):
     of_trainer = ("gradient_clip_val", "accumulate_grad_batches", "precision", "callbacks", "shard")
     given = {name: options.pop(name) for name in of_trainer if name in options}
-    reads_part = options.pop("reads_part", False)
+    reads_shard = options.pop("reads_shard", False)
     trainer = Trainer(epochs, num_gpus, backend=backend, **given)
     if not any(torch.nn.parameter.is_lazy(x) for x in net.parameters()):
         with torch.no_grad():
@@ -150,7 +150,7 @@ def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0
     if not hasattr(net, "training_step"):
         defaults |= {"loss": "cross_entropy", "metrics": ["accuracy"]}
     data = batches() if data is None else data
-    if reads_part:
+    if reads_shard:
         data, val_data = trainer.shard_data(data), trainer.shard_data(val_data)
     history = trainer.fit(net, data, val_data, **(defaults | options))
     return _values(trainer.model), history
@@ -255,8 +255,8 @@ RUNS = {
     "a used optimizer": _with_used_optimizer,
     "a loader": lambda: _loaded(has_generator=False),
     "a loader with a generator": lambda: _loaded(has_generator=True),
-    "a part of a loader": lambda: _loaded(has_generator=False, reads_part=True),
-    "a part of a loader with a generator": lambda: _loaded(has_generator=True, reads_part=True),
+    "a part of a loader": lambda: _loaded(has_generator=False, reads_shard=True),
+    "a part of a loader with a generator": lambda: _loaded(has_generator=True, reads_shard=True),
 }
 
 

@@ -90,7 +90,7 @@ def test_a_batch_normalization_has_the_statistics_of_each_part_and_keeps_those_o
         for batch in NORMALIZED:
             x, y = map(torch.as_tensor, batch)
             optimizer.zero_grad()
-            losses.append(_losses_of_parts(net, x, y, len(together)))
+            losses.append(_losses_of_shards(net, x, y, len(together)))
             optimizer.step()
     for values, history in (found["batch_norm"] for found in together):
         for key, x in net.state_dict().items():
@@ -99,7 +99,7 @@ def test_a_batch_normalization_has_the_statistics_of_each_part_and_keeps_those_o
         np.testing.assert_allclose(history["loss"], curve, rtol=TOLERANCE)
 
 
-def _losses_of_parts(net, x, y, number):
+def _losses_of_shards(net, x, y, number):
     """Compute gradients of the mean over a batch, in parts of which the first one's means stay."""
     total = 0.0
     for rank in range(number):

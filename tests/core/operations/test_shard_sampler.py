@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev.operations.parallel import PartSampler, shard_copy
+from d2ldev.operations.parallel import ShardSampler, shard_copy
 
 
 @pytest.mark.parametrize("held", [list, tuple, np.array], ids=lambda held: held.__name__)
 def test_each_process_has_its_numbers_and_one_without_any_the_first(held):
     batches = [held([4, 2, 6]), held([5])]
-    samplers = [PartSampler(batches, rank, 2) for rank in range(2)]
+    samplers = [ShardSampler(batches, rank, 2) for rank in range(2)]
     assert [[list(numbers) for numbers in sampler] for sampler in samplers] == [
         [[4, 2], [5]],
         [[6], [5]],
@@ -23,7 +23,7 @@ def test_each_process_has_its_numbers_and_one_without_any_the_first(held):
 
 def contents(batches, rank=0):
     """Return what of each batch is compared."""
-    sampler = PartSampler(batches, rank, 2)
+    sampler = ShardSampler(batches, rank, 2)
     list(sampler)
     return [content for _, _, content in sampler.counts]
 
@@ -53,9 +53,9 @@ def test_batches_are_told_the_number_of_the_epoch():
             self.append([epoch])
 
     batches = Batches([[4, 2]])
-    PartSampler(batches, 0, 2).set_epoch(7)
+    ShardSampler(batches, 0, 2).set_epoch(7)
     assert batches == [[4, 2], [7]]
-    assert not hasattr(PartSampler([[4, 2]], 0, 2), "set_epoch")
+    assert not hasattr(ShardSampler([[4, 2]], 0, 2), "set_epoch")
 
 
 class Loader:
@@ -94,7 +94,7 @@ class OwnLoader(Loader):
 
 
 def shard_of(loader):
-    parts = PartSampler(loader.batches, 0, 2)
+    parts = ShardSampler(loader.batches, 0, 2)
     return shard_copy(loader, Loader, parts, batches=parts)
 
 
@@ -124,5 +124,5 @@ def test_what_two_loaders_share_ends_with_the_first_one():
 
 
 def test_a_loader_that_is_a_part_already_is_not_sharded():
-    with pytest.raises(UnsupportedValueError, match="reads the part of this process already"):
+    with pytest.raises(UnsupportedValueError, match="reads a shard already"):
         shard_of(shard_of(OwnLoader([[4, 2, 6]])))
