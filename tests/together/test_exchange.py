@@ -82,7 +82,7 @@ def test_another_frameworks_device_object_is_refused(device_pair):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_backend_is_told_from_the_tensor(name):
+def test_backend_of_finds_the_backend_of_a_tensor(name):
     backend = d2ldev.get_backend(name)
     assert d2ldev.backend_of(backend.ones(2)) is backend
 

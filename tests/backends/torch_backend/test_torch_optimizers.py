@@ -284,7 +284,7 @@ def test_what_is_sent_to_a_process_goes_on_there(virtual, name):
     assert_equal(trained(virtual, *other), trained(virtual, net, optimizer))
 
 
-def test_two_gpus_learn_what_one_learns(virtual):
+def test_two_gpus_learn_like_one_gpu(virtual):
     found, expected = (trained(virtual, *made(MAKERS["around another"]), 1, n) for n in (2, 1))
     assert found[0] == pytest.approx(expected[0], rel=1e-5)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)

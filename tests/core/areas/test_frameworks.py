@@ -54,7 +54,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("ability", "call"), CALLS.values(), ids=CALLS.keys())
-def test_what_a_framework_cannot_do_is_an_error_with_its_reason(ability, call):
+def test_a_missing_ability_is_an_error_with_its_reason(ability, call):
     with pytest.raises(UnsupportedValueError) as caught:
         call(Backend(Unable()))
     reason = Unable.cannot[ability]
@@ -111,7 +111,7 @@ def test_with_two_rooms_a_block_and_strict_are_there(small):
     ],
     ids=["mlp", "learner", "accuracy"],
 )
-def test_what_a_room_that_was_left_out_would_do_is_not_begun(small, call, method):
+def test_a_missing_area_is_an_error_that_names_the_method_to_write(small, call, method):
     with pytest.raises(UnsupportedValueError, match="use another backend") as caught:
         call(small)
     assert isinstance(caught.value, NotBegunError)

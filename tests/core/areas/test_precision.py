@@ -70,7 +70,7 @@ def test_a_block_begun_later_stays_in_force_without_a_gap(backend):
     assert backend.matmul_precision() == "medium"
 
 
-def test_what_the_user_sets_in_a_block_by_other_means_ends_with_it(backend):
+def test_settings_by_other_means_end_with_the_block(backend):
     with backend.matmul_precision("highest"):
         framework_of(backend).change("high")
     framework_of(backend).set[1:] = []
@@ -137,7 +137,7 @@ def test_a_block_that_another_thread_closes_is_left(backend):
     assert backend.matmul_precision() == "medium"
 
 
-def test_what_ctrl_c_leaves_set_ends_with_the_block_around_it(backend):
+def test_a_setting_left_by_ctrl_c_ends_with_the_outer_block(backend):
     found, number, press = set(), 0, None
     while press is None or press.number <= 0:
         number += 1
@@ -166,7 +166,7 @@ class Coarse(ReferenceFramework):
     ],
     ids=["backend", "Trainer"],
 )
-def test_what_a_framework_cannot_multiply_in_is_refused_with_its_reason(call, fix):
+def test_an_unsupported_precision_is_refused_with_its_reason(call, fix):
     with pytest.raises(UnsupportedValueError) as caught:
         call(Backend(Coarse()))
     assert "cannot multiply in float32: its card has ten bits" in caught.value.problem
@@ -221,6 +221,6 @@ def test_without_the_variable_nothing_is_set():
     assert run_python(SET) == [[]]
 
 
-def test_an_author_who_writes_nothing_has_float32():
+def test_a_backend_without_precisions_has_float32():
     assert Devices.matmul_precision(None) == "highest"
     Devices.set_matmul_precision(None, "medium")()

@@ -76,7 +76,7 @@ def test_the_keys_of_the_document_are_stable():
         (("--matmul-precision", "high"), "medium", "high"),
     ],
 )
-def test_every_backend_multiplies_in_what_was_asked_for(
+def test_every_backend_multiplies_in_the_requested_precision(
     monkeypatch, capsys, options, variable, passed
 ):
     if variable is not None:
@@ -97,7 +97,7 @@ def test_every_backend_multiplies_in_what_was_asked_for(
     assert capsys.readouterr().err == ""
 
 
-def test_it_is_said_what_products_were_computed_in():
+def test_the_precision_of_products_is_shown():
     done = run_command("bench", "log", "--small", "--matmul-precision", "high")
     assert "\nreference computes products in highest\n" in done.stdout  # it knows nothing else
 
@@ -166,7 +166,7 @@ def test_an_exercise_that_failed_is_an_error_and_exit_status_1(monkeypatch, caps
         (["log", "--backend", "trch"], "known: torch, jax, tensorflow, mxnet, reference"),
     ],
 )
-def test_what_is_misspelt_has_exit_status_2(arguments, words):
+def test_an_invalid_name_has_exit_status_2(arguments, words):
     done = run_command("bench", *arguments)
     assert done.returncode == 2
     assert words in squeezed(done.stderr.replace("│", ""))

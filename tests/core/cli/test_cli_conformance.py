@@ -83,14 +83,14 @@ def test_a_name_has_to_be_given():
     assert run_command("conformance").returncode == 2
 
 
-def test_a_file_is_no_folder_for_a_report(tmp_path):
+def test_a_file_is_refused_as_the_folder_of_a_report(tmp_path):
     (tmp_path / "file").touch()
     done = run_command("conformance", "reference", "--report", str(tmp_path / "file"))
     assert done.returncode == 2
 
 
 @pytest.mark.parametrize("module", ["pytest", "hypothesis"])
-def test_without_what_the_suite_needs_the_line_that_installs_it_is_shown(module):
+def test_without_the_suites_packages_the_install_line_is_shown(module):
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "from d2ldev.cli.main import app; app(['conformance', 'reference'])"
@@ -178,7 +178,7 @@ def test_the_nightly_profile_runs_nightly_tests_where_there_are_gpus(virtual_gpu
     assert done.returncode == status, done.stdout + done.stderr
 
 
-def test_a_report_that_cannot_be_written_is_told_before_the_tests_run(tmp_path):
+def test_an_unwritable_report_is_reported_before_the_tests_run(tmp_path):
     (tmp_path / "file").touch()
     done = run_command("conformance", "reference", "--report", str(tmp_path / "file" / "out"))
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
@@ -186,7 +186,7 @@ def test_a_report_that_cannot_be_written_is_told_before_the_tests_run(tmp_path):
     assert "passed" not in done.stdout
 
 
-def test_an_empty_name_is_no_backend():
+def test_an_empty_name_is_not_a_backend():
     done = run_command("conformance", "")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "cannot use the backend ''" in done.stderr

@@ -113,7 +113,7 @@ def test_the_variables_that_d2ldev_has_are_not_remarked_on():
     assert json.loads(done.stdout)["notes"] == []
 
 
-def test_the_fallback_is_not_said_to_be_unable_to_train():
+def test_doctor_shows_that_the_fallback_trains_only_its_own_mlp():
     done = run_command("doctor", D2LDEV_BACKEND=None)
     assert "trains nothing but its own MLP" in " ".join(done.stdout.split())
 
@@ -173,7 +173,7 @@ def test_a_misspelt_number_of_virtual_gpus_is_explained_and_has_exit_status_2():
     assert "error: cannot make 'two' virtual GPUs (from D2LDEV_VIRTUAL_GPUS)" in done.stderr
 
 
-def test_a_misspelt_number_of_virtual_gpus_is_no_backends_fault():
+def test_an_invalid_number_of_virtual_gpus_is_not_a_backends_error():
     document = examined(D2LDEV_VIRTUAL_GPUS="two")
     assert {entry["error"] for entry in document["backends"]} == {None}
 
@@ -212,7 +212,7 @@ def test_choosing_a_broken_backend_has_exit_status_1(tmp_path):
 # -- the other backends -----------------------------------------------------------------------
 
 
-def test_a_framework_that_was_not_asked_for_is_not_imported(tmp_path):
+def test_an_unused_framework_is_not_imported(tmp_path):
     make_package(tmp_path, "torch", f"open({str(tmp_path / 'imported')!r}, 'w')")
     entry = backend_in(examined(path=[tmp_path], hide=False), "torch")
     assert (entry["status"], entry["devices"]) == ("installed", None)
@@ -316,7 +316,7 @@ def test_a_build_for_cuda_without_a_driver_is_a_note_and_a_healthy_cpu(tmp_path)
     assert "note: mine is built for CUDA, and there is no NVIDIA driver here" in done.stdout
 
 
-def test_a_tensor_that_is_elsewhere_than_it_was_made_is_an_error(reference, monkeypatch):
+def test_a_tensor_on_another_device_than_requested_is_an_error(reference, monkeypatch):
     monkeypatch.setattr(type(reference), "device_of", lambda self, x: self.cpu())
     with pytest.raises(RuntimeError, match="the tensor of ones is on cpu, not on gpu:0"):
         check_device(reference, reference.gpu(0))
@@ -339,7 +339,7 @@ def test_it_says_how_busy_a_card_of_nvidias_is(reference, monkeypatch):
     assert busy[:2] == ["37 %", ""]
 
 
-def test_virtual_gpus_are_said_to_be_virtual(doctor):
+def test_virtual_gpus_are_shown_as_virtual(doctor):
     assert "note: gpu:0, gpu:1 of reference: virtual." in doctor.stdout
 
 
@@ -360,7 +360,7 @@ def test_it_says_which_real_gpus_virtual_ones_replace(reference, monkeypatch, co
     assert words in console.file.getvalue()
 
 
-def test_nothing_is_said_of_virtual_gpus_where_there_are_none():
+def test_without_virtual_gpus_nothing_mentions_them():
     assert ": virtual." not in run_command("doctor", D2LDEV_VIRTUAL_GPUS="0").stdout
 
 

@@ -52,7 +52,7 @@ def walked(reference, capsys):
 # -- reading cells ----------------------------------------------------------------------------
 
 
-def test_text_and_code_are_told_apart():
+def test_text_and_code_are_distinguished():
     text = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\n\nx\n"
     assert [(cell["cell_type"], cell["source"]) for cell in read_cells(text)] == [
         ("markdown", "# Title\n\nWords."),
@@ -65,7 +65,7 @@ def test_tags_are_read():
     assert cell["metadata"]["tags"] == ["gpus=2", "X@d2l.gpu(1)", "raises-exception"]
 
 
-def test_what_stands_before_the_first_cell_is_left_out():
+def test_lines_before_the_first_cell_are_left_out():
     assert [cell["source"] for cell in read_cells("# for the editor\n\n# %%\nx\n")] == ["x"]
 
 
@@ -91,7 +91,7 @@ def test_cells_share_one_namespace(execute):
     assert execute("f()", namespace=namespace) == (True, "2\n")
 
 
-def test_an_error_is_a_failure_and_keeps_what_was_printed(execute):
+def test_an_error_is_a_failure_and_keeps_the_output(execute):
     failure = "before\nFAILED ZeroDivisionError: division by zero\n"
     assert execute("print('before')\n1 / 0") == (False, failure)
 
@@ -199,7 +199,7 @@ def test_the_notebook_makes_virtual_gpus_only_where_the_tour_does(tmp_path):
     assert document["cells"] == CELLS
 
 
-def test_a_notebook_has_what_nbformat_4_asks_for(tmp_path):
+def test_a_notebook_has_the_keys_of_nbformat_4(tmp_path):
     run_command("tour", "--notebook", str(tmp_path))
     document = json.loads((tmp_path / "tour.ipynb").read_text("utf-8"))
     assert (document["nbformat"], document["nbformat_minor"]) == (4, 4)

@@ -23,7 +23,7 @@ def run(name, backend, size=None):
     return exercise.run(backend, size or exercise.small, seconds=0)
 
 
-def test_a_result_that_is_wrong_is_an_error_and_has_no_figures(backend, monkeypatch):
+def test_a_wrong_result_is_an_error_without_figures(backend, monkeypatch):
     to_numpy = framework_of(backend).tensors.to_numpy
     monkeypatch.setattr(framework_of(backend).tensors, "to_numpy", lambda x: to_numpy(x) + 1)
     result = run("matmul", backend)
@@ -31,7 +31,7 @@ def test_a_result_that_is_wrong_is_an_error_and_has_no_figures(backend, monkeypa
     assert result.rows == []
 
 
-def test_a_result_that_is_elsewhere_is_an_error_and_has_no_figures(backend, monkeypatch):
+def test_a_result_on_another_device_is_an_error_without_figures(backend, monkeypatch):
     monkeypatch.setattr(backend, "device_of", lambda x: CPU)
     result = run("matmul", backend)
     assert "cannot time a product on gpu:0: the result is on cpu" in result.error
@@ -61,7 +61,7 @@ def test_other_norms_than_those_of_the_products_are_an_error(backend, monkeypatc
         ),
     ],
 )
-def test_what_is_brought_over_together_is_one_transfer(backend, monkeypatch, name, transfers):
+def test_values_copied_together_are_one_transfer(backend, monkeypatch, name, transfers):
     tensors = framework_of(backend).tensors
     made, counts, to_numpy, timeit = [], [], tensors.to_numpy, backend.timeit
 
@@ -160,7 +160,7 @@ def test_the_rate_is_the_work_by_the_median(backend):
     assert row.figures.rate == pytest.approx(2 * 16**3 / 1e9 / row.figures.seconds)
 
 
-def test_parameters_are_of_the_size_that_was_asked_for(backend):
+def test_parameters_have_the_requested_size(backend):
     save = run("parameters", backend, 2).rows[0]
     assert save.figures.rate * save.figures.seconds == pytest.approx(2, rel=0.01)
 
@@ -252,7 +252,7 @@ def test_a_row_has_the_precision_that_was_in_force(backend, monkeypatch):
 
 
 @pytest.mark.parametrize(("precision", "is_refused"), [("highest", True), ("high", False)])
-def test_a_product_of_ten_bits_is_no_float32(backend, monkeypatch, precision, is_refused):
+def test_a_product_with_ten_bits_is_not_float32(backend, monkeypatch, precision, is_refused):
     randn, to_numpy = backend.randn, framework_of(backend).tensors.to_numpy
     made = []
     monkeypatch.setattr(backend, "randn", lambda *a, **o: made.append(randn(*a, **o)) or made[-1])
@@ -267,7 +267,7 @@ def test_a_product_of_ten_bits_is_no_float32(backend, monkeypatch, precision, is
     assert (run("matmul", backend, 64).error is not None) is is_refused
 
 
-def test_what_the_framework_cannot_multiply_in_is_an_error_of_the_exercise(backend, monkeypatch):
+def test_an_unsupported_precision_is_an_error_of_the_exercise(backend, monkeypatch):
     monkeypatch.setattr(ReferenceFramework, "cannot", {"multiply in float32": "ten bits"})
     result = run("matmul", backend)
     assert result.rows == []

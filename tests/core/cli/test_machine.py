@@ -14,7 +14,7 @@ def test_the_processor_is_the_one_that_linux_names(tmp_path, monkeypatch):
     assert machine.find_processor() == "A Chip: fast"
 
 
-def test_without_the_file_the_processor_is_what_python_knows(tmp_path, monkeypatch):
+def test_without_the_file_python_names_the_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(machine.platform, "processor", lambda: "some chip")
     assert machine.describe_machine()["processor"] == "some chip"

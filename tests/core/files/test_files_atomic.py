@@ -89,7 +89,7 @@ TERMINATED = """
 """
 
 
-def test_what_a_terminated_writer_leaves_goes_with_the_next_save_into_the_folder(tmp_path):
+def test_the_next_save_removes_files_of_a_terminated_writer(tmp_path):
     found, left = run_python(TERMINATED, folder=tmp_path)
     assert found == ["another.safetensors", "run.safetensors"]
     assert left >= 5
@@ -129,7 +129,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_save_r
 
 
 @pytest.mark.parametrize("name", ["saved.safetensors", "another.safetensors"])
-def test_what_a_dead_writer_left_behind_is_removed_by_the_next_one(reference, path, name):
+def test_files_of_a_dead_writer_are_removed_by_the_next_one(reference, path, name):
     earlier = path.with_name(f".{name}.99999.0123456789abcdef.d2ldev-partial")
     earlier.write_bytes(b"half")
     abandoned = path.with_name(f".{name}.99999.0123456789abcdee.d2ldev-partial")
@@ -151,13 +151,13 @@ def test_what_a_dead_writer_left_behind_is_removed_by_the_next_one(reference, pa
         "a.d2ldev-partial",
     ],
 )
-def test_what_somebody_else_left_behind_stays(reference, path, name):
+def test_files_of_others_stay(reference, path, name):
     path.with_name(name).write_bytes(b"mine")
     reference.save(1, path)
     assert path.with_name(name).read_bytes() == b"mine"
 
 
-def test_what_another_process_still_writes_stays(reference, path):
+def test_files_that_another_process_writes_stay(reference, path):
     partial = path.with_name(".saved.safetensors.1.0123456789abcdef.d2ldev-partial")
     partial.mkdir()
     descriptor = os.open(partial, os.O_RDONLY)

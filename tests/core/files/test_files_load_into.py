@@ -22,7 +22,7 @@ def test_a_model_takes_over_the_values_of_a_file_where_it_is(reference, path):
     assert type(net) is type(saved)
 
 
-def test_a_nesting_is_made_again_with_the_values_of_the_file(reference, path):
+def test_a_nesting_is_rebuilt_with_the_values_of_the_file(reference, path):
     reference.save({"at": [Point(reference.ones(2), np.ones(3))], "step": 7, "best": 0.5}, path)
     mine = {"at": [Point(reference.zeros(2), np.zeros(3))], "step": 0, "best": None}
     loaded = reference.load_into(mine, path)
@@ -42,7 +42,7 @@ def test_a_tie_stays_one(reference, path):
     assert loaded[0] is loaded[1]["a"]
 
 
-def test_what_is_not_one_tensor_here_is_not_one_afterwards(reference, path):
+def test_tensors_that_are_separate_stay_separate(reference, path):
     x = reference.ones(2)
     reference.save([x, x], path)
     first, second = reference.load_into([reference.zeros(2), reference.zeros(2)], path)
@@ -93,7 +93,7 @@ def test_another_nesting_is_refused(reference, path, other):
         reference.load_into({"a": reference.zeros(2)}, path)
 
 
-def test_what_no_file_holds_is_refused(reference, path):
+def test_values_that_no_file_holds_are_refused(reference, path):
     reference.save([1], path)
     with pytest.raises(UnsupportedValueError, match="at 0 "):
         reference.load_into([object()], path)
@@ -151,7 +151,7 @@ def test_a_part_that_would_fit_is_the_fix(reference, path):
         reference.load_into(mine, path)
 
 
-def test_a_part_of_which_only_some_would_fit_is_no_fix(reference, path):
+def test_a_part_that_fits_only_partly_is_not_suggested(reference, path):
     save_file({"module.0.w": np.ones(2, "f4"), "other.1.w": np.ones(2, "f4")}, path)
     mine = {"0": {"w": reference.zeros(2)}, "1": {"w": reference.zeros(2)}}
     with pytest.raises(CheckpointError, match=r"fix: backend\.load\(path\)"):
@@ -173,7 +173,7 @@ def test_an_invalid_part_is_refused(reference, foreign, only):
         reference.load_into({"w": reference.zeros(2)}, foreign, only=only)
 
 
-def test_a_part_that_is_no_name_is_refused(reference, foreign):
+def test_an_invalid_name_of_a_part_is_refused(reference, foreign):
     with pytest.raises(UnsupportedValueError, match="only=3, an int, is not a name"):
         reference.load_into({"w": reference.zeros(2)}, foreign, only=3)
 

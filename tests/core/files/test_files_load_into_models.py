@@ -102,7 +102,7 @@ def test_a_tensor_that_is_filled_in_place_stays_the_same_object(framework, path)
     assert values(framework, before) == [1, 1]
 
 
-def test_a_model_is_told_that_it_was_read_into(framework, path):
+def test_load_into_tells_a_model_that_it_was_read_into(framework, path):
     framework.save([Cell(w=framework.ones(2))], path)
     cell = Cell(w=framework.zeros(2))
     framework.load_into([cell], path)
@@ -312,7 +312,7 @@ def test_a_model_is_looked_through_once_in_a_call(framework, path, monkeypatch):
     assert searched == [net, net]
 
 
-def test_names_that_are_one_in_a_message_are_told_apart(framework, path):
+def test_names_that_are_equal_when_shortened_are_distinguished(framework, path):
     saved = {"a.b": framework.ones(1), "a": {"b": framework.zeros(1)}, 1: 3, "1": 4}
     framework.save(saved, path)
     mine = {"a.b": framework.full(1, 5.0), "a": {"b": framework.full(1, 5.0)}, 1: 0, "1": 0}

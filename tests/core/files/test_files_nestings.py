@@ -125,7 +125,7 @@ def test_containers_that_share_without_end_are_saved_in_no_time(round_trip):
     assert loaded == []
 
 
-def test_names_that_would_be_the_same_in_the_file_are_told_apart(reference, round_trip):
+def test_names_that_would_be_equal_in_the_file_are_distinguished(reference, round_trip):
     names = ["a.b", "__metadata__", "", "tensor", "\ud800", "\\ud800", "../x", "a/b", "a\0b"]
     obj = {name: reference.full(1, float(i)) for i, name in enumerate(names)}
     obj["a"] = {"b": reference.full(1, 99.0)}
@@ -193,20 +193,20 @@ def test_every_bit_of_a_file_of_version_4_is_in_its_checksums(reference, path, n
     [object(), len, Colour.RED, np.array(["a"]), np.array([object()]), np.datetime64(0, "s"), int],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_saved_is_refused_with_its_place(reference, path, value):
+def test_a_value_that_cannot_be_saved_is_refused_with_its_path(reference, path, value):
     with pytest.raises(UnsupportedValueError, match=r"at a\.1\.b "):
         reference.save({"a": [1, {"b": value}]}, path)
     assert not path.exists()
 
 
-def test_what_contains_itself_is_refused(reference, path):
+def test_a_nesting_that_contains_itself_is_refused(reference, path):
     obj = []
     obj.append(obj)
     with pytest.raises(UnsupportedValueError, match="contains itself"):
         reference.save(obj, path)
 
 
-def test_what_is_nested_too_deep_is_refused(reference, path):
+def test_a_nesting_that_is_too_deep_is_refused(reference, path):
     obj = []
     for _ in range(5000):
         obj = [obj]
@@ -295,7 +295,7 @@ class Counted:
 @pytest.mark.parametrize(
     "value", [Point(1, [2]), Batch(1, "one"), Slotted([1])], ids=lambda value: type(value).__name__
 )
-def test_a_class_that_is_given_is_that_of_what_was_saved(reference, path, round_trip, value):
+def test_a_class_in_classes_restores_the_saved_object(reference, path, round_trip, value):
     round_trip([value, value])
     first, second = reference.load(path, classes=[Point, Batch, Slotted])
     assert first is second

@@ -79,7 +79,7 @@ def test_a_file_is_recognised_by_its_bytes(reference, tmp_path, name, call):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_is_recognised_by_what_is_in_it(reference, tmp_path, name):
+def test_a_folder_is_recognised_by_its_files(reference, tmp_path, name):
     names, whose = FOLDERS[name]
     with pytest.raises(CheckpointError) as caught:
         reference.load(make_folder(tmp_path / name, names))
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_tensorflow_is_known_by_its_index(tmp_path, name):
 @pytest.mark.parametrize(
     "data", [b"", b"PK\3\4", archive("a.txt"), b"\x80", b"hello", b"\x89PNG\r\n\x1a\n" * 9]
 )
-def test_a_file_that_nobody_knows_is_recognised_as_nothing(tmp_path, data):
+def test_an_unknown_file_is_not_recognised(tmp_path, data):
     (tmp_path / "file").write_bytes(data)
     assert recognise(str(tmp_path / "file")) is None
 
@@ -112,7 +112,7 @@ def test_an_empty_folder_and_a_missing_file_are_recognised_as_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("length", [0x112, 0x280, 0x580])
-def test_a_damaged_file_of_the_format_is_no_other_program_s(reference, tmp_path, length):
+def test_a_damaged_file_of_ours_is_not_taken_for_another_programs(reference, tmp_path, length):
     """The lengths of these headers begin as MXNet's files and pickles do."""
     path = tmp_path / "file"
     path.write_bytes(length.to_bytes(8, "little") + b"{" + b" " * 4 * length)

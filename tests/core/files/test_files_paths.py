@@ -86,7 +86,7 @@ def test_a_folder_that_may_not_be_entered_is_an_error_of_ours(
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_about_a_path_that_is_no_text_can_be_printed(reference, tmp_path, call):
+def test_an_error_about_an_undecodable_path_can_be_printed(reference, tmp_path, call):
     path = os.fsencode(tmp_path) + b"/\xff/x"
     with pytest.raises(CheckpointError) as caught:
         call(reference, path)

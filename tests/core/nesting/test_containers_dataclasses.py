@@ -136,27 +136,27 @@ class WithOthers:
         self.product = 10 * scale
 
 
-def test_what_an_init_var_made_is_kept(moved, x):
+def test_attributes_made_from_an_init_var_are_kept(moved, x):
     assert moved(WithOthers(x, scale=3)).product == 30
 
 
-def test_a_class_variable_is_no_field(moved, x, monkeypatch):
+def test_a_class_variable_is_not_a_field(moved, x, monkeypatch):
     monkeypatch.setattr(WithOthers, "shared", [object()])
     assert "shared" not in vars(moved(WithOthers(x)))
 
 
-def test_an_attribute_that_is_no_field_is_kept(moved, x):
+def test_an_attribute_outside_of_the_fields_is_kept(moved, x):
     batch = Usual(x)
     batch.path = object()
     assert moved(batch).path is batch.path
 
 
-def test_a_field_that_holds_something_unknown_is_told_by_its_name(moved):
+def test_a_field_with_an_unknown_object_is_named(moved):
     with pytest.raises(UnsupportedValueError, match=r"at a\.label is"):
         moved({"a": Usual(1, object())})
 
 
-def test_a_dataclass_itself_is_no_container(moved):
+def test_a_dataclass_class_is_not_a_container(moved):
     with pytest.raises(UnsupportedValueError, match="a type,"):
         moved([Usual])
 
@@ -176,7 +176,7 @@ def test_an_inner_dataclass_in_which_nothing_moved_is_itself(moved, x):
     assert moved(Node((x, empty))).children[1] is empty
 
 
-def test_a_dataclass_that_is_in_two_places_is_made_again_once(moved, x):
+def test_a_dataclass_in_two_places_is_rebuilt_once(moved, x):
     inner = Usual(x)
     new = moved([inner, inner])
     assert new[0] is new[1]

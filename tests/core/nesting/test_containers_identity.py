@@ -27,7 +27,7 @@ def test_copy_makes_new_containers_too(reference, x):
     assert new["a"][0] is not x
 
 
-def test_what_was_given_is_not_changed(moved, x):
+def test_arguments_are_not_changed(moved, x):
     inner = [x]
     batch = {"a": x, "inner": inner}
     moved(batch)
@@ -44,7 +44,7 @@ def test_a_tensor_that_is_in_two_places_is_moved_once(moved, x):
     assert new["a"] is new["b"][0]
 
 
-def test_a_list_that_is_in_two_places_is_made_again_once(moved, x):
+def test_a_list_in_two_places_is_rebuilt_once(moved, x):
     inner = [x]
     new = moved((inner, {"again": inner}))
     assert new[0] is new[1]["again"]
@@ -55,7 +55,7 @@ def test_equal_tensors_that_are_not_one_object_stay_two(reference, moved, x):
     assert new[0] is not new[1]
 
 
-def test_a_copy_ties_what_was_tied(reference, x):
+def test_a_copy_keeps_ties(reference, x):
     new = reference.copy([x, x])
     assert new[0] is new[1]
 

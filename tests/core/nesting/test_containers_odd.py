@@ -138,7 +138,7 @@ def test_a_dictionary_that_is_its_own_attributes_stays_so(reference, x):
     assert batch.x is batch["x"] is x
 
 
-def test_what_a_dataclass_has_cached_is_computed_again_where_its_fields_are(reference, x):
+def test_a_cached_property_is_computed_again_on_the_device_of_the_fields(reference, x):
     batch = Masked(x)
     assert batch.kept == [x]
     moved = reference.to(batch, gpu(0))

@@ -36,7 +36,7 @@ class Unknown:
         (lambda value: (value,), "at 0 is"),
     ],
 )
-def test_an_unknown_object_is_told_with_its_path(move, nest, path):
+def test_an_unknown_object_is_named_with_its_path(move, nest, path):
     with pytest.raises(UnsupportedValueError, match="an Unknown,") as error:
         move(nest(Unknown()))
     assert path in str(error.value)
@@ -53,13 +53,13 @@ def test_the_path_of_a_namedtuple_names_its_field(move):
         move(namedtuple("Batch", "x label")(None, Unknown()))
 
 
-def test_an_object_is_refused_with_what_to_do(move):
+def test_an_object_is_refused_with_the_fix(move):
     with pytest.raises(UnsupportedValueError) as error:
         move([Unknown()])
     assert "d2ldev.register_container(Unknown, children, rebuild)" in error.value.fix
 
 
-def test_a_copy_of_an_array_is_refused_with_what_to_do(reference):
+def test_a_copy_of_an_array_is_refused_with_the_fix(reference):
     with pytest.raises(UnsupportedValueError) as error:
         reference.copy([np.zeros(3)], gpu(0))
     assert "backend.asarray(x, device=device)" in error.value.fix
@@ -91,13 +91,13 @@ def dict_cycle(x):
 
 
 @pytest.mark.parametrize(("make", "name"), [(list_cycle, "list"), (dict_cycle, "dict")])
-def test_a_cycle_is_told_with_its_place(move, x, make, name):
+def test_a_cycle_is_reported_with_its_path(move, x, make, name):
     with pytest.raises(UnsupportedValueError, match=f"the {name} at batch.* contains itself"):
         move(make(x))
 
 
 @pytest.mark.parametrize("make", [list_cycle, dict_cycle])
-def test_a_cycle_in_which_nothing_has_to_move_is_told_too(reference, x, make):
+def test_a_cycle_without_moves_is_reported_too(reference, x, make):
     with pytest.raises(UnsupportedValueError, match="contains itself"):
         reference.to(make(x), "cpu")
 
@@ -108,19 +108,19 @@ def deep(value, levels=5000):
     return value
 
 
-def test_a_nesting_that_is_too_deep_is_told(move, x):
+def test_a_nesting_that_is_too_deep_is_reported(move, x):
     with pytest.raises(UnsupportedValueError, match="nested deeper than Python follows"):
         move(deep(x))
 
 
 @pytest.mark.parametrize("method", ["place", "placement", "named_tensors"])
-def test_a_nesting_that_is_too_deep_is_told_when_it_is_placed(reference, x, method):
+def test_place_reports_a_nesting_that_is_too_deep(reference, x, method):
     arguments = [deep(x), gpu(0)] if method == "place" else [deep(x)]
     with pytest.raises(UnsupportedValueError, match="nested deeper than Python follows"):
         getattr(reference, method)(*arguments)
 
 
-def test_the_same_list_in_two_places_is_no_cycle(reference, x):
+def test_one_list_in_two_places_is_not_a_cycle(reference, x):
     inner = [x]
     assert reference.to([inner, inner], "cpu")[0] is inner
 
@@ -133,7 +133,7 @@ class Sealed(list):
         raise TypeError("sealed")
 
 
-def test_a_container_that_cannot_be_made_again_is_told_with_its_place(move, x):
+def test_a_container_that_cannot_be_rebuilt_is_named_with_its_path(move, x):
     with pytest.raises(
         UnsupportedValueError, match=r"the Sealed at a\.0 cannot be made again: sealed"
     ) as error:
@@ -141,20 +141,20 @@ def test_a_container_that_cannot_be_made_again_is_told_with_its_place(move, x):
     assert error.value.fix == "d2ldev.register_container(Sealed, children, rebuild)"
 
 
-def test_why_a_container_cannot_be_made_again_is_the_cause(move, x):
+def test_the_error_of_a_failed_rebuild_is_the_cause(move, x):
     with pytest.raises(UnsupportedValueError) as error:
         move(Sealed([x]))
     assert isinstance(error.value.__cause__, TypeError)
 
 
-def test_a_container_that_cannot_be_made_again_is_as_it_was(move, x):
+def test_a_container_that_cannot_be_rebuilt_stays_unchanged(move, x):
     batch = Sealed([x])
     with pytest.raises(UnsupportedValueError):
         move(batch)
     assert batch[0] is x
 
 
-def test_a_container_that_cannot_be_made_again_passes_if_nothing_moves(reference, x):
+def test_a_container_that_cannot_be_rebuilt_passes_if_nothing_moves(reference, x):
     batch = Sealed([x])
     assert reference.to(batch, "cpu") is batch
 
@@ -162,7 +162,7 @@ def test_a_container_that_cannot_be_made_again_passes_if_nothing_moves(reference
 # -- register_container -----------------------------------------------------------------------
 
 
-def test_a_registered_container_is_taken_apart_and_made_again(reference, registered, x):
+def test_a_registered_container_is_flattened_and_rebuilt(reference, registered, x):
     class Own(Unknown):
         pass
 
@@ -203,7 +203,7 @@ def test_a_subclass_of_a_registered_container_is_not_registered(reference, regis
         reference.to(Child(x), gpu(0))
 
 
-def test_registering_overrules_what_is_known_of_a_type(reference, registered, x):
+def test_registering_a_type_overrides_its_handling(reference, registered, x):
     class Own(list):
         pass
 
@@ -212,7 +212,7 @@ def test_registering_overrules_what_is_known_of_a_type(reference, registered, x)
     assert reference.to(batch, gpu(0)) is batch
 
 
-def test_a_registered_rebuild_that_fails_is_told(reference, registered, x):
+def test_a_registered_rebuild_that_fails_is_reported(reference, registered, x):
     class Own(Unknown):
         pass
 

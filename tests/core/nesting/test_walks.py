@@ -41,23 +41,23 @@ def test_a_batch_that_is_there_is_walked_once(reference, x):
     assert _counts() == (1, 0)
 
 
-def test_a_batch_that_moves_is_found_once_and_made_again_once(reference, x):
+def test_a_batch_that_moves_is_found_once_and_rebuilt_once(reference, x):
     reference.to([Counted((x, {"y": x}))], gpu(0))
     assert _counts() == (1, 1)
 
 
-def test_a_batch_that_moves_in_part_is_found_once_and_made_again_once(reference, x):
+def test_a_batch_that_moves_in_part_is_found_once_and_rebuilt_once(reference, x):
     there = reference.to(x, gpu(0))
     reference.to(Counted((there, 3, "a", x)), gpu(0))
     assert _counts() == (1, 1)
 
 
-def test_a_batch_with_data_is_found_once_and_made_again_once(reference, x):
+def test_a_batch_with_data_is_found_once_and_rebuilt_once(reference, x):
     reference.to(Counted((x, np.ones(2), np.array("text"))), gpu(0))
     assert _counts() == (1, 1)
 
 
-def test_a_copy_is_found_once_and_made_again_once(reference, x):
+def test_a_copy_is_found_once_and_rebuilt_once(reference, x):
     reference.copy(Counted((x, {"y": x})))
     assert _counts() == (1, 1)
 

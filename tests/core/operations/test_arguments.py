@@ -33,7 +33,7 @@ class Unreadable:
 
 
 @pytest.mark.parametrize("shape", ["", "23", b"12", bytearray(b"1"), 2.0, None, {2}])
-def test_a_text_or_a_number_with_a_point_is_no_shape(shape):
+def test_strings_and_floats_are_not_shapes(shape):
     with pytest.raises(UnsupportedValueError, match="a shape is an integer or a sequence"):
         as_shape(shape)
 
@@ -106,7 +106,7 @@ def test_a_weight_that_no_float_holds_is_refused(reference):
 
 
 @pytest.mark.parametrize("index", [Shy(), Unreadable()], ids=["shy", "unreadable"])
-def test_an_index_that_cannot_be_read_is_no_gpu_s(index):
+def test_an_unreadable_index_is_refused(index):
     with pytest.raises(InvalidDeviceError, match="an index is an integer"):
         d2ldev.gpu(index)
 
@@ -154,7 +154,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("obj", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_the_line_that_fixes_data_that_is_no_array_of_numbers_makes_a_tensor(reference, obj):
+def test_the_fix_for_data_without_numbers_makes_a_tensor(reference, obj):
     with pytest.raises(UnsupportedValueError) as caught:
         reference.asarray(obj)
     x = eval(caught.value.fix, {"backend": reference, "np": np, "obj": obj})
@@ -162,7 +162,7 @@ def test_the_line_that_fixes_data_that_is_no_array_of_numbers_makes_a_tensor(ref
 
 
 @pytest.mark.parametrize("obj", [None, "text"], ids=repr)
-def test_what_holds_no_numbers_is_refused_with_what_does(reference, obj):
+def test_objects_without_numbers_are_refused_with_a_fix(reference, obj):
     with pytest.raises(UnsupportedValueError, match="nested lists of numbers"):
         reference.asarray(obj)
 
@@ -174,7 +174,7 @@ def test_an_invalid_activation_is_refused_with_the_choices(reference, activation
 
 
 @pytest.mark.parametrize("seed", [1.5, "1", None])
-def test_a_seed_that_is_no_integer_is_refused(reference, seed):
+def test_a_seed_that_is_not_an_integer_is_refused(reference, seed):
     with pytest.raises(UnsupportedValueError, match="seed"):
         reference.mlp([3, 1], seed=seed)
 
@@ -196,12 +196,12 @@ def test_a_device_that_cannot_be_shown_nor_hashed_is_refused(reference, call):
 
 
 @pytest.mark.parametrize("arguments", [("a",), (0, "b"), ([1],), (np.zeros(2),)])
-def test_a_range_of_what_are_no_numbers_is_refused(reference, arguments):
+def test_a_range_with_invalid_numbers_is_refused(reference, arguments):
     with pytest.raises(UnsupportedValueError, match="make the range from"):
         reference.arange(*arguments)
 
 
-def test_data_that_no_memory_holds_is_no_memory_error_of_numpys(reference):
+def test_data_larger_than_memory_is_not_numpys_memory_error(reference):
     wide = np.broadcast_to(np.float32(1), (2**45,))
     with pytest.raises(d2ldev.OutOfDeviceMemoryError):
         reference.asarray(wide)
@@ -225,7 +225,7 @@ def test_asking_a_missing_device_for_work_is_an_error(reference):
         ("copy", lambda b, x: b.copy(x)),
     ],
 )
-def test_what_the_framework_raises_is_translated(
+def test_errors_of_the_framework_are_translated(
     reference, monkeypatch, method, call, error, expected
 ):
     def fails(*_):
@@ -240,7 +240,7 @@ def test_what_the_framework_raises_is_translated(
 
 
 @pytest.mark.parametrize("method", ["to_numpy", "copy"])
-def test_what_the_driver_says_of_other_work_is_left_as_it_is(reference, monkeypatch, method):
+def test_errors_of_earlier_work_are_left_alone(reference, monkeypatch, method):
     def fails(*_):
         raise RuntimeError("an earlier kernel failed")
 
@@ -282,7 +282,7 @@ def test_the_fix_is_in_terms_of_the_call(reference, make, call):
     assert call in caught.value.fix
 
 
-def test_the_error_of_a_missing_device_names_what_was_to_be_put_there(reference):
+def test_the_error_of_a_missing_device_names_the_object_for_it(reference):
     with pytest.raises(DeviceUnavailableError, match="cannot put a tensor on gpu:7"):
         reference.to(reference.ones(2), "gpu:7")
     with pytest.raises(DeviceUnavailableError, match="cannot compute on gpu:7"):

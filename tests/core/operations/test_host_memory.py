@@ -9,7 +9,7 @@ from d2ldev import Memory, PackageNotInstalledError
 from d2ldev.operations import devices
 
 
-def test_elsewhere_than_on_linux_psutil_says_it(monkeypatch):
+def test_outside_of_linux_psutil_reports_the_memory(monkeypatch):
     psutil = SimpleNamespace(
         Process=lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=1)),
         virtual_memory=lambda: SimpleNamespace(total=3),
@@ -19,7 +19,7 @@ def test_elsewhere_than_on_linux_psutil_says_it(monkeypatch):
     assert devices.host_memory() == Memory(1, None, 3)
 
 
-def test_elsewhere_than_on_linux_psutil_is_named_where_it_is_missing(monkeypatch):
+def test_outside_of_linux_a_missing_psutil_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.setattr(devices.sys, "platform", "darwin")
     with pytest.raises(PackageNotInstalledError, match=r"pip install 'd2ldev\[memory\]'"):

@@ -34,7 +34,7 @@ def test_keras_on_another_framework_than_tensorflow_is_refused_alike(keras, name
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_nothing_is_said_where_keras_computes_with_tensorflow(keras, name):
+def test_keras_on_tensorflow_gives_no_error(keras, name):
     keras.config.backend = lambda: "tensorflow"
     assert keras_elsewhere(KINDS[name](), "tensorflow") is None
     assert not is_refused(KINDS[name], "tensorflow")
@@ -45,7 +45,7 @@ def test_nothing_is_said_where_keras_computes_with_tensorflow(keras, name):
     )
 
 
-def test_nothing_is_said_of_other_objects(keras):
+def test_other_objects_give_no_warning(keras):
     assert keras_elsewhere(object(), "jax") is None
     assert not is_refused(object, "torch")
 
@@ -60,6 +60,6 @@ def test_a_loss_of_keras_is_of_the_framework_that_keras_computes_with(keras):
     assert [backend_of_function(each) for each in (loss, own())] == ["torch", "torch"]
 
 
-def test_nothing_is_said_where_keras_is_not_imported(monkeypatch):
+def test_without_keras_there_is_no_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     assert keras_elsewhere(object(), "jax") is None

@@ -58,7 +58,7 @@ def test_a_framework_for_cuda_with_a_driver_gives_no_warning(asked_anew, monkeyp
     assert nvml.has_driver()
 
 
-def test_without_a_driver_there_is_no_gpu_and_nobody_is_asked(install, monkeypatch):
+def test_without_a_driver_no_gpu_is_counted_and_nothing_asked(install, monkeypatch):
     driver = install(Driver())
     monkeypatch.setattr(nvml, "has_driver", lambda: False)
     assert nvml.visible_cards() == []
@@ -82,7 +82,7 @@ def test_where_nvml_cannot_be_asked_nothing_is_known(install, driver):
     assert nvml.bandwidth_of(0) == (None, None)
 
 
-def test_a_framework_that_counts_by_itself_says_once_what_that_costs():
+def test_a_framework_that_initializes_cuda_to_count_warns_once():
     nvml.warn_of_context.cache_clear()
     with pytest.warns(DeviceInitializationWarning) as warned:
         _told = [nvml.warn_of_context("mine"), nvml.warn_of_context("mine")]
@@ -184,9 +184,7 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(install, monkeypatch, vis
         ((8, 8, 8), {"CUDA_VISIBLE_DEVICES": "0,MIG-1"}, None),
     ],
 )
-def test_the_memory_of_a_gpu_is_told_where_it_is_known_which(
-    install, monkeypatch, sizes, variables, memory
-):
+def test_the_memory_of_a_known_gpu_is_reported(install, monkeypatch, sizes, variables, memory):
     install(Driver(sizes=sizes))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -202,9 +200,7 @@ def test_the_memory_of_a_gpu_is_told_where_it_is_known_which(
         ((8, 16, 8), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [0, 1, 2, None]),
     ],
 )
-def test_the_name_of_a_gpu_is_told_where_it_is_known_which(
-    install, monkeypatch, sizes, variables, names
-):
+def test_the_name_of_a_known_gpu_is_reported(install, monkeypatch, sizes, variables, names):
     install(Driver(sizes=sizes))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -267,7 +263,7 @@ def test_a_copy_is_no_faster_than_the_memory_and_the_link(install):
     ],
     ids=repr,
 )
-def test_what_the_driver_does_not_say_is_no_limit(install, answers, memory, link):
+def test_a_missing_answer_of_the_driver_sets_no_limit(install, answers, memory, link):
     install(Driver()).answer(**H200 | answers)
     assert nvml.bandwidth_of(0) == (memory and pytest.approx(memory, rel=1e-3), link)
 

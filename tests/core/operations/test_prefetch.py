@@ -55,7 +55,7 @@ def test_it_starts_no_thread(reference):
     assert threading.active_count() == 1
 
 
-def test_an_iterator_that_is_no_generator_is_left_as_it_is(reference):
+def test_an_iterator_that_is_not_a_generator_stays_open(reference):
     source = iter([np.zeros(1), np.ones(1), np.ones(1)])
     batches = reference.prefetch(source, "cpu", depth=0)
     next(batches)
@@ -207,9 +207,7 @@ def test_an_error_in_training_closes_the_data(reference):
     assert (is_closed, caught.value.__traceback__ is None) == ([True], False)
 
 
-def test_where_a_queue_has_no_bound_what_reads_an_earlier_batch_is_waited_for(
-    reference, monkeypatch
-):
+def test_with_an_unbounded_queue_readers_of_an_earlier_batch_are_waited_for(reference, monkeypatch):
     tensors, waited = framework_of(reference).tensors, []
     monkeypatch.setattr(tensors, "in_flight", 2)
     monkeypatch.setattr(tensors, "wait_for_readers", waited.append)

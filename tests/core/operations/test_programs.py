@@ -93,7 +93,7 @@ def test_a_change_of_an_object_gives_another_program(programs, monkeypatch, chan
     assert programs.get([loss], object) is not before
 
 
-def test_an_object_that_has_every_attribute_is_no_dataclass(programs):
+def test_an_object_with_every_attribute_is_not_a_dataclass(programs):
     class Obliging:
         def __getattr__(self, name):
             return lambda *_: name
@@ -102,7 +102,7 @@ def test_an_object_that_has_every_attribute_is_no_dataclass(programs):
     assert programs.get(obliging, object) is programs.get(obliging, object)
 
 
-def test_what_contains_itself_has_no_program_that_is_kept(programs):
+def test_a_nesting_that_contains_itself_keeps_no_program(programs):
     parts = []
     parts.append(parts)
     assert programs.get(parts, object) is not programs.get(parts, object)

@@ -47,7 +47,7 @@ def test_other_examples_of_a_long_batch_are_known():
     assert contents([numbers]) != contents([np.concatenate([numbers[:1500], numbers[1500:] + 1])])
 
 
-def test_batches_are_told_the_number_of_the_epoch():
+def test_batch_samplers_get_the_number_of_the_epoch():
     class Batches(list):
         def set_epoch(self, epoch):
             self.append([epoch])
@@ -107,7 +107,7 @@ def test_a_loader_of_a_class_of_the_user_s_keeps_all_that_it_adds():
     assert [batch.operands for batch in shard] == [[4, 2], [5]]
 
 
-def test_what_two_loaders_share_ends_with_the_first_one():
+def test_a_resource_shared_by_two_loaders_closes_with_the_first_one():
     loader = OwnLoader([[4, 2, 6]])
     shard = shard_of(loader)
     file = loader.file()

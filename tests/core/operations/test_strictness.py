@@ -182,7 +182,7 @@ class _Owner:
         return "second"
 
 
-def test_what_was_replaced_is_put_back():
+def test_replaced_functions_are_restored():
     before = dict(vars(_Owner))
     restore = replace([(_Owner, "first", 1), (_Owner, "second", 2)])
     assert (_Owner.first, _Owner.second) == (1, 2)
@@ -208,7 +208,7 @@ def test_the_error_names_the_operation_its_operands_and_the_line_that_fixes_it()
     assert error.devices == ("gpu:0", "cpu")
 
 
-def test_every_operand_that_is_elsewhere_has_its_line():
+def test_every_operand_on_another_device_has_its_line():
     error = mismatch("where", [("a", gpu(0)), ("b", gpu(1)), ("c", CPU)])
     assert error.fix == "b = backend.to(b, 'gpu:0'); c = backend.to(c, 'gpu:0')"
 

@@ -155,7 +155,7 @@ def test_the_result_of_a_call_is_kept_until_its_device_was_waited_for(backend, m
     assert held[6::4] == [True] * len(held[6::4])
 
 
-def test_what_the_function_raises_comes_out(backend):
+def test_errors_of_the_function_are_raised(backend):
     with pytest.raises(ZeroDivisionError):
         backend.timeit(lambda: 1 / 0)
 

@@ -96,7 +96,7 @@ except d2ldev.D2LDevError as error:
 @pytest.mark.parametrize(
     "call", ["backend.num_gpus()", "repr(backend)", "backend.ones(2)", "d2ldev.Trainer(1)"]
 )
-def test_with_neither_a_framework_nor_the_reference_backend_it_is_said_what_to_install(call):
+def test_without_framework_and_reference_backend_the_error_has_the_install_line(call):
     ((name, text),) = run_python(ASKING.format(call=call), **without("array_api_strict"))
     assert name == "BackendNotInstalledError"
     assert "none of torch, jax, tensorflow, mxnet is installed" in text

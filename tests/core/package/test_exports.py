@@ -18,7 +18,7 @@ def test_every_name_is_listed_before_it_is_imported():
     assert run_python(code) == [[]]
 
 
-def test_what_a_program_that_uses_no_backend_needs_is_all_that_is_imported():
+def test_a_program_without_a_backend_imports_only_its_needs():
     code = """
         import sys, d2ldev
         show(sorted(module for module in sys.modules if module.startswith("d2ldev")))
@@ -35,7 +35,7 @@ def test_what_a_program_that_uses_no_backend_needs_is_all_that_is_imported():
 
 
 @pytest.mark.parametrize("module", ["enum", "importlib.metadata", "inspect", "re", "typing"])
-def test_what_takes_longest_of_the_standard_library_is_not_imported(module):
+def test_slow_modules_of_the_standard_library_are_not_imported(module):
     name = repr(module)
     code = f"import sys; sys.modules.pop({name}, None); import d2ldev; print({name} in sys.modules)"
     assert completed("-c", code).stdout == "False\n"
@@ -51,7 +51,7 @@ def test_a_device_finds_the_active_backend_at_first_use():
     assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == ["gpu:1"]
 
 
-def test_a_module_of_the_core_is_there_that_nobody_has_imported():
+def test_a_module_of_the_core_is_an_attribute_before_its_import():
     assert run_python("import d2ldev; show(d2ldev.settings.BACKEND)") == ["D2LDEV_BACKEND"]
 
 
@@ -60,7 +60,7 @@ def test_no_name_is_that_of_a_module_which_would_take_its_place_when_it_is_impor
     assert importlib.util.find_spec(f"d2ldev.{name}") is None
 
 
-def test_what_was_replaced_before_the_first_use_stays_replaced():
+def test_a_module_replaced_before_the_first_use_stays_replaced():
     code = """
         import d2ldev
         d2ldev.get_backend = "mine"
@@ -94,7 +94,7 @@ def test_threads_that_ask_while_the_names_are_imported_wait_for_them():
 
 
 @pytest.mark.parametrize("name", ["ArrayLoader", "DeviceLog", "Schedule", "Trainer"])
-def test_what_trains_is_imported_when_it_is_asked_for(name):
+def test_training_is_imported_at_its_first_use(name):
     code = f"""
         import sys, d2ldev
         modules = {{"callbacks", "data", "log", "trainer"}}
@@ -107,7 +107,7 @@ def test_what_trains_is_imported_when_it_is_asked_for(name):
     assert run_python(code) == [[], name, True]
 
 
-def test_what_only_a_launch_needs_is_not_imported():
+def test_modules_for_a_launch_are_not_imported():
     code = """
         import sys, d2ldev
         rare = {"d2ldev.processes", "d2ldev.launch", "selectors", "socket"}
@@ -146,6 +146,6 @@ def test_operations_that_few_programs_need_are_imported_at_their_first_use():
 
 
 @pytest.mark.parametrize("name", ["Traineer", "", "training.data", "a name", "_nothing"])
-def test_what_is_not_there_is_an_attribute_error(name):
+def test_a_missing_name_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match=f"no attribute {name!r}"):
         getattr(d2ldev, name)

@@ -77,7 +77,7 @@ except d2ldev.BackendNotInstalledError as error:
 """
 
 
-def test_alone_it_brings_numpy_and_says_what_else_there_is(install):
+def test_d2ldev_alone_brings_numpy_and_names_its_extras(install):
     run = install("")
     assert packages(run) == {"d2ldev", "numpy"}
     done = run("python", "-c", IMPORT)

@@ -47,7 +47,7 @@ def test_a_missing_gpu_has_the_native_object_of_the_framework(reference, monkeyp
 
 
 @pytest.mark.parametrize("function", [d2l.gpu, d2l.try_gpu])
-def test_a_negative_index_is_no_device(function):
+def test_a_negative_index_is_invalid(function):
     with pytest.raises(d2ldev.InvalidDeviceError):
         function(-1)
 
@@ -76,7 +76,7 @@ def test_the_trainer_trains_on_the_backend_that_it_was_taken_from(reference):
     assert isinstance(trainer, d2ldev.Trainer)
 
 
-def test_what_is_added_to_the_trainer_is_added_to_nobody_else_s(reference):
+def test_add_to_class_changes_only_one_handles_trainer(reference):
     mine, others = (NativeDevices(reference) for _ in range(2))
 
     @mine.add_to_class(mine.Trainer)
@@ -120,7 +120,7 @@ def test_arguments_become_attributes_as_in_the_book():
     assert [data.train_dataloader(), data.val_dataloader()] == [[True, 8], [False, 8]]
 
 
-def test_data_without_a_loader_is_told_which_one():
+def test_the_error_names_the_loader_that_a_data_module_lacks():
     class Data(d2l.DataModule):
         pass
 
@@ -128,7 +128,7 @@ def test_data_without_a_loader_is_told_which_one():
         Data().train_dataloader()
 
 
-def test_a_module_without_a_loss_or_an_optimizer_is_told_which_one():
+def test_the_error_names_the_loss_or_optimizer_that_a_module_lacks():
     from d2ldev.training.book import ModuleMethods
 
     class Net(ModuleMethods):
@@ -146,7 +146,7 @@ def test_a_framework_without_models_has_no_module():
 
 
 @pytest.mark.parametrize("name", ["MLP", "FashionMNIST", "SyntheticRegressionData"])
-def test_what_is_the_book_s_alone_is_said_to_be_in_its_package(name):
+def test_the_error_says_which_names_are_only_in_the_books_package(name):
     with pytest.raises(AttributeError) as caught:
         getattr(d2l, name)
     assert str(caught.value) == (
@@ -197,7 +197,7 @@ def test_a_name_that_is_like_no_backend_s_is_an_attribute_error(name):
         getattr(d2ldev.native, name)
 
 
-def test_a_framework_that_is_missing_is_named_with_what_installs_it():
+def test_a_missing_framework_is_named_with_its_install_line():
     code = """
         import d2ldev
         try:

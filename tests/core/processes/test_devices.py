@@ -28,7 +28,7 @@ def trained(uuids, library="NCCL", num_gpus=(1, 1), others=None):
     return together(body, others=others)
 
 
-def test_all_are_told_which_ranks_share_a_gpu_before_they_train():
+def test_all_processes_name_the_ranks_that_share_a_gpu_before_training():
     for each in trained(["GPU-1", "GPU-1"]):
         assert each.error == "UnsupportedValueError"
         assert (
@@ -51,7 +51,7 @@ def test_training_works_where_it_is_possible(uuids, library):
     assert [each.value for each in trained(uuids, library)] == [1, 1]
 
 
-def test_a_gpu_that_nobody_uses_is_not_asked_for_its_name():
+def test_an_unused_gpu_is_not_asked_for_its_uuid():
     def body(rank):
         framework = framework_of(d2ldev.get_backend("reference"))
         framework.devices.uuid = framework.parallel.gpu_library = None
@@ -62,14 +62,14 @@ def test_a_gpu_that_nobody_uses_is_not_asked_for_its_name():
 
 
 @pytest.mark.parametrize(("value", "outcomes"), [("1", [1, 1]), ("0", [None, None])])
-def test_a_library_that_was_told_to_share_a_gpu_does(value, outcomes):
+def test_a_library_that_may_share_a_gpu_trains(value, outcomes):
     others = {rank: {"NCCL_MULTI_RANK_GPU_ENABLE": value} for rank in (0, 1)}
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
     assert [each.value for each in trained(["GPU-1", "GPU-1"], others=others)] == outcomes
 
 
 @pytest.mark.parametrize("gpu_of", [0, 1])
-def test_all_are_told_who_is_on_the_cpu_among_gpus(gpu_of):
+def test_all_processes_name_the_ranks_on_the_cpu_among_gpus(gpu_of):
     for each in trained(["GPU-1", "GPU-2"], num_gpus=(1 - gpu_of, gpu_of)):
         assert each.error == "UnsupportedValueError"
         assert (

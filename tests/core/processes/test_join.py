@@ -56,7 +56,7 @@ def leave(groups):
         group.leave()
 
 
-def test_a_free_port_is_none_that_the_system_gives_away():
+def test_a_free_port_is_outside_of_the_systems_ephemeral_range():
     with socket.socket() as given:
         given.bind(("", 0))
         own = given.getsockname()[1]
@@ -64,7 +64,7 @@ def test_a_free_port_is_none_that_the_system_gives_away():
 
 
 @pytest.mark.parametrize("taken", [1, 2])
-def test_a_free_port_is_one_that_nobody_listens_at(monkeypatch, taken):
+def test_nothing_listens_at_a_free_port(monkeypatch, taken):
     servers = [socket.create_server(("", 0)) for _ in range(2)]
     ports = [server.getsockname()[1] for server in servers]
     for server in servers[taken:]:

@@ -94,7 +94,7 @@ print(os.getpid(), child.pid, flush=True)
 """
 
 
-def test_each_process_is_told_who_it_is(tmp_path):
+def test_each_process_gets_its_rank(tmp_path):
     code = """
     names = ["WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"]
     show([os.environ[name] for name in names])
@@ -164,7 +164,7 @@ def test_a_program_that_prints_much_is_shown_whole(tmp_path):
 
 
 @pytest.mark.parametrize("stream", ["2>&-", "| head -1", ">/dev/full"])
-def test_a_program_does_not_wait_where_nobody_reads(tmp_path, stream):
+def test_a_program_does_not_wait_for_a_reader_of_its_output(tmp_path, stream):
     code = """
     for _ in range(20_000): print("line after line")
     open(f"done {rank}", "w").close()
@@ -273,7 +273,7 @@ def test_a_launcher_that_is_ended_leaves_nothing_behind(tmp_path, number, is_sto
         assert not wait_until_gone(found)
 
 
-def test_what_a_killed_process_has_started_is_ended_too(tmp_path):
+def test_children_of_a_killed_process_are_ended_too(tmp_path):
     code = WAITING + "os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(60)"
     found = launched(code, tmp_path, "--processes", 2)
     assert found.status == 137
@@ -352,7 +352,7 @@ def test_a_process_may_be_stopped_for_some_time(child, number):
     assert stops.too_long({3: child.pid}, 12.1) == {3: number}
 
 
-def test_the_time_that_a_process_has_been_stopped_begins_anew_when_it_has_gone_on(child):
+def test_the_time_of_a_stopped_process_restarts_when_it_goes_on(child):
     stops = Stops(longest=8.0)
     sent(child, signal.SIGSTOP, "T")
     assert [stops.too_long({0: child.pid}, now) for now in (1.0, 5.0, 9.0)] == [{}, {}, {}]
@@ -363,7 +363,7 @@ def test_the_time_that_a_process_has_been_stopped_begins_anew_when_it_has_gone_o
     assert stops.too_long({0: child.pid}, 17.3) == {0: signal.SIGSTOP}
 
 
-def test_what_was_stopped_together_with_the_launcher_has_time_to_go_on(child):
+def test_processes_stopped_with_the_launcher_may_go_on(child):
     stops = Stops(longest=8.0)
     sent(child, signal.SIGSTOP, "T")
     # For 60 seconds nobody has looked.

@@ -96,7 +96,7 @@ AT = {
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("where", ["training", "evaluation", "a callback"])
-def test_the_others_say_who_is_lost(tmp_path, where, number, lost):
+def test_the_other_processes_name_the_lost_one(tmp_path, where, number, lost):
     path = tmp_path / "run"
 
     def body(rank):
@@ -216,7 +216,7 @@ def test_a_process_whose_engine_never_returns_is_ended():
     assert first.seconds < BOUND
 
 
-def test_a_process_is_ended_though_nobody_reads_what_it_writes():
+def test_a_process_is_ended_though_its_output_is_not_read():
     def body(rank):
         if rank:
             return ending("a callback", signal.SIGKILL)(None)

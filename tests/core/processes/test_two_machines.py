@@ -35,7 +35,7 @@ def begun(machines, program, *options, hosts=None):
     ]
 
 
-def test_they_learn_what_one_machine_learns(machines, tmp_path):
+def test_they_learn_like_one_machine(machines, tmp_path):
     program = written(tmp_path, TRAIN + "show(train())")
     processes = begun(machines, program, "--processes", 2)
     found = {}

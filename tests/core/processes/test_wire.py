@@ -73,7 +73,7 @@ def test_many_threads_may_send_at_once(pair):
         thread.join()
 
 
-def test_who_waits_for_one_message_leaves_the_next_one(raw):
+def test_waiting_for_one_message_leaves_the_next_one(raw):
     one, other = raw
     one.sendall(packed({"n": 1}) + packed({"n": 2}))
     one.shutdown(socket.SHUT_WR)
@@ -83,7 +83,7 @@ def test_who_waits_for_one_message_leaves_the_next_one(raw):
         received(other, 1)
 
 
-def test_who_waits_for_one_message_waits_until_the_deadline(raw):
+def test_waiting_for_a_message_ends_at_the_deadline(raw):
     one, other = raw
     stop = threading.Event()
 

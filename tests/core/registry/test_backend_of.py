@@ -44,7 +44,7 @@ def test_backend_of_does_not_change_the_active_one(reference, other):
 
 
 @pytest.mark.parametrize("value", [None, 1.0, "x", [1.0], np.zeros(3), np.float32(1)], ids=repr)
-def test_backend_of_what_is_no_tensor_is_refused(value):
+def test_backend_of_an_object_that_is_not_a_tensor_is_refused(value):
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     message = f"tell the backend of a {kind}: it is not a tensor of an imported framework"
     with pytest.raises(d2ldev.UnsupportedValueError, match=message):

@@ -39,7 +39,7 @@ def shown(folder, imports, obj):
 
 
 @pytest.mark.parametrize("obj", ["engine.Layer()", "[engine.Layer()]", "engine.Layer"])
-def test_a_class_of_what_a_backend_needs_is_its_own(folder, obj):
+def test_a_class_of_a_required_module_belongs_to_the_backend(folder, obj):
     make_backend(folder, requires=["engine"])
     assert shown(folder, "import engine", obj) == [[True, False], []]
 

@@ -235,7 +235,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("how", "problem", "cause"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_backend_is_told_and_leaves_the_others_usable(tmp_path, how, problem, cause):
+def test_a_broken_backend_is_reported_and_leaves_the_others_usable(tmp_path, how, problem, cause):
     make_backend(tmp_path, **how)
     message, chained, usable = run_python(ERROR.format(name="mine"), path=[tmp_path])
     assert "cannot use the mine backend: " in message
@@ -275,7 +275,7 @@ def test_a_backend_for_another_interface_is_refused_with_both_versions(
     assert usable == "reference"
 
 
-def test_an_entry_point_that_names_a_missing_module_is_told(tmp_path):
+def test_an_entry_point_with_a_missing_module_is_reported(tmp_path):
     make_distribution(tmp_path, "gone", {"gone": "gone_package.backend:MyFramework"})
     message, chained, usable = run_python(ERROR.format(name="gone"), path=[tmp_path])
     assert "fails to import: ModuleNotFoundError: No module named 'gone_package'" in message
@@ -343,7 +343,7 @@ def test_a_framework_that_is_missing_names_its_extra():
     assert "fix: pip install 'd2ldev[torch]'" in message
 
 
-def test_a_third_party_s_backend_is_not_said_to_be_an_extra_of_d2ldev(tmp_path):
+def test_the_error_of_a_third_party_s_backend_names_no_extra(tmp_path):
     make_backend(tmp_path, requires=["no_such_module"])
     message, *_ = run_python(ERROR.format(name="mine"), path=[tmp_path])
     assert message.endswith(
@@ -363,7 +363,7 @@ def test_the_reference_backend_is_an_extra_of_d2ldev(tmp_path):
     assert run_python(code, path=[tmp_path]) == ["pip install 'd2ldev[reference]'"]
 
 
-def test_a_folder_in_the_working_directory_is_no_framework(tmp_path):
+def test_a_folder_in_the_working_directory_is_not_a_framework(tmp_path):
     (tmp_path / "torch").mkdir()
     code = "import d2ldev; show('torch' in d2ldev.available_backends())"
     assert run_python(code, folder=tmp_path) == [False]

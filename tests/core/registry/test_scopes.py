@@ -73,7 +73,7 @@ def test_set_backend_inside_use_backend_waits_for_the_end_of_the_block(
         ("d2ldev.use_backend('reference').__enter__()", {}, "use_backend"),
     ],
 )
-def test_the_reason_of_the_choice_can_be_asked_for(code, environment, reason):
+def test_the_reason_of_the_choice_is_available(code, environment, reason):
     asking = "from d2ldev.registry import selection; show(selection.selection_reason())"
     code = f"import d2ldev; {code}\n{asking}"
     assert run_python(code, environment=environment) == [reason]

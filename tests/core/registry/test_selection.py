@@ -73,12 +73,12 @@ def test_importing_a_backend_that_is_not_installed_says_how_to_install_it():
     assert "pip install 'd2ldev[torch]'" in message
 
 
-def test_importing_what_is_no_backend_is_an_import_error():
+def test_importing_a_name_that_is_not_a_backend_is_an_import_error():
     with pytest.raises(ImportError, match="no_such_backend"):
         from d2ldev import no_such_backend  # noqa: F401
 
 
-def test_an_attribute_that_is_no_backend_is_an_attribute_error():
+def test_an_attribute_that_is_not_a_backend_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'd2ldev' has no attribute 'no_such_backend'"):
         d2ldev.no_such_backend  # noqa: B018
 
@@ -147,7 +147,7 @@ def test_a_misspelt_variable_is_an_error_at_every_use(misspelt):
         "D2LDEV_BACKEND=reference",
     ],
 )
-def test_a_misspelt_variable_is_told(misspelt, part):
+def test_an_invalid_variable_is_reported(misspelt, part):
     assert part in misspelt[0][1]
 
 
@@ -169,7 +169,7 @@ def not_installed():
     return run_python(FAILING, environment={"D2LDEV_BACKEND": "torch"})
 
 
-def test_a_variable_that_names_what_is_not_installed_is_an_error_at_every_use(not_installed):
+def test_a_variable_with_a_missing_backend_is_an_error_at_every_use(not_installed):
     assert [name for name, _ in not_installed] == ["BackendNotInstalledError"] * 2
 
 
@@ -183,7 +183,7 @@ def test_a_variable_that_names_what_is_not_installed_is_an_error_at_every_use(no
         "fix: pip install 'd2ldev[torch]'",
     ],
 )
-def test_a_variable_that_names_what_is_not_installed_is_told(not_installed, part):
+def test_a_variable_with_a_missing_backend_is_reported(not_installed, part):
     assert part in not_installed[0][1]
 
 
@@ -203,7 +203,7 @@ def test_the_first_that_is_installed_is_taken(install, installed, first):
     assert run_python(ACTIVE, path=[install(*installed)]) == [first]
 
 
-def test_what_is_installed_is_found_out_without_importing_it(install):
+def test_installed_packages_are_found_without_importing_them(install):
     code = f"""
         import sys
         {ACTIVE}
@@ -229,7 +229,7 @@ def test_several_third_party_backends_give_no_default(tmp_path):
     assert name == "reference"
 
 
-def test_the_warning_names_the_third_parties_of_which_none_is_taken(tmp_path):
+def test_the_fallback_warning_names_the_installed_third_parties(tmp_path):
     for name in ("mine", "yours"):
         make_backend(tmp_path, name)
     _, category, message = run_python(SEVERAL, path=[tmp_path])
@@ -301,6 +301,6 @@ def test_the_fallback_s_warning_points_to_the_user_s_line(fallback):
     assert fallback[3] == "<string>"
 
 
-def test_asking_for_the_reference_backend_is_no_fallback():
+def test_choosing_the_reference_backend_is_not_a_fallback():
     code = f"import warnings; warnings.simplefilter('error'); {ACTIVE}"
     assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == ["reference"]

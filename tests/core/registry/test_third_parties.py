@@ -62,7 +62,7 @@ def test_the_packages_below_a_needed_module_are_not_imported(tmp_path):
 
 @pytest.mark.parametrize("place", ["package", "module", "class"])
 @pytest.mark.parametrize("error", ["BaseException('odd')", "SystemExit('odd')", "GeneratorExit"])
-def test_what_a_third_party_raises_when_it_is_chosen_is_an_error_of_ours(tmp_path, place, error):
+def test_an_exception_of_a_chosen_third_party_is_an_error_of_ours(tmp_path, place, error):
     make_backend(tmp_path)
     package, module = (tmp_path / "mine_backend" / name for name in ("__init__.py", "wiring.py"))
     if place == "class":
@@ -129,7 +129,7 @@ def test_a_package_that_announces_a_built_in_name_is_refused(impostor, name):
     assert "pip uninstall d2ldev" in message
 
 
-def test_a_built_in_name_that_is_taken_is_no_default(impostor):
+def test_a_taken_built_in_name_is_not_a_default(impostor):
     code = """
         import d2ldev
         try:
@@ -147,7 +147,7 @@ def test_a_third_party_is_there_by_its_name_also_before_anything_else(tmp_path, 
     assert run_python(code, path=[tmp_path]) == [name]
 
 
-def test_a_third_party_whose_name_is_no_identifier_is_an_attribute(tmp_path):
+def test_a_third_party_s_name_with_a_hyphen_is_an_attribute(tmp_path):
     make_backend(tmp_path)
     make_distribution(tmp_path, "another", {"my-dev": "mine_backend.wiring:MyFramework"})
     code = "import d2ldev; show(getattr(d2ldev, 'my-dev').name)"
@@ -197,7 +197,7 @@ def test_two_distributions_without_a_name_are_a_conflict_as_any_two(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "mxnet"])
-def test_what_a_package_needs_is_read_also_where_pytest_loads_it(name):
+def test_requirements_of_a_package_are_read_also_under_pytest(name):
     """pytest rewrites all packages of a distribution that has a plugin, as d2ldev has."""
     discovery.find_backends(refresh=True)
     assert name in discovery.read_required_modules(name)

@@ -31,7 +31,7 @@ def test_batches_are_tuples_of_what_belongs_together():
     assert all((x[:, 0] * 5).tolist() == y.tolist() for x, y in batches)
 
 
-def test_the_last_batch_has_what_is_left():
+def test_the_last_batch_has_the_remaining_examples():
     assert epoch(ArrayLoader(np.arange(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
 
 
@@ -54,7 +54,7 @@ def test_an_epoch_has_as_many_batches_as_the_loader_is_long(n, batch_size, shuff
     assert all(len(batch) == batch_size for batch in batches[:-1])
 
 
-def test_it_can_be_gone_through_again():
+def test_it_can_be_iterated_again():
     loader = ArrayLoader(np.arange(3), batch_size=2)
     assert epoch(loader) == epoch(loader) == [[0, 1], [2]]
 
@@ -72,7 +72,7 @@ def test_with_shuffling_batches_are_copies():
     )
 
 
-def test_dtypes_stay_what_they_are():
+def test_dtypes_do_not_change():
     array, y = np.zeros((2, 3), "float16"), np.zeros(2, "uint8")
     ((x, label),) = ArrayLoader(array, y, batch_size=2, shuffle=True)
     assert (x.dtype, label.dtype) == ("float16", "uint8")
@@ -178,7 +178,7 @@ def test_an_epoch_that_was_left_early_counts():
     assert resumed.state_dict()["epoch"] == 2
 
 
-def test_asking_for_an_iterator_is_no_epoch():
+def test_making_an_iterator_does_not_count_an_epoch():
     loader = shuffled()
     assert iter(loader) is not loader
     assert loader.state_dict()["epoch"] == 0

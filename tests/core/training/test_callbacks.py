@@ -50,7 +50,7 @@ def net(reference):
 
 
 @pytest.mark.parametrize(("per", "count"), [("step", 6), ("epoch", 2)])
-def test_a_schedule_makes_a_step_after_each_of_what_it_counts(reference, net, per, count):
+def test_a_schedule_steps_after_each_counted_step_or_epoch(reference, net, per, count):
     scheduler = Scheduler()
     trainer = Trainer(2, backend=reference, callbacks=Schedule(scheduler, per=per))
     trainer.fit(net, [BATCH] * 3)

@@ -156,7 +156,7 @@ def test_wide_integers_keep_their_digits_beside_other_dtypes(log, scalar):
     assert log.last() == {"loss": 0.5, "seen": 2.0**40 + 1}
 
 
-def test_what_could_not_be_brought_over_is_still_there(log, scalar, reference, monkeypatch):
+def test_values_that_could_not_be_copied_stay_in_the_log(log, scalar, reference, monkeypatch):
     log.add(loss=scalar(1.0))
     with monkeypatch.context() as patch:
         patch.setattr(framework_of(reference).tensors, "stack", lambda xs: 1 / 0)
@@ -210,7 +210,7 @@ def test_where_a_queue_has_no_bound_the_scalars_of_an_earlier_step_are_waited_fo
     assert waited == [1, 11, 3, 13]
 
 
-def test_a_log_that_was_brought_over_waits_for_nothing(reference, monkeypatch):
+def test_a_log_on_the_host_waits_for_nothing(reference, monkeypatch):
     tensors, waited = framework_of(reference).tensors, []
     monkeypatch.setattr(tensors, "in_flight", 2)
     monkeypatch.setattr(tensors, "wait", waited.append)
@@ -221,7 +221,7 @@ def test_a_log_that_was_brought_over_waits_for_nothing(reference, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 16, 17, 40])
-def test_the_log_of_a_loop_has_what_was_added_in_blocks(reference, scalar, number):
+def test_the_log_of_a_loop_has_the_values_added_in_blocks(reference, scalar, number):
     log, plain = BatchedDeviceLog(reference), DeviceLog(reference)
     for value in range(number):
         for each in (log, plain):
@@ -244,7 +244,7 @@ def test_the_first_numbers_of_a_loop_are_checked_at_once(reference):
         BatchedDeviceLog(reference).add(loss=reference.ones(2))
 
 
-def test_a_loss_of_a_loop_that_is_elsewhere_is_refused(reference, scalar):
+def test_a_loss_on_another_device_in_a_loop_is_refused(reference, scalar):
     log = BatchedDeviceLog(reference)
     log.add(loss=scalar(1.0))
     log.add(loss=reference.full((), 1.0, device="gpu:1"))

@@ -41,7 +41,7 @@ def test_a_model_that_configures_its_optimizer_is_trained_with_its_loss():
     assert found == {"loss": max, "optimizer": "adam", "methods": None}
 
 
-def test_the_loss_of_a_model_that_is_no_module_is_not_taken():
+def test_the_loss_of_a_model_that_is_not_a_module_is_ignored():
     """Such as that of a Keras model, which ``compile`` sets."""
     assert settings_of({"loss": max})["loss"] is None
 
@@ -93,7 +93,7 @@ def test_an_unknown_hook_of_a_trainer_is_refused(reference, net, hook):
     ("name", "value"),
     [("on_gpu", False), ("on_gpu", lambda self: False), ("on_batch_size", 3), ("on_end", None)],
 )
-def test_what_only_sounds_like_a_hook_is_left_alone(reference, net, name, value):
+def test_a_method_that_only_sounds_like_a_hook_is_allowed(reference, net, name, value):
     mine = type("Mine", (Trainer,), {name: value})
     assert len(mine(1, backend=reference).fit(net, [BATCH])["loss"]) == 1
 
@@ -149,7 +149,7 @@ def test_a_data_module_that_returns_no_loader_is_an_error_that_names_it(referenc
 
 
 @pytest.mark.parametrize("lacking", [set(), {"predict_dataloader"}], ids=["own", "to validate"])
-def test_predictions_are_made_of_what_a_data_module_has_for_them(reference, net, lacking):
+def test_predict_uses_the_predict_loader_of_a_data_module(reference, net, lacking):
     loaders = {"train_dataloader": 1, "val_dataloader": 2, "predict_dataloader": 3}
     data = SimpleNamespace(
         **{name: lambda n=n: [BATCH] * n for name, n in loaders.items() if name not in lacking}
@@ -291,7 +291,7 @@ def test_the_inputs_of_a_batch_without_a_target(batch, expected):
         ({"b": 4, "a": 3, "y": 5, "sample_weight": 6}, (3, 4)),
     ],
 )
-def test_a_target_is_left_out_of_what_is_predicted(batch, expected):
+def test_predict_leaves_out_the_target(batch, expected):
     assert inputs_to_predict(batch, ("a", "b")) == expected
 
 
@@ -301,7 +301,7 @@ def test_weights_for_a_loss_that_takes_none_are_refused():
 
 
 @pytest.mark.parametrize("batch", [(3, 4, 5), [3, 4, 5], {"a": 3, "b": 4, "y": 5}])
-def test_a_target_for_a_loss_that_takes_none_is_no_input(batch):
+def test_a_target_for_a_loss_without_targets_is_not_an_input(batch):
     with pytest.raises(UnsupportedValueError, match="it takes 'a', 'b', and nothing here takes a"):
         inputs_alone(batch, ("a", "b"))
 

@@ -81,7 +81,7 @@ def test_a_method_that_takes_any_arguments_has_no_input_names(method):
     assert input_names(method) == ()
 
 
-def test_the_model_is_asked_for_names_once_a_run(reference, monkeypatch):
+def test_a_run_reads_the_names_of_inputs_once(reference, monkeypatch):
     net, asked = reference.mlp([2, 1]), []
     learner = type(reference.learner(net))
     monkeypatch.setattr(learner, "input_names", property(lambda self: asked.append(1) or ("x",)))

@@ -69,12 +69,12 @@ def test_any_other_value_is_refused_with_the_choices(value):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_auto_is_all_gpus_that_there_are(reference, number):
+def test_auto_is_all_existing_gpus(reference, number):
     backend = Backend(type(framework_of(reference))(virtual_gpus=number))
     assert Trainer(1, num_gpus="auto", backend=backend).gpus == [gpu(i) for i in range(number)]
 
 
-def test_auto_is_the_cpu_where_there_is_no_gpu(reference):
+def test_auto_is_the_cpu_without_gpus(reference):
     backend = Backend(type(framework_of(reference))(virtual_gpus=0))
     assert Trainer(1, num_gpus="auto", backend=backend).device == cpu()
 
@@ -87,6 +87,6 @@ def test_auto_is_the_own_gpu_of_each_process_of_a_launch(reference, number, expe
 
 
 @pytest.mark.parametrize("number", ["all", "AUTO", "", 1.5, None, [1]])
-def test_another_word_is_no_number_of_gpus(reference, number):
+def test_another_word_is_not_a_number_of_gpus(reference, number):
     with pytest.raises(UnsupportedValueError, match="num_gpus='auto' for all"):
         Trainer(1, num_gpus=number, backend=reference)

@@ -66,7 +66,7 @@ def fit(backend, number, **options):
     return trainer, history, callback, [y.tolist() for _, y in data]
 
 
-def test_the_model_the_history_and_what_comes_after_are_those_of_one_process(backend):
+def test_model_history_and_random_numbers_equal_those_of_one_process(backend):
     (one, history, _, after), (several, curves, callback, next_batches) = (
         fit(backend, number) for number in (1, 2)
     )
@@ -156,7 +156,7 @@ class Unreadable:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_in_the_data_of_one_process_leaves_what_was_learned(backend, rank):
+def test_an_error_in_one_process_data_keeps_the_trained_parameters(backend, rank):
     model = backend.mlp([3, 1], seed=0)
     trainer = Trainer(3, 2, backend=backend)
     with pytest.raises(OwnError, match="the disk is gone"):
@@ -180,7 +180,7 @@ def test_an_error_in_the_data_of_one_process_leaves_what_was_learned(backend, ra
     ],
     ids=["raised", "not to be sent", "killed"],
 )
-def test_an_error_in_a_process_comes_back_and_none_is_left(backend, callback, error, said):
+def test_an_error_in_a_process_is_raised_and_no_process_remains(backend, callback, error, said):
     before = children()
     trainer = Trainer(1, 2, backend=backend, callbacks=callback)
     with pytest.raises(error, match=said):
@@ -202,7 +202,7 @@ def command(pid):
         return b""
 
 
-def test_what_cannot_be_sent_to_another_process_is_refused(backend):
+def test_an_object_that_cannot_be_pickled_is_refused(backend):
     callback = lambda epoch, history: None  # noqa: E731
     with pytest.raises(UnsupportedValueError, match="d2ldev launch --processes 2") as caught:
         Trainer(1, 2, backend=backend, callbacks=callback).fit(backend.mlp([3, 1]), batches())
@@ -251,7 +251,7 @@ def started(folder, source):
     )
 
 
-def test_a_program_that_is_not_guarded_is_told_what_to_do(tmp_path):
+def test_the_error_of_an_unguarded_program_has_the_fix(tmp_path):
     said = started(tmp_path, f"{PROGRAM}\ntrain()\n").communicate(timeout=120)[1]
     assert "is not guarded by if __name__ == '__main__'" in said
     assert "d2ldev launch --processes 2 train.py" in said
@@ -294,7 +294,9 @@ except d2ldev.UnsupportedValueError as error:
 
 # Jupyter's programs have no file, as that of -c; IPython names that which it runs.
 @pytest.mark.parametrize("name", ["stdin", "-c", "train.ipynb", "train.ipy"])
-def test_a_program_without_a_file_trains_and_is_told_what_only_it_has(reference, tmp_path, name):
+def test_a_program_without_a_file_trains_or_is_refused_with_its_own_objects(
+    reference, tmp_path, name
+):
     (tmp_path / "temporary").mkdir()
     (tmp_path / name).write_text("%no Python")
     named = f"__file__ = {name!r}\n" if name.startswith("train") else ""

@@ -99,7 +99,7 @@ def test_rank_0_shares_its_value_with_all():
     assert [each.value for each in found] == ["of rank 0"] * 2
 
 
-def test_what_is_sent_to_another_process_arrives_and_leaves_no_file(reference, monkeypatch):
+def test_objects_sent_to_another_process_arrive_and_leave_no_file(reference, monkeypatch):
     named = []
     monkeypatch.setattr(os, "rename", named.append)
     monkeypatch.setattr(os, "replace", named.append)

@@ -46,7 +46,7 @@ def test_one_gpu_is_the_first(reference):
     assert (trainer.gpus, trainer.device) == ([gpu(0)], gpu(0))
 
 
-def test_all_gpus_are_the_one_that_there_is(other):
+def test_try_all_gpus_lists_a_single_gpu(other):
     assert Trainer(1, num_gpus=-1, backend=other).gpus == [gpu(0)]
 
 
@@ -55,7 +55,7 @@ def test_all_gpus_of_a_machine_without_any_are_the_cpu(reference):
     assert Trainer(1, num_gpus=-1, backend=none).device is CPU
 
 
-def test_all_gpus_are_those_that_there_are(reference):
+def test_try_all_gpus_lists_the_existing_gpus(reference):
     assert Trainer(1, num_gpus=-1, backend=reference).gpus == [gpu(0), gpu(1)]
 
 
@@ -86,7 +86,7 @@ def test_the_active_backend_is_used(reference):
 # -- the hooks --------------------------------------------------------------------------------
 
 
-def test_an_overridden_prepare_batch_is_what_the_model_gets(reference, net):
+def test_the_model_gets_the_result_of_an_overridden_prepare_batch(reference, net):
     class Doubling(Trainer):
         def prepare_batch(self, batch):
             inputs, y = super().prepare_batch(batch)
@@ -96,7 +96,7 @@ def test_an_overridden_prepare_batch_is_what_the_model_gets(reference, net):
     assert history["loss"] == [1.0]
 
 
-def test_an_overridden_prepare_model_is_what_is_trained(reference, net):
+def test_fit_trains_the_result_of_an_overridden_prepare_model(reference, net):
     other = reference.mlp([2, 1], seed=5)
 
     class Swapping(Trainer):
@@ -178,7 +178,7 @@ def test_data_to_evaluate_on_without_a_batch_is_refused_before_the_first_epoch(t
 
 
 @pytest.mark.parametrize("data", [None, 5])
-def test_what_cannot_be_gone_through_is_refused(trainer, net, data):
+def test_an_object_that_cannot_be_iterated_is_refused(trainer, net, data):
     with pytest.raises(UnsupportedValueError, match="no iterable of batches"):
         trainer.fit(net, data)
 
@@ -271,7 +271,7 @@ def test_an_invalid_metric_is_refused(trainer, net, metrics):
         {"lr": "0.1"},
     ],
 )
-def test_what_cannot_be_trained_with_is_refused(trainer, net, options):
+def test_invalid_losses_and_optimizers_are_refused(trainer, net, options):
     with pytest.raises(UnsupportedValueError):
         trainer.fit(net, [BATCH], **options)
 
@@ -379,7 +379,7 @@ def test_a_cycle_that_prepare_batch_returns_is_refused(reference, net):
 @pytest.mark.parametrize("call", ["fit", "validate"])
 @pytest.mark.parametrize("key", ["y", "sample_weight"])
 @pytest.mark.parametrize("value", [(), "text", True, 5, [1.0], {"a": 1.0}, slice(1)], ids=str)
-def test_a_target_or_weights_that_are_no_array_are_refused(reference, net, call, key, value):
+def test_targets_and_weights_that_are_not_arrays_are_refused(reference, net, call, key, value):
     batch = {"X": BATCH[0], "y": BATCH[1], key: value}
     with pytest.raises(UnsupportedValueError, match=f"whose {key} is .* it is no array of numbers"):
         getattr(Trainer(1, backend=reference), call)(net, [batch])

@@ -95,7 +95,7 @@ def test_try_gpu_is_the_gpu_that_exists(backend):
 
 
 @requirement("devices.try-gpu-that-is-missing", section=SECTION)
-def test_try_gpu_is_the_cpu_if_there_is_no_such_gpu(backend, missing):
+def test_try_gpu_of_a_missing_gpu_is_the_cpu(backend, missing):
     assert backend.try_gpu(missing.index) is backend.cpu()
     assert backend.try_gpu(10**6) is backend.cpu()
 

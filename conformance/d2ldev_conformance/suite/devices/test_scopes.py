@@ -89,7 +89,7 @@ def test_a_tensor_stays_where_it_is_in_a_scope(backend, route):
 
 
 @requirement("copy.a-device-beats-the-scope", section=SECTION)
-def test_to_and_copy_go_where_they_are_told_also_in_a_scope(backend, route):
+def test_to_and_copy_use_the_given_device_also_in_a_scope(backend, route):
     scope, target = route
     x = backend.ones(2, device=scope)
     with backend.on(scope):

@@ -59,7 +59,7 @@ def test_place_keeps_every_value(backend, route, sample):
 
 
 @requirement("place.keeps-ties", section=SECTION)
-def test_place_keeps_what_is_tied(backend, route, sample):
+def test_place_keeps_ties(backend, route, sample):
     source, target = route
     obj = samples(backend)[sample](source)
     ties = _ties(backend, obj)

@@ -371,7 +371,7 @@ def runs(backend, num_gpus, tmp_path_factory):
 
 @requirement("processes.learn-what-one-learns", section=SECTION)
 @pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "shuffled"])
-def test_two_processes_learn_and_measure_what_one_does(runs, case):
+def test_two_processes_learn_and_measure_like_one_process(runs, case):
     assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
@@ -452,7 +452,7 @@ def test_one_process_goes_on_with_the_run_of_two(runs):
 
 
 @requirement("processes.share-the-parameters", section=SECTION)
-def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs):
+def test_processes_with_sharded_parameters_learn_like_one_process(backend, runs):
     require(framework_of(backend), _SHARING, "train with shard='parameters'", "leave shard out")
     options = {name: value for name, value in SHARED["shared"].items() if name != "checkpoint"}
     alone = runs.alone(**options)
@@ -507,7 +507,7 @@ def failed(backend, num_gpus, tmp_path_factory):
 
 @requirement("processes.leave-what-was-learned", section=SECTION)
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_in_a_callback_of_one_leaves_what_was_learned_in_all(failed, failing):
+def test_an_error_in_one_callback_keeps_the_parameters_of_all_processes(failed, failing):
     _check_failed(failed, None, failing)
 
 

@@ -51,7 +51,7 @@ def _fit(
 
 @requirement("several.learn-what-one-learns", section=SECTION)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_two_gpus_learn_what_one_learns(backend, optimizer):
+def test_two_gpus_learn_like_one_gpu(backend, optimizer):
     options = {"optimizer": optimizer, "lr": 0.02, "val_data": _data(7, 3)}
     assert_same_run(_fit(backend, 2, **options), _fit(backend, 1, **options))
 
@@ -64,7 +64,7 @@ def test_two_gpus_learn_what_one_learns(backend, optimizer):
         for number, optimizer in ((3, "momentum"), (4, "adam"))
     ],
 )
-def test_three_and_four_gpus_learn_what_one_learns(backend, number, optimizer):
+def test_three_and_four_gpus_learn_like_one_gpu(backend, number, optimizer):
     options = {"optimizer": optimizer, "lr": 0.02, "clip": 0.1}
     assert_same_run(_fit(backend, number, **options), _fit(backend, 1, **options))
 
@@ -235,7 +235,7 @@ def test_two_gpus_stop_after_the_step_or_the_epoch(backend, last):
     ],
     ids=["after a step", "StopIteration", "KeyboardInterrupt"],
 )
-def test_an_error_in_a_callback_leaves_what_two_gpus_have_learned(backend, callback, error):
+def test_an_error_in_a_callback_keeps_the_parameters_of_two_gpus(backend, callback, error):
     found = []
     for number in (2, 1):
         backend.seed(0)
@@ -269,7 +269,7 @@ def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, af
 
 
 @requirement("several.share-the-parameters", section=SECTION)
-def test_gpus_that_share_the_parameters_learn_what_one_learns(backend, tmp_path):
+def test_gpus_with_sharded_parameters_learn_like_one_gpu(backend, tmp_path):
     options = {"optimizer": "adam", "lr": 0.02, "val_data": _data(7, 3)}
     options |= {"accumulate_grad_batches": 2, "clip": 0.05, "epochs": 2}
     path = tmp_path / "run"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.nightly
 
 @requirement("processes.train-on-two-machines", section="13.6")
 @pytest.mark.parametrize("processes", [1, 2])
-def test_two_machines_learn_what_one_process_learns(backend, machines, tmp_path, processes):
+def test_two_machines_learn_like_one_process(backend, machines, tmp_path, processes):
     """Call the first machine by its name, which is a loopback address on the machine itself."""
     require_processes(backend, 2)
     options = {"optimizer": "adam", "gradient_clip_val": 0.05, "num_gpus": 0}

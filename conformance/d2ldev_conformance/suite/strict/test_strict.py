@@ -125,7 +125,7 @@ def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewh
 
 
 @requirement("strict.scalars-on-other-devices", section=SECTION)
-def test_numbers_are_no_operands(backend, place):
+def test_numbers_are_not_operands(backend, place):
     x = backend.full((2, 2), 3.0, device=place)
     with backend.strict():
         results = [x + 1, 2.0 * x, x**2, x > 1]
@@ -177,7 +177,7 @@ def test_tensors_are_made_in_a_block(backend, place):
 
 
 @requirement("strict.models", section=SECTION)
-def test_a_model_called_with_data_from_elsewhere_raises(backend, route):
+def test_a_model_called_with_data_on_another_device_raises(backend, route):
     source, target = route
     net = backend.mlp([3, 4, 1], device=source)
     x = backend.ones((2, 3), device=target)

@@ -447,7 +447,7 @@ def test_an_object_that_returns_itself_from_to_stays(backend, place, moving):
 
 
 @requirement("containers.slide-prepare-batch", section=SECTION)
-def test_the_slide_s_prepare_batch_takes_what_an_array_loader_yields(backend, place):
+def test_the_slides_prepare_batch_takes_batches_of_an_array_loader(backend, place):
     gpus = [backend.native(place)]
     x, y = np.arange(8, dtype="float32").reshape(4, 2), np.arange(4, dtype="int32")
     batches = [[backend.to(a, gpus[0]) for a in b] for b in ArrayLoader(x, y, batch_size=2)]
@@ -471,7 +471,7 @@ def test_the_slide_s_prepare_batch_takes_what_an_array_loader_yields(backend, pl
     ],
     ids=["ordereddict", "defaultdict", "deque", "frozen", "dataclass", "namedtuple", "proxy"],
 )
-def test_containers_of_arrays_stay_what_they_are(backend, place, take, make):
+def test_containers_of_arrays_keep_their_type(backend, place, take, make):
     array = np.full((2,), 2.0, "float32")
     batch = make(array)
     taken = take([batch, None])[0]

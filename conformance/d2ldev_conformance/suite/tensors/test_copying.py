@@ -199,7 +199,7 @@ def test_the_sum_of_two_tensors_of_a_gpu_is_there(backend, route):
 
 
 @requirement("copy.views-move-whole", section=SECTION)
-def test_a_part_of_a_tensor_moves_as_what_it_is(backend, route):
+def test_a_part_of_a_tensor_moves_as_a_tensor(backend, route):
     source, target = route
     data = numbers("float32", (4, 6))
     part = backend.asarray(data, device=source)[1, :]

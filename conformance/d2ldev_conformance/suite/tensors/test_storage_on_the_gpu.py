@@ -22,7 +22,7 @@ def test_a_tensor_is_made_where_it_is_wanted(backend, place, make):
 
 @requirement("create.without-a-copy", section=SECTION)
 @creators
-def test_no_tensor_is_made_elsewhere_and_copied(backend, place, make, monkeypatch):
+def test_no_tensor_is_made_on_another_device_and_copied(backend, place, make, monkeypatch):
     monkeypatch.setattr(framework_of(backend).tensors, "copy", None)
     monkeypatch.setattr(framework_of(backend).tensors, "copy_all", None)
     assert backend.device_of(make(backend, device=place)) is place
@@ -399,7 +399,7 @@ def test_numpy_scalars_keep_their_dtype(backend, place):
 
 @requirement("create.wide-numpy-data", section=SECTION)
 @pytest.mark.parametrize("name", ["float64", "int64"])
-def test_wide_numpy_data_becomes_what_the_framework_makes_of_it(backend, place, name):
+def test_wide_numpy_data_gets_the_frameworks_dtype(backend, place, name):
     x = backend.asarray(np.arange(3).astype(name), device=place)
     assert backend.dtype_of(x) == framework_of(backend).tensors.data_dtype(name)
     np.testing.assert_array_equal(backend.to_numpy(x), np.arange(3))

@@ -62,7 +62,7 @@ def test_a_tensor_is_the_frameworks_own(backend, place):
 
 
 @requirement("query.backend-of-a-tensor", section=SECTION)
-def test_the_backend_is_told_from_the_tensor(backend, place):
+def test_backend_of_finds_the_backend_of_a_tensor(backend, place):
     assert d2ldev.backend_of(backend.ones(1, device=place)) is backend
 
 
@@ -147,7 +147,7 @@ def test_from_dlpack_copies_to_another_device(backend, place):
 
 
 @requirement("query.dlpack-copies", section=SECTION)
-def test_from_dlpack_copies_where_it_is_told_to(backend, place):
+def test_from_dlpack_copies_to_the_requested_device(backend, place):
     x = backend.ones(16, device=place)
     y = backend.from_dlpack(x, copy=True)
     assert backend.device_of(y) is place
@@ -172,7 +172,7 @@ def test_from_dlpack_refuses_a_copy_that_it_may_not_make(backend):
 
 @requirement("query.dlpack-refuses-others", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, [1.0], "x", None])
-def test_from_dlpack_refuses_what_has_no_dlpack(backend, value):
+def test_from_dlpack_refuses_an_object_without_dlpack(backend, value):
     with pytest.raises(UnsupportedValueError):
         backend.from_dlpack(value)
 

@@ -65,7 +65,7 @@ def test_hooks_that_are_patched_onto_the_class_are_called(backend, batches, num_
 
 
 @requirement("hooks.of-the-books-handle", section=SECTION)
-def test_the_trainer_of_the_books_handle_is_changed_for_nobody_else(
+def test_add_to_class_changes_only_the_book_handles_trainer(
     backend, batches, num_gpus, monkeypatch
 ):
     """Train with the book's lines in the class ``d2l.Trainer``; ``d2ldev.Trainer`` has none."""

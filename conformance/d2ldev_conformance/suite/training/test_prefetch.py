@@ -131,7 +131,7 @@ def test_a_batch_already_on_the_device_is_yielded_itself(backend, place):
 
 @requirement("prefetch.moves-ahead", section=SECTION)
 @pytest.mark.parametrize("depth", DEPTHS[:3])
-def test_as_many_batches_as_asked_for_are_on_their_way(backend, place, source, depth):
+def test_depth_batches_are_on_their_way(backend, place, source, depth):
     batches = backend.prefetch(source.batches(), place, depth)
     assert source.taken == 0
     taken = [source.taken for _ in batches]

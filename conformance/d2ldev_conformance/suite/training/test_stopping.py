@@ -104,7 +104,7 @@ def test_should_stop_ends_the_run_after_the_step_or_the_epoch(backend, batches, 
 
 
 @requirement("runs.stop-is-forgotten-by-the-next", section=SECTION)
-def test_the_next_fit_begins_anew(backend, batches, num_gpus):
+def test_the_next_fit_begins_with_a_new_state(backend, batches, num_gpus):
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     trainer.should_stop = True
     assert len(trainer.fit(_net(backend), batches)["loss"]) == EPOCHS
@@ -142,7 +142,7 @@ def test_gradients_that_wait_for_a_step_are_not_lost(backend, batches, num_gpus)
 
 
 @requirement("runs.error-in-a-callback", section=SECTION)
-def test_an_error_in_a_callback_leaves_what_was_learned(backend, batches, num_gpus):
+def test_an_error_in_a_callback_keeps_the_trained_parameters(backend, batches, num_gpus):
     net = _net(backend)
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=RaisingAfterStep(STEPS + 1))
     with pytest.raises(HookError):

@@ -149,7 +149,7 @@ def test_a_class_still_says_what_of_it_is_sent(virtual):
     assert not hasattr(send(virtual, net), "lock")
 
 
-def test_two_gpus_learn_what_one_learns(virtual):
+def test_two_gpus_learn_like_one_gpu(virtual):
     def fit(number):
         torch.manual_seed(0)
         names = ("weight_norm of hooks, used", "weight_norm", "spectral_norm of hooks")

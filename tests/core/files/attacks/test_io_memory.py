@@ -15,7 +15,7 @@ def test_a_tensor_that_is_an_array_too_is_refused(reference, path):
         reference.load(path)
 
 
-def test_what_could_not_be_read_is_not_written(reference, path, monkeypatch):
+def test_values_that_could_not_be_read_are_not_written(reference, path, monkeypatch):
     monkeypatch.setattr("d2ldev.files.format.container.MAX_HEADER", 10_000)
     with pytest.raises(CheckpointError, match="belong into arrays"):
         reference.save({"x": list(range(10_000))}, path)
@@ -56,7 +56,7 @@ def test_an_error_shows_text_from_a_file_shortened_and_printable(reference, path
     assert len(text.splitlines()) == 2
 
 
-def test_the_writer_that_a_file_names_is_told_shortly(reference, path):
+def test_the_writer_named_in_a_file_is_shown_shortened(reference, path):
     header = containers(row("dict", [{"tensor": 0}], ["x"]))
     text = header["__metadata__"]["d2ldev.structure"].replace(
         '"reference"', json.dumps("w" * 10**6)

@@ -146,7 +146,7 @@ show([statuses, most, os.listdir()])
 """
 
 
-def test_a_run_that_is_told_to_end_leaves_a_whole_checkpoint_and_the_next_one_nothing_else(
+def test_a_terminated_run_leaves_a_whole_checkpoint_and_no_temporary_files(
     tmp_path,
 ):
     statuses, most, left = run_python(TERMINATED, folder=tmp_path)[0]

@@ -239,7 +239,7 @@ def _fit(backend, place, batch, **options):
 
 @requirement("labels.fit-refuses", section=SECTION)
 @pytest.mark.parametrize("kind", ["of NumPy", "on the host", "on the device"])
-def test_fit_names_the_label_and_keeps_what_was_learned(backend, place, kind):
+def test_fit_names_the_label_and_keeps_the_trained_parameters(backend, place, kind):
     y = np.array([0, 1, 7, 2], "int32")
     if kind != "of NumPy":
         y = backend.asarray(y, device=place if kind == "on the device" else "cpu")

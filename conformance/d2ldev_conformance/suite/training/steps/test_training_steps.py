@@ -80,7 +80,7 @@ def test_the_losses_are_those_of_the_cpu(backend, place, data, on_the_cpu):
 
 @requirement("train.same-bits", section=SECTION)
 @pytest.mark.usefixtures("virtual")
-def test_virtual_gpus_compute_what_the_cpu_computes(backend, route, data):
+def test_virtual_gpus_compute_like_the_cpu(backend, route, data):
     _, target = route
     there, on_cpu = (_train(backend, device, data)[0] for device in (target, backend.cpu()))
     assert_same_values(backend, there, values_of(backend, on_cpu))
@@ -97,7 +97,7 @@ def test_a_move_between_two_steps_changes_nothing(backend, route, data, on_the_c
 
 
 @requirement("train.data-from-elsewhere-raises", section=SECTION)
-def test_a_step_with_data_from_elsewhere_raises(backend, route, data):
+def test_a_step_with_data_on_another_device_raises(backend, route, data):
     source, target = route
     learner = _learner(backend, source)
     x, y = (backend.asarray(array, device=target) for array in data)
@@ -106,7 +106,7 @@ def test_a_step_with_data_from_elsewhere_raises(backend, route, data):
 
 
 @requirement("train.targets-from-elsewhere-raise", section=SECTION)
-def test_a_step_with_targets_from_elsewhere_raises(backend, route, data):
+def test_a_step_with_targets_on_another_device_raises(backend, route, data):
     source, target = route
     learner = _learner(backend, source)
     x, y = backend.asarray(data[0], device=source), backend.asarray(data[1], device=target)
