@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from d2ldev.areas import Learner, Memory
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.files.load_into import Loaded
+    from d2ldev.leaks.finding import Leaks, find_leaks
     from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
     from d2ldev.operations.live_tensors import LiveTensor
@@ -98,6 +99,7 @@ _RARE = {
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
     "Group": "processes.group",
+    "Leaks": "leaks.finding",
     "LiveTensor": "operations.live_tensors",
     "Loaded": "files.load_into",
     "Schedule": "training.callbacks",
@@ -105,6 +107,7 @@ _RARE = {
     "Timer": "training.timer",
     "Timing": "operations.timing",
     "Trainer": "training.trainer",
+    "find_leaks": "leaks.finding",
 }
 # A module that is half imported cannot be imported by a forked child.
 _loading = _Lock(patience=30)
@@ -130,6 +133,7 @@ __all__ = [
     "EarlyStopping",
     "Group",
     "InvalidDeviceError",
+    "Leaks",
     "Learner",
     "LiveTensor",
     "Loaded",
@@ -151,6 +155,7 @@ __all__ = [
     "backend",
     "backend_of",
     "cpu",
+    "find_leaks",
     "get_backend",
     "gpu",
     "register_container",

@@ -45,7 +45,9 @@ class TensorFlowFramework(Framework):
     max_virtual_gpus = 8
     cannot = {
         "train with sharded parameters": "the strategies of tf.distribute keep each variable whole "
-        "on each device, and keras.distribution, which splits them, is for Keras on JAX alone"
+        "on each device, and keras.distribution, which splits them, is for Keras on JAX alone",
+        "find leaks": "TensorFlow copies an operand from any device to that of its operation, and "
+        "has no hook for the functions of a program",
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:

@@ -36,6 +36,8 @@ from d2ldev.framework import (
     Framework,
     Operand,
     Strict,
+    Watch,
+    gpu,
     leave_in_turn,
     locate_tensors,
     make_change,
@@ -112,6 +114,16 @@ class TorchStrict(Strict):
         if everywhere:
             self._enter_in_new_threads()
         return _Block(self._blocks)
+
+    def follow(self, watch: Watch) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
+        from d2ldev_torch.leaks import LeakMode, follow  # only a search for leaks needs it
+
+        devices = self._framework.devices
+        native = devices.native(watch.device)
+        mode = LeakMode(
+            watch, self.mismatch, native, devices.from_native, lambda i: devices.native(gpu(i))
+        )
+        return follow(mode)
 
     def _enter_in_new_threads(self) -> None:
         begin = threading.Thread.start

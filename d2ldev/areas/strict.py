@@ -17,6 +17,7 @@ from d2ldev.scopes import Entry, Scopes, leave_in_turn, make_change
 
 if TYPE_CHECKING:
     from d2ldev.areas import Framework
+    from d2ldev.areas.leaks import Watch
 
 
 class Strict:
@@ -40,6 +41,19 @@ class Strict:
         With ``everywhere`` it is entered for every thread of the process, and never left.
         """
         return nullcontext()
+
+    def follow(
+        self, watch: Watch
+    ) -> AbstractContextManager[Callable[[dict[str, Any]], None]] | None:
+        """Return a context that shows a watch what functions create, move and read.
+
+        For ``d2ldev.find_leaks``. In the context, tensors that tests create are on the device of
+        the watch. Its end leaves the framework as it was. None if the framework cannot do it.
+
+        The context gives a function for inputs that were made before. The function moves the
+        tensors among the values of a dict to the device.
+        """
+        return None
 
 
 class Strictness:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.areas import INTERFACE, Framework
 from d2ldev.areas.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
 from d2ldev.areas.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
+from d2ldev.areas.leaks import Stray, Watch
 from d2ldev.areas.models import Models, NoTensor, optimizer_refusal
 from d2ldev.areas.parallel import (
     Parallel,
@@ -174,11 +175,13 @@ __all__ = [
     "Shape",
     "ShardSampler",
     "Sharded",
+    "Stray",
     "Strict",
     "Tensor",
     "Tensors",
     "Training",
     "UnsupportedValueError",
+    "Watch",
     "Weighted",
     "bounds",
     "check_labels",

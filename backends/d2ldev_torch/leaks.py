@@ -1,0 +1,502 @@
+"""Follow the tensors that functions of torch create, move and read, to find leaks of devices.
+
+A ``TorchFunctionMode`` sees every function of torch and every attribute of a tensor. It puts the
+inputs that a test creates on the tried device, and notes what a library creates elsewhere. Where an
+operation on several devices raises an error, the mode reports the tensors that are elsewhere. Then
+it moves them and calls the operation again: one run finds all leaks.
+
+- Modules are made on the CPU, and moved as by ``module.to(device)`` when their constructor is done.
+  A tensor that is neither a parameter nor a buffer stays where it is.
+- No mode sees ``torch.from_numpy`` and ``torch.Tensor(...)``: they are replaced. A backward pass
+  runs past all modes, and gets this one.
+- Modes are those of a thread. TorchScript and compiled functions run without them.
+
+Sources: https://docs.pytorch.org/docs/stable/torch.overrides.html, and ``_device_constructors`` in
+https://github.com/pytorch/pytorch/blob/main/torch/utils/_device.py
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_map_only
+
+from d2ldev.framework import (
+    Device,
+    DeviceMismatchError,
+    Stray,
+    UnsupportedValueError,
+    Watch,
+    replace,
+)
+
+_Tensor = torch.Tensor
+_MOVES = (_Tensor.to, _Tensor.cpu, _Tensor.cuda)
+_TO_NUMPY = (_Tensor.numpy, _Tensor.__array__)
+_READS = (
+    *_TO_NUMPY,
+    *(_Tensor.item, _Tensor.tolist, _Tensor.__repr__, _Tensor.__format__),
+    *(_Tensor.__bool__, _Tensor.__int__, _Tensor.__float__, _Tensor.__complex__),
+    _Tensor.__index__,
+)
+# Modules of torch whose constructors and functions make inputs, if a test calls them.
+_INPUT_MODULES = ("torch.nn.modules.", "torch.nn.parameter", "torch.distributions.")
+_COLLATE = "torch.utils.data._utils.collate"
+# Functions that look at a tensor, or copy it, and compute nothing.
+_LOOKS = frozenset(
+    (
+        *("__get__", "__len__", "size", "dim", "numel", "stride", "data_ptr", "element_size"),
+        *("detach", "clone", "contiguous", "to", "cpu", "cuda", "type", "is_contiguous"),
+        *("is_floating_point", "is_complex", "resolve_conj", "resolve_neg", "requires_grad_"),
+    )
+)
+_IN_PLACE = frozenset(("__setitem__", "__set__"))
+
+
+class LeakMode(TorchFunctionMode):
+    """Shows a watch the tensors that functions of torch create, move and read.
+
+    Args:
+        watch: what is known of the tensors.
+        mismatch: returns d2ldev's error for one of torch's: ``TorchStrict.mismatch``.
+        native: the device of the inputs.
+        from_native: what d2ldev calls a device.
+        gpu: the GPU of an index, for code that names CUDA.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        mismatch: Callable[..., DeviceMismatchError | None],
+        native: torch.device,
+        from_native: Callable[[torch.device], Device | None],
+        gpu: Callable[[int], torch.device],
+    ) -> None:
+        super().__init__()
+        self._watch, self._mismatch = watch, mismatch
+        self._frames = watch.frames
+        self._native, self._from_native, self._gpu = native, from_native, gpu
+        self._pending: list[torch.nn.Module] = []
+        self._moved = 0
+        self._special: dict[Any, Callable[..., Any]] = {
+            **dict.fromkeys(_device_constructors(), self._create),
+            # ``x.vgpu()``, which ``x.cuda()`` calls where GPUs are virtual.
+            getattr(_Tensor, native.type, _Tensor.to): self._move,
+            **dict.fromkeys(_MOVES, self._move),
+            **dict.fromkeys(_READS, self._read),
+        }
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self._pending:
+            self._place_modules(sys._getframe(1))
+        if not self._watch.has_inputs:
+            self._watch.has_inputs = any(x.device == self._native for x in _tensors_in(args))
+        special = self._special.get(function)
+        if special is not None:
+            return special(function, args, kwargs or {}, sys._getframe(1))
+        strays = self._watch.strays
+        if strays and (found := self._find_strays(args, kwargs)):
+            return self._call_on_strays(function, args, kwargs or {}, found, sys._getframe(1))
+        try:
+            return function(*args, **kwargs) if kwargs else function(*args)
+        except RuntimeError as error:
+            return self._repair(error, function, args, kwargs or {}, sys._getframe(1))
+
+    # -- create -----------------------------------------------------------------------------------
+
+    def _create(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
+    ) -> Any:
+        frame = self._frames.nearest(caller)
+        native = kwargs.get("device")
+        native = torch.device(native) if isinstance(native, (str, int)) else native
+        if frame is None or kwargs.get("out") is not None:
+            return self._call(function, args, kwargs, caller)
+        if native is not None and native.type == "cuda":
+            native = self._gpu(native.index or 0)
+            kwargs = {**kwargs, "device": native}
+        is_elsewhere = native is not None and native.type != "cpu"
+        if not is_elsewhere and self._makes_input(frame, caller):
+            return self._make_on_device(function, args, kwargs)
+        made = self._call(function, args, kwargs, caller)
+        self._note(made, frame)
+        return made
+
+    def _makes_input(self, frame: FrameType, caller: FrameType) -> bool:
+        """Return whether a tensor that is created without a device is an input of the test."""
+        if self._frames.is_test(frame):
+            name = str(caller.f_globals.get("__name__", ""))
+            is_torch = name.partition(".")[0] == "torch"
+            return not is_torch or name.startswith(_INPUT_MODULES) or name == _COLLATE
+        return not self._is_constructed(frame) and self._watch.is_input(frame)
+
+    def _make_on_device(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor:
+        generator = kwargs.get("generator")
+        if (generator is not None and generator.device.type == "cpu") or "sparse" in _name(
+            function
+        ):
+            plain = {name: value for name, value in kwargs.items() if name != "device"}
+            has_gradient = plain.pop("requires_grad", False)
+            return self._to_device(function(*args, **plain)).requires_grad_(has_gradient)
+        return function(*args, **{**kwargs, "device": self._native})  # type: ignore[no-any-return]
+
+    def _to_device(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.to(self._native)
+        except UnsupportedValueError:  # a layout that virtual GPUs do not hold
+            return x
+
+    def _note(self, made: Any, frame: FrameType) -> None:
+        """Remember a tensor that a library has created on another device."""
+        if not isinstance(made, _Tensor) or made.device == self._native:
+            return
+        if not self._frames.is_test(frame) and (
+            self._is_constructed(frame) or self._watch.is_own(frame)
+        ):
+            self._watch.note_stray(made, frame, "creates")
+
+    def take(self, made: torch.Tensor, caller: FrameType) -> torch.Tensor:
+        """Return a tensor that was made past all modes, on the device if it is an input."""
+        frame = self._frames.nearest(caller)
+        if frame is None or not made.is_cpu:
+            return made
+        if self._makes_input(frame, caller):
+            return self._to_device(made)
+        self._note(made, frame)
+        return made
+
+    # -- modules ----------------------------------------------------------------------------------
+
+    def register(self, module: torch.nn.Module, _name: str, value: Any) -> None:
+        """Remember a module with a new parameter or buffer, to move it when it is complete."""
+        with torch._C.DisableTorchFunction():
+            if value is None or not isinstance(value, _Tensor) or not value.is_cpu:
+                return
+            caller = sys._getframe(1)
+            frame = self._frames.nearest(caller)
+            if frame is None:
+                return
+            is_input = self._frames.is_test(frame) or self._is_constructed(frame)
+            if is_input or self._watch.is_input(frame):
+                self._pending.append(module)
+            else:
+                self._note(value, frame)
+
+    def _is_constructed(self, frame: FrameType) -> bool:
+        """Return whether the test calls a constructor of a module, which runs the frame."""
+        inside = outermost = False
+        for outer in self._frames.library(frame):
+            outermost = _is_constructor(outer)
+            inside = inside or outermost
+        return outermost or (inside and self._watch.is_input(frame))
+
+    def _place_modules(self, caller: FrameType) -> None:
+        """Move the modules whose constructors are done, as ``module.to(device)`` does."""
+        frame: FrameType | None = caller
+        while frame is not None:
+            if _is_constructor(frame):
+                return
+            frame = frame.f_back
+        pending, self._pending = self._pending, []
+        children = {id(child) for module in pending for child in module.children()}
+        for module in {id(module): module for module in pending}.values():
+            if id(module) not in children:
+                module._apply(self._move_in_place)  # type: ignore[no-untyped-call]
+
+    def place(self, values: dict[str, Any]) -> None:
+        """Move the tensors and modules among the values of a dict, which stay the same objects.
+
+        So are tensors in lists, tuples and dicts, and in attributes of objects.
+        """
+        with torch._C.DisableTorchFunction():
+            for value in list(values.values()):
+                self._place_value(value)
+                is_object = type(value).__module__ not in sys.builtin_module_names
+                if is_object and not isinstance(value, (type, _Tensor, torch.nn.Module)):
+                    before = self._moved
+                    for each in list(getattr(value, "__dict__", {}).values()):
+                        self._place_value(each)
+                    if self._moved > before:
+                        self._frames.toolboxes[id(value)] = value
+
+    def _place_value(self, value: Any) -> None:
+        if isinstance(value, _Tensor):
+            self._move_in_place(value)
+        elif isinstance(value, torch.nn.Module):
+            value._apply(self._move_in_place)  # type: ignore[no-untyped-call]
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                self._place_value(each)
+        elif isinstance(value, dict) and "__builtins__" not in value:
+            self._place_value(list(value.values()))
+
+    def _move_in_place(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cpu:
+            self._moved += 1
+            with suppress(UnsupportedValueError):
+                x.data = x.data.to(self._native)
+        return x
+
+    # -- move and read ----------------------------------------------------------------------------
+
+    def _move(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
+    ) -> Any:
+        frame = self._frames.nearest(caller)
+        is_test = frame is not None and self._frames.is_test(frame)
+        if function is _Tensor.to:
+            args = [self._translate(value, is_test=is_test) for value in args]
+            kwargs = {
+                name: self._translate(value, is_test=is_test) if name == "device" else value
+                for name, value in kwargs.items()
+            }
+        x = args[0]
+        was_there = x.device == self._native
+        moved = self._call(function, args, kwargs, caller)
+        if was_there and frame is not None and not is_test and moved.device != self._native:
+            self._watch.note_stray(moved, frame, "moves")
+        return moved
+
+    def _translate(self, value: Any, *, is_test: bool) -> Any:
+        """Return the device that an argument of ``to`` stands for."""
+        if isinstance(value, str):
+            value = torch.device(value)
+        if not isinstance(value, torch.device):
+            return value
+        if value.type == "cuda":
+            return self._gpu(value.index or 0)
+        return self._native if is_test and value.type == "cpu" else value
+
+    def _read(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
+    ) -> Any:
+        x = args[0]
+        frame = self._frames.nearest(caller)
+        is_test = frame is None or self._frames.is_test(frame)
+        name = _name(function).strip("_")
+        if x.device != self._native:
+            stray = self._watch.find_stray(x)
+            if stray is not None and stray.action == "moves" and not is_test:
+                self._watch.report_line("read", stray.line, "reads", self._watch.device, name)
+                return function(*args, **kwargs)
+            return self._call(function, args, kwargs, caller)
+        if not is_test and frame is not None:
+            kind = "refusal" if function in _TO_NUMPY else "read"
+            line = self._frames.line(frame)
+            self._watch.report_line(kind, line, "reads", self._watch.device, name)
+        # The framework converts no tensor of a GPU to NumPy, and the tests are to go on.
+        source = x.cpu() if function in _TO_NUMPY else x
+        return function(source, *args[1:], **kwargs)
+
+    # -- meet -------------------------------------------------------------------------------------
+
+    def _call(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
+    ) -> Any:
+        if self._watch.strays and (found := self._find_strays(args, kwargs)):
+            return self._call_on_strays(function, args, kwargs, found, caller)
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            return self._repair(error, function, args, kwargs, caller)
+
+    def _find_strays(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> list[tuple[torch.Tensor, Stray]]:
+        strays = self._watch.strays
+        found = []
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if id(value) in strays:
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found += [each for each in value if id(each) in strays]
+        known = ((x, self._watch.find_stray(x)) for x in found)
+        return [(x, stray) for x, stray in known if stray is not None and x.device != self._native]
+
+    def _call_on_strays(
+        self,
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        found: list[tuple[torch.Tensor, Stray]],
+        caller: FrameType,
+    ) -> Any:
+        frame = self._frames.nearest(caller)
+        name = _name(function)
+        is_test = frame is not None and self._frames.is_test(frame)
+        if is_test:
+            for x, stray in found:
+                self._watch.report("result", stray, self._from_native(x.device), name, None)
+                self._watch.strays.pop(id(x), None)  # once is enough
+        try:
+            result = function(*args, **kwargs)
+        except RuntimeError as error:
+            return self._repair(error, function, args, kwargs, caller)
+        if is_test:
+            return result
+        if name not in _LOOKS:
+            for x, stray in found:
+                if stray.action == "moves":
+                    self._watch.report("move", stray, self._from_native(x.device), name, frame)
+        for each in result if isinstance(result, (list, tuple)) else (result,):
+            if isinstance(each, _Tensor) and each.device != self._native:
+                self._watch.inherit(each, found[0][1])
+        return result
+
+    def _repair(
+        self,
+        error: RuntimeError,
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        caller: FrameType,
+    ) -> Any:
+        """Report the tensors of an operation that are elsewhere, and run it without them."""
+        is_ours = isinstance(error, DeviceMismatchError)
+        if not is_ours and self._mismatch(error, function, args, kwargs) is None:
+            raise error
+        operands = list(_tensors_in((args, kwargs)))
+        elsewhere = [x for x in operands if x.device != self._native]
+        # Numbers of the host seldom matter.
+        elsewhere = [x for x in elsewhere if x.dim()] or elsewhere
+        generator = kwargs.get("generator")
+        if not generator and len(elsewhere) in (0, len(operands)):
+            raise error
+        frame = self._frames.nearest(caller)
+        is_test = frame is None or self._frames.is_test(frame)
+        name = _name(function).removeprefix("__").removesuffix("__")
+        for x in elsewhere:
+            stray, device = self._watch.find_stray(x), self._from_native(x.device)
+            if not is_test:
+                self._watch.report("mix", stray, device, name, frame)
+            elif stray is not None:
+                self._watch.report("result", stray, device, name, None)
+        if generator:
+            if not is_test and frame is not None:
+                line, device = self._frames.line(frame), self._from_native(generator.device)
+                self._watch.report_line("mix", line, "draws", device, name)
+            return self._draw_elsewhere(function, args, kwargs)
+        first = operands[0] if operands else None
+        if _is_in_place(function) and any(x is first for x in elsewhere):
+            self._move_in_place(first)  # type: ignore[arg-type]
+        ids = {id(x) for x in elsewhere}
+        args, kwargs = tree_map_only(
+            _Tensor,
+            lambda x: x.to(self._native) if id(x) in ids else x,
+            (list(args), dict(kwargs)),
+        )
+        return function(*args, **kwargs)
+
+    def _draw_elsewhere(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """Draw random numbers where their generator is, and move them to the inputs' device."""
+        if "device" in kwargs:
+            has_gradient = kwargs.get("requires_grad", False)
+            device = kwargs["generator"].device
+            made = function(*args, **{**kwargs, "device": device, "requires_grad": False})
+            return self._to_device(made).requires_grad_(has_gradient)
+        named = {name: value for name, value in kwargs.items() if name != "generator"}
+        return function(*args, **named)  # type: ignore[no-any-return]
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _is_in_place(function: Any) -> bool:
+    name = _name(function)
+    is_operator = name.startswith("__i") and name.endswith("__")
+    return is_operator or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_constructor(frame: FrameType) -> bool:
+    """Return whether a frame runs the ``__init__`` of a module."""
+    code = frame.f_code
+    if code.co_name != "__init__" or not code.co_argcount:
+        return False
+    return isinstance(frame.f_locals.get(code.co_varnames[0]), torch.nn.Module)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, _Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors_in(each)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+
+
+@contextmanager
+def follow(mode: LeakMode) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Follow what this thread does with tensors; give what moves inputs that were made before."""
+    with ExitStack() as entered:
+        for register in (
+            modules.register_module_parameter_registration_hook,
+            modules.register_module_buffer_registration_hook,
+        ):
+            entered.callback(register(mode.register).remove)
+        entered.callback(replace(_replacements(mode)))
+        torch.Tensor.__init__ = _initialize(mode)  # type: ignore[method-assign]
+        entered.callback(delattr, torch.Tensor, "__init__")
+        if "torch._dynamo" in sys.modules:  # what was compiled before would not call the mode
+            entered.enter_context(torch.compiler.set_stance("force_eager"))
+        entered.enter_context(mode)
+        yield mode.place
+
+
+def _replacements(mode: LeakMode) -> list[tuple[Any, str, Any]]:
+    """Return the functions that no mode sees, and their replacements."""
+
+    def take_result(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(function)
+        def take(*args: Any, **kwargs: Any) -> torch.Tensor:
+            with torch._C.DisableTorchFunction():
+                return mode.take(function(*args, **kwargs), sys._getframe(1))
+
+        return take
+
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    @functools.wraps(run)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    def leave_as_it_is(model: Any = None, **_options: Any) -> Any:
+        return (lambda function: function) if model is None else model
+
+    names = ("from_numpy", "frombuffer")
+    return [
+        *((torch, name, take_result(getattr(torch, name))) for name in names),
+        (torch, "compile", functools.wraps(torch.compile)(leave_as_it_is)),
+        (torch.autograd, run.__name__, run_backward),
+    ]
+
+
+def _initialize(mode: LeakMode) -> Callable[..., None]:
+    """Return what follows the making of a tensor by ``torch.Tensor(...)``."""
+
+    def initialize(x: torch.Tensor, *_args: Any, **_options: Any) -> None:
+        if type(x) is not torch.Tensor:
+            return
+        with torch._C.DisableTorchFunction():
+            moved = mode.take(x, sys._getframe(1))
+            if moved is not x:
+                x.data = moved
+
+    return initialize

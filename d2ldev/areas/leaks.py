@@ -1,0 +1,396 @@
+"""Find tensors that a library creates on, or moves to, another device than its inputs'.
+
+Two sets of frames tell who does it. Tests, and the block itself, create inputs, which belong on the
+tried device. All other code is the library's. Frames of the framework, of Python's own modules and
+of NumPy are of neither set: their caller counts.
+
+A framework shows what its functions create, move and read to a ``Watch``, which keeps the lines.
+
+Held by ``tests/backends/torch_backend/test_torch_leaks.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.nesting.kinds import PLAIN, TENSOR
+
+if TYPE_CHECKING:
+    from d2ldev.areas import Framework
+
+KINDS = {
+    "mix": "meets a tensor of another device",
+    "result": "comes back to the caller on another device than the inputs'",
+    "move": "leaves the device of the inputs, and is computed with elsewhere",
+    "refusal": "is read in a way that the framework refuses on that device",
+    "read": "is read by the host",
+}
+"""The kinds of leaks. A ``'read'`` is slow on a GPU and right, so that it fails no test."""
+FAILING = ("mix", "result", "move", "refusal")
+
+
+class Line(NamedTuple):
+    """A line of a library.
+
+    Args:
+        file: its path below the folder that Python imports it from, such as ``'ot/backend.py'``.
+        number: the number of the line, from 1.
+        function: the function around it, such as ``'ot.backend.TorchBackend.zeros'``.
+    """
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+class Leak(NamedTuple):
+    """One tensor on another device than the inputs'.
+
+    Args:
+        kind: one of ``KINDS``.
+        line: the line that created, moved or read it; None if it was made before the block.
+        action: ``'creates'``, ``'moves'``, ``'draws'`` (random numbers) or ``'reads'``.
+        device: where the tensor is; of a read, where it was.
+        expected: the device of the inputs.
+        operation: the operation that met the tensor.
+        met_at: the line of that operation; None in a test.
+    """
+
+    kind: str
+    line: Line | None
+    action: str
+    device: Device | None
+    expected: Device
+    operation: str
+    met_at: Line | None
+
+    def __str__(self) -> str:
+        place = "an unknown device" if self.device is None else _in_words(self.device)
+        at = f" at {self.met_at}" if self.met_at is not None and self.met_at != self.line else ""
+        where = f"{self.operation}{at}"
+        if self.kind == "read":
+            return f"{self.line} reads a tensor of {self.expected} by {self.operation}"
+        if self.kind == "refusal":
+            return f"{self.line} reads a tensor of {self.expected} by {self.operation}, which fails"
+        if self.line is None:
+            made = f"a tensor of unknown origin on {place}"
+            return f"{made} meets one on {self.expected} in {where}"
+        if self.action == "draws":
+            return f"{self.line} draws on {self.expected} by a generator on {place}, in {where}"
+        made = f"{self.line} {self.action} "
+        made += f"on {place} a tensor" if self.action == "creates" else f"to {place} a tensor"
+        if self.kind == "mix":
+            return f"{made} that meets one on {self.expected} in {where}"
+        if self.kind == "result":
+            return f"{made} that comes back, while the inputs are on {self.expected}"
+        return f"{made} of {self.expected}, and computes with it there in {where}"
+
+
+def _in_words(device: Device) -> str:
+    return "the CPU" if device.kind == "cpu" else str(device)
+
+
+# -- frames -----------------------------------------------------------------------------------
+
+NEITHER, LIBRARY, TEST = range(3)
+# Beside Python's own modules and the framework's: who is called by them is not who decides.
+_NEITHER = frozenset(
+    (
+        *("d2ldev", "numpy", "scipy", "pandas", "sklearn", "matplotlib"),
+        *("pytest", "_pytest", "pluggy", "hypothesis", "xdist", "importlib_metadata"),
+    )
+)
+
+
+class Frames:
+    """Tells the frames of tests from the frames of a library.
+
+    Args:
+        tests: files and folders of the tests.
+        namespace: the global names of further test code, such as a notebook's.
+
+    Attributes:
+        toolboxes: objects of the tests from before all blocks that keep tensors of their own, by
+            their identity. What they keep tells nothing of a call's inputs.
+    """
+
+    def __init__(
+        self, tests: Iterable[str] = (), namespace: Mapping[str, Any] | None = None
+    ) -> None:
+        self._folders: set[str] = set()
+        self._files: set[str] = set()
+        self._namespace = namespace
+        self.toolboxes: dict[int, object] = {}
+        self._neither = set(_NEITHER)
+        self._kinds: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        for path in tests:
+            self.add_tests(path)
+
+    def add_modules(self, modules: Iterable[str]) -> None:
+        """Count the frames of top-level modules as of neither set."""
+        self._neither.update(modules)
+        self._kinds.clear()
+
+    def add_tests(self, path: str) -> None:
+        """Count a file, or all files below a folder, as tests."""
+        path = os.path.realpath(path)
+        known = self._folders if os.path.isdir(path) else self._files
+        if path not in known:
+            known.add(path)
+            self._kinds.clear()
+
+    def kind(self, frame: FrameType) -> int:
+        """Return ``NEITHER``, ``LIBRARY`` or ``TEST``."""
+        name = frame.f_code.co_filename
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = self._find_kind(name, frame)
+        return kind
+
+    def is_test(self, frame: FrameType) -> bool:
+        """Return whether a frame is of a test."""
+        return self.kind(frame) == TEST
+
+    def _find_kind(self, name: str, frame: FrameType) -> int:
+        if frame.f_globals is self._namespace:
+            return TEST
+        path = os.path.realpath(name)
+        if os.path.basename(path) == "conftest.py" or path in self._files:
+            return TEST
+        if any(path.startswith(folder + os.sep) for folder in self._folders):
+            return TEST
+        top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        is_made_up = name.startswith("<")  # by exec, as a dataclass is
+        if is_made_up or top in sys.stdlib_module_names or top in self._neither:
+            return NEITHER
+        return NEITHER if top.startswith("d2ldev_") else LIBRARY
+
+    def nearest(self, frame: FrameType | None) -> FrameType | None:
+        """Return the innermost frame of a test or a library, from a frame outwards."""
+        kinds = self._kinds
+        while frame is not None:
+            kind = kinds.get(frame.f_code.co_filename)
+            if (self.kind(frame) if kind is None else kind) != NEITHER:
+                return frame
+            frame = frame.f_back
+        return None
+
+    def library(self, frame: FrameType) -> Iterator[FrameType]:
+        """Return the frames of the library from a frame outwards, up to the test that called it."""
+        outer: FrameType | None = frame
+        while outer is not None:
+            kind = self.kind(outer)
+            if kind == TEST:
+                return
+            if kind == LIBRARY:
+                yield outer
+            outer = outer.f_back
+
+    def line(self, frame: FrameType) -> Line:
+        """Return the line that a frame runs."""
+        code = frame.f_code
+        module = frame.f_globals.get("__name__", "")
+        return Line(
+            self._name(code),
+            frame.f_lineno,
+            f"{module}.{code.co_qualname.replace('<locals>.', '')}",
+        )
+
+    def _name(self, code: CodeType) -> str:
+        name = self._names.get(code.co_filename)
+        if name is None:
+            name = self._names[code.co_filename] = _below_path(code.co_filename)
+        return name
+
+
+def _below_path(name: str) -> str:
+    """Return a file's path below the longest entry of ``sys.path`` that holds it."""
+    path = os.path.realpath(name)
+    roots = {os.path.realpath(entry or os.getcwd()) + os.sep for entry in sys.path}
+    holding = [root for root in roots if path.startswith(root)]
+    return path.removeprefix(max(holding, key=len)) if holding else path
+
+
+# -- tensors ----------------------------------------------------------------------------------
+
+
+class Stray(NamedTuple):
+    """What is known of a tensor on another device than the inputs'.
+
+    Args:
+        tensor: a weak reference to it.
+        line: the line that created or moved it.
+        action: ``'creates'`` or ``'moves'``.
+    """
+
+    tensor: ref[Any]
+    line: Line
+    action: str
+
+
+_INPUT, _OWN, _ELSEWHERE = "input", "own", "elsewhere"
+
+
+class Watch:
+    """What is known of the tensors of a block, and the leaks found so far.
+
+    Args:
+        framework: whose tensors they are.
+        device: the device of the inputs.
+        frames: tells tests from libraries.
+        report: takes each leak.
+
+    Attributes:
+        has_inputs: whether an operation had a tensor on the device.
+        strays: what is known of tensors on other devices, by their identity.
+    """
+
+    # Objects that are looked at for the devices of a call's arguments.
+    _MOST = 200
+
+    def __init__(
+        self, framework: Framework, device: Device, frames: Frames, report: Callable[[Leak], None]
+    ) -> None:
+        self.device = device
+        self.frames = frames
+        self.has_inputs = False
+        self.strays: dict[int, Stray] = {}
+        self._framework = framework
+        self._report = report
+        self._moved: tuple[Any, ...] = ()
+
+    def is_input(self, frame: FrameType) -> bool:
+        """Return whether a tensor that a line of a library creates is an input of the test.
+
+        It is if the test has called a function without tensors, such as one that converts arrays.
+        """
+        return self._owner(frame) == _INPUT
+
+    def is_own(self, frame: FrameType) -> bool:
+        """Return whether a tensor that a line of a library creates belongs to the library.
+
+        It does if the test has called a function with a tensor on the inputs' device. The tensor
+        may be in an object.
+        """
+        return self._owner(frame) == _OWN
+
+    def _owner(self, frame: FrameType) -> str:
+        entry = frame
+        for entry in self.frames.library(frame):  # noqa: B007 - the last one
+            pass
+        if self._moved and self._moved == _call_of(entry):
+            return _OWN
+        is_elsewhere = False
+        for device, is_attribute in self._devices_of(entry):
+            if device is self.device:
+                return _OWN
+            # An object may keep tensors of any device, such as one of each type.
+            is_elsewhere = is_elsewhere or not is_attribute
+        return _ELSEWHERE if is_elsewhere else _INPUT
+
+    def _devices_of(self, frame: FrameType) -> Iterator[tuple[Device, bool]]:
+        """Yield the devices of a call's arguments, and whether each is of an object's attribute."""
+        code = frame.f_code
+        number = code.co_argcount + code.co_kwonlyargcount
+        number += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
+        known = frame.f_locals
+        waiting = [(known[name], False) for name in code.co_varnames[:number] if name in known]
+        kinds, device_of = self._framework.state.kinds, self._framework.tensors.device_of
+        seen: set[int] = set()
+        for value, is_attribute in waiting:  # which grows meanwhile
+            if id(value) in seen:
+                continue
+            if len(seen) == self._MOST:
+                return
+            seen.add(id(value))
+            kind = kinds[type(value)]
+            if kind is TENSOR:
+                with suppress(UnsupportedValueError):  # it is on several, or traced
+                    yield device_of(value), is_attribute
+                continue
+            inside: Iterable[Any] = ()
+            if isinstance(value, (list, tuple, set, frozenset)):
+                inside = value
+            elif isinstance(value, dict):
+                inside = value.values()
+            elif id(value) in self.frames.toolboxes or kind is PLAIN:
+                continue
+            elif not isinstance(value, (type, *_CODE)):
+                inside, is_attribute = getattr(value, "__dict__", {}).values(), True
+            waiting += [(each, is_attribute) for each in islice(inside, self._MOST)]
+
+    def note_stray(self, x: Any, frame: FrameType, action: str) -> None:
+        """Remember the line that created a tensor on, or moved it to, another device."""
+        self._add(x, self.frames.line(frame), action)
+        if action == "moves":
+            entry = frame
+            for entry in self.frames.library(frame):  # noqa: B007 - the last one
+                pass
+            self._moved = _call_of(entry)
+
+    def inherit(self, x: Any, stray: Stray) -> None:
+        """Remember that a tensor was computed from a stray one."""
+        self._add(x, stray.line, stray.action)
+
+    def _add(self, x: Any, line: Line, action: str) -> None:
+        key = id(x)
+        strays = self.strays
+
+        def forget(dead: ref[Any]) -> None:
+            if key in strays and strays[key].tensor is dead:
+                del strays[key]
+
+        strays[key] = Stray(ref(x, forget), line, action)
+
+    def find_stray(self, x: Any) -> Stray | None:
+        """Return what is known of a tensor."""
+        found = self.strays.get(id(x))
+        return found if found is not None and found.tensor() is x else None
+
+    def report(
+        self,
+        kind: str,
+        stray: Stray | None,
+        device: Device | None,
+        operation: str,
+        frame: FrameType | None,
+    ) -> None:
+        """Report a tensor on another device.
+
+        Args:
+            kind: ``'mix'``, ``'result'`` or ``'move'``.
+            stray: what is known of the tensor.
+            device: where the tensor is.
+            operation: the operation that met it.
+            frame: the innermost frame of a test or a library.
+        """
+        line, action = (None, "creates") if stray is None else (stray.line, stray.action)
+        is_library = frame is not None and self.frames.kind(frame) == LIBRARY
+        met_at = self.frames.line(frame) if is_library and frame is not None else None
+        self._report(Leak(kind, line, action, device, self.device, operation, met_at))
+
+    def report_line(self, kind: str, line: Line, action: str, device: Any, operation: str) -> None:
+        """Report what a line does with a tensor of the inputs' device: it reads it, or draws it."""
+        self._report(Leak(kind, line, action, device, self.device, operation, line))
+
+
+def _call_of(frame: FrameType) -> tuple[Any, ...]:
+    """Return what tells one call of a function from others, without keeping its frame."""
+    caller = frame.f_back
+    return (id(frame), id(caller), frame.f_code, caller.f_lasti if caller is not None else -1)
+
+
+_CODE = (type(_in_words), type(sys), type(print), property, staticmethod, classmethod)

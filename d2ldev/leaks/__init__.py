@@ -1,0 +1,1 @@
+"""Find the lines of a library that leave the device of their inputs."""

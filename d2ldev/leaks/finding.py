@@ -1,0 +1,179 @@
+"""``find_leaks``: a block in which the leaks of a library are found, for notebooks and tests.
+
+Held by ``tests/backends/torch_backend/test_torch_leaks.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, overload
+
+from d2ldev._backend import Backend, framework_of
+from d2ldev.active import active_backend
+from d2ldev.areas.abilities import require
+from d2ldev.areas.leaks import FAILING, Frames, Leak, Watch
+from d2ldev.device import CPU
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.operations.devices import resolve
+from d2ldev.registry.discovery import libraries_of, read_required_modules
+from d2ldev.typing import DeviceLike
+
+ABILITY = "find leaks"
+
+
+class Leaks(Sequence[Leak]):
+    """The leaks of a block, in the order in which they were found.
+
+    Args:
+        allowed: patterns of lines and functions whose leaks are left out, with ``*`` for any text:
+            ``'ot/backend.py:1034'``, ``'ot/backend.py'``, ``'ot.backend.TorchBackend.*'``.
+
+    Attributes:
+        has_inputs: whether the blocks that have ended had a tensor on the device.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._allowed = tuple(allowed)
+        self._leaks: list[Leak] = []
+        self.has_inputs = False
+
+    def add(self, leak: Leak) -> None:
+        """Add a leak, unless its line is allowed."""
+        if not is_allowed(leak, self._allowed):
+            self._leaks.append(leak)
+
+    def find_failing(self, kinds: Iterable[str] = FAILING) -> list[Leak]:
+        """Return one leak of each line that fails a test, without reads of the host.
+
+        Args:
+            kinds: the kinds that fail.
+        """
+        wanted = set(kinds)
+        first = {(leak.kind, leak.line or leak.met_at): leak for leak in reversed(self._leaks)}
+        return [leak for leak in reversed(first.values()) if leak.kind in wanted]
+
+    def by_line(self) -> list[tuple[Leak, int]]:
+        """Return one leak of each kind and line, with its number; the most frequent first."""
+        counts = Counter((leak.kind, leak.line or leak.met_at) for leak in self._leaks)
+        first = {(leak.kind, leak.line or leak.met_at): leak for leak in reversed(self._leaks)}
+        return [(first[key], count) for key, count in counts.most_common()]
+
+    def __len__(self) -> int:
+        return len(self._leaks)
+
+    @overload
+    def __getitem__(self, index: int) -> Leak: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Leak]: ...
+
+    def __getitem__(self, index: int | slice) -> Leak | list[Leak]:
+        return self._leaks[index]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} leaks of {len(self.by_line())} lines>"
+
+    def __str__(self) -> str:
+        if not self._leaks:
+            return "no leaks"
+        return "\n".join(f"{count} x {leak}" for leak, count in self.by_line())
+
+
+def is_allowed(leak: Leak, patterns: Iterable[str]) -> bool:
+    """Return whether a pattern names the line of a leak, its file or its function.
+
+    A leak whose line is unknown is allowed by the line of the operation.
+    """
+    line = leak.line or leak.met_at
+    if line is None:
+        return False
+    names = (str(line), line.file, line.function)
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+@contextmanager
+def find_leaks(
+    device: DeviceLike = "gpu:1",
+    *,
+    allow: Iterable[str] = (),
+    tests: Iterable[str] = (),
+    backend: Backend[Any, Any] | None = None,
+) -> Iterator[Leaks]:
+    """Find the tensors that libraries create on, or move to, another device than their inputs'.
+
+    In the block, tensors that the file of the caller creates are on ``device``. So are tensors that
+    a library creates in a function that got no tensor. Where a library creates a tensor elsewhere
+    and it meets an input, the block notes the line of the library. It moves the tensor then and
+    goes on.
+
+    Args:
+        device: the device of the inputs. It is not the one that the framework takes by default.
+        allow: lines and functions whose leaks are left out: see ``Leaks``.
+        tests: further files and folders of the caller, whose tensors are inputs.
+        backend: the backend; None for the active one.
+
+    Yields:
+        The leaks found so far.
+
+    Raises:
+        DeviceUnavailableError: if the device does not exist.
+        UnsupportedValueError: if the device is the CPU, or the framework cannot find leaks.
+
+    >>> with find_leaks("gpu:1") as leaks:               # doctest: +SKIP
+    ...     library.f(torch.ones(3))
+    >>> print(leaks)                                     # doctest: +SKIP
+    1 x library.py:12 creates on the CPU a tensor that meets one on gpu:1 in add at library.py:13
+    """
+    caller = sys._getframe(2)  # of the function of ``contextlib`` that enters the block
+    leaks = Leaks(allow)
+    frames = Frames([caller.f_code.co_filename, *tests], namespace=caller.f_globals)
+    with follow(backend or active_backend(), device, frames, leaks):
+        yield leaks
+
+
+@contextmanager
+def follow(
+    backend: Backend[Any, Any], device: DeviceLike, frames: Frames, leaks: Leaks
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Add the leaks of a block to those found so far.
+
+    Args:
+        backend: the backend.
+        device: the device of the inputs.
+        frames: tells tests from libraries.
+        leaks: takes each leak.
+
+    Yields:
+        A function that moves the tensors among the values of a dict to the device.
+
+    Raises:
+        DeviceUnavailableError, UnsupportedValueError: as ``find_leaks``.
+    """
+    framework = framework_of(backend)
+    attempted = f"find leaks of {device}"
+    tried = resolve(framework, device, attempted)
+    require(framework, ABILITY, attempted)
+    if tried is CPU:
+        raise UnsupportedValueError(
+            attempted,
+            "libraries create on the CPU by default, so that nothing differs from it there",
+            "find_leaks('gpu:1'), with D2LDEV_VIRTUAL_GPUS=2 on a machine without GPUs",
+        )
+    frames.add_modules((*read_required_modules(backend.name), *libraries_of(backend.name)))
+    watch = Watch(framework, tried, frames, leaks.add)
+    block = framework.strict.follow(watch)
+    if block is None:
+        raise UnsupportedValueError(
+            attempted,
+            f"the {backend.name} backend does not follow what its framework creates",
+            "use another backend for it: D2LDEV_BACKEND=torch",
+        )
+    with block as place:
+        try:
+            yield place
+        finally:
+            leaks.has_inputs |= watch.has_inputs

@@ -1,0 +1,288 @@
+"""``d2ldev.find_leaks`` in PyTorch: each kind of leak with its line, and no false alarm.
+
+The library is a module in a folder of its own. Its functions that begin with ``good`` are right.
+"""
+
+import importlib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from d2ldev_torch import TorchFramework
+from torch.nn.modules import module as modules
+
+import d2ldev
+from d2ldev._backend import Backend
+
+LIBRARY = """
+import numpy as np
+import torch
+
+CONSTANT = torch.ones(3)
+
+def create(x):
+    made = torch.ones(3)  # create
+    return x + made
+
+def create_inside(x):
+    return x + torch.nn.Linear(3, 3)(x)  # module
+
+def create_in_place(x):
+    total = torch.zeros(3)  # in place
+    total += x
+    return total
+
+def create_by_copy(x):
+    out = torch.zeros(3)  # copy
+    out[:] = x
+    return out
+
+def create_on_cuda(x):
+    return x + torch.ones(3, device="cuda")  # cuda
+
+def convert(x):
+    return x + torch.from_numpy(np.ones(3, "float32"))  # numpy
+
+def construct(x):
+    return x + torch.Tensor([1, 2, 3])  # constructor
+
+def return_it(x):
+    return torch.arange(len(x)) + 1  # result
+
+def make_input(array):
+    return torch.as_tensor(array)
+
+def move(x):
+    host = x.cpu()  # move
+    return (host + 1).to(x.device)
+
+def move_by_name(x):
+    return x.to("cpu").exp().to(x.device)  # to
+
+def move_to_cuda(x):
+    return x + x.cuda()  # gpu 0
+
+def refuse(x):
+    return np.sum(x.numpy())  # refusal
+
+def read(x):
+    return float(x[0]) + x.cpu().numpy().sum()  # read
+
+def use_constant(x):
+    return x + CONSTANT
+
+def draw(x):
+    return x + torch.randn(3, generator=torch.Generator(), device=x.device)  # draw
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0] * torch.full((3,), 2.0)  # backward
+
+def differentiate(x):
+    x = x.clone().requires_grad_()
+    Square.apply(x).sum().backward()
+    return x.grad
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.plain = torch.ones(3)  # attribute
+
+    def forward(self, x):
+        return x + self.plain
+
+def use_plain(x):
+    return Plain()(x)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3) * 2)
+        self.register_buffer("shift", self.scale * torch.ones(3))
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(self.linear(x) * self.scale + self.shift)
+
+def good_factories(x):
+    made = torch.ones(3, device=x.device) + torch.zeros_like(x) + x.new_ones(3)
+    return made + torch.tensor(2.0) + torch.full_like(x, 2)
+
+def good_indices(x):
+    order = torch.randperm(3)
+    return x[order] + x[torch.tensor([True, True, True])]
+
+def good_transfer(x):
+    return x + torch.linspace(0, 1, 3).to(x)
+
+def good_in_place(x):
+    total = torch.zeros_like(x)
+    total += x
+    total[0] = 3
+    return total.mul_(2)
+
+def good_functional(x):
+    return torch.func.vmap(lambda row: row * 2)(x[None])[0] + torch.func.grad(torch.sum)(x)
+"""
+KINDS = {
+    "create": ("mix", "create", "creates"),
+    "create_inside": ("mix", "module", "creates"),
+    "create_in_place": ("mix", "in place", "creates"),
+    "create_by_copy": ("result", "copy", "creates"),
+    "create_on_cuda": ("mix", "cuda", "creates"),
+    "convert": ("mix", "numpy", "creates"),
+    "construct": ("mix", "constructor", "creates"),
+    "return_it": ("result", "result", "creates"),
+    "move": ("move", "move", "moves"),
+    "move_by_name": ("move", "to", "moves"),
+    "move_to_cuda": ("mix", "gpu 0", "moves"),
+    "refuse": ("refusal", "refusal", "reads"),
+    "draw": ("mix", "draw", "draws"),
+    "differentiate": ("mix", "backward", "creates"),
+}
+
+
+def number_of(comment):
+    """Return the number of the library's line that ends in a comment."""
+    lines = LIBRARY.splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"  # {comment}"))
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return Backend(TorchFramework(virtual_gpus=2))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "leaky_library.py").write_text(LIBRARY)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
+        yield importlib.import_module("leaky_library")
+
+
+def find(backend, function, **options):
+    """Return the leaks of a function of the library."""
+    with d2ldev.find_leaks("gpu:1", backend=backend, **options) as leaks:
+        x = torch.ones(3)
+        assert x.device == torch.device("vgpu:1")
+        getattr(function(x), "shape", None)  # to see a result is to look at it
+    return leaks
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_leak_is_found_with_its_line(backend, library, name):
+    kind, comment, action = KINDS[name]
+    leaks = find(backend, getattr(library, name)).find_failing()
+    assert {(leak.kind, leak.line.number, leak.action) for leak in leaks} == {
+        (kind, number_of(comment), action)
+    }
+
+
+def test_a_leak_names_both_lines(backend, library):
+    line = number_of("create")
+    (leak,) = find(backend, library.create)
+    assert str(leak) == (
+        f"leaky_library.py:{line} creates on the CPU a tensor that meets one on gpu:1 in add at "
+        f"leaky_library.py:{line + 1}"
+    )
+    assert leak.line.function == "leaky_library.create"
+
+
+def test_reads_of_the_host_are_a_kind_of_their_own(backend, library):
+    leaks = find(backend, library.read)
+    assert [(leak.kind, leak.line.number) for leak in leaks] == [("read", number_of("read"))] * 2
+    assert leaks.find_failing() == []
+    assert leaks.by_line() == [(leaks[0], 2)]
+
+
+def test_a_tensor_from_before_the_block_has_no_line(backend, library):
+    (leak,) = find(backend, library.use_constant)
+    assert (leak.kind, leak.line) == ("mix", None)
+    assert str(leak).startswith("a tensor of unknown origin on the CPU meets one on gpu:1 in add")
+
+
+def test_an_attribute_that_no_module_moves_is_found(backend, library):
+    (leak,) = find(backend, lambda x: library.Plain()(x))
+    assert (leak.kind, leak.line.number) == ("mix", number_of("attribute"))
+
+
+@pytest.mark.parametrize(
+    "name", [word.partition("(")[0] for word in LIBRARY.split() if word.startswith("good_")]
+)
+def test_right_functions_have_no_leaks(backend, library, name):
+    assert list(find(backend, getattr(library, name))) == []
+
+
+def test_training_with_modules_buffers_and_loaders_has_no_leaks(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        model = library.Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        data = torch.utils.data.TensorDataset(torch.rand(8, 3), torch.rand(8, 3))
+        for x, y in torch.utils.data.DataLoader(data, batch_size=4, shuffle=True):
+            loss = torch.nn.functional.mse_loss(torch.compile(model)(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        places = {str(x.device) for x in (*model.parameters(), *model.buffers(), loss)}
+    assert places == {"vgpu:1"}
+    assert list(leaks) == []
+
+
+def test_what_the_caller_creates_is_on_the_device(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        made = [
+            torch.ones(3),
+            torch.ones(3, device="cpu"),
+            torch.Tensor([1, 2]),
+            torch.from_numpy(np.ones(3)),
+            torch.randn(3, generator=torch.Generator()),
+            torch.eye(3).to("cpu"),
+            torch.nn.Linear(3, 3).weight,
+            torch.distributions.Normal(0.0, 1.0).sample(),
+            library.make_input(np.ones(3)),
+        ]
+        read = [made[0].cpu().device.type, made[0].numpy().sum(), np.asarray(made[0]).sum()]
+    assert {str(x.device) for x in made} == {"vgpu:1"}
+    assert read == ["cpu", 3, 3]
+    assert list(leaks) == []
+
+
+def test_the_block_leaves_torch_as_it_was(backend):
+    def look():
+        return (
+            *(torch.from_numpy, torch.compile, torch.autograd._engine_run_backward),
+            "__init__" in vars(torch.Tensor),
+            torch.ones(3).device.type,
+            len(modules._global_parameter_registration_hooks),
+            torch._C._len_torch_function_stack(),
+        )
+
+    before = look()
+    during = []
+    with suppress(KeyError), d2ldev.find_leaks("gpu:1", backend=backend):
+        during.append(look())
+        raise KeyError
+    assert during[0] != before == look()
+
+
+def test_lines_and_functions_are_allowed(backend, library):
+    allowed = [f"leaky_library.py:{number_of('create')}", "leaky_library.return_*"]
+    for name, number in (("create", 0), ("return_it", 0), ("convert", 1)):
+        assert len(find(backend, getattr(library, name), allow=allowed)) == number
+
+
+def test_the_cpu_is_refused(backend):
+    with (
+        pytest.raises(d2ldev.UnsupportedValueError, match="libraries create on the CPU by default"),
+        d2ldev.find_leaks("cpu", backend=backend),
+    ):
+        pass

@@ -1,0 +1,183 @@
+"""``pytest --d2ldev-leaks`` on the tests of a small library that was not written for it."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+from processes import searched
+
+LIBRARY = """
+import torch
+
+def leak(x):
+    made = torch.ones(3)
+    return x + made
+
+def good(x):
+    return x + torch.ones_like(x)
+
+def read(x):
+    return x.cpu().numpy()
+"""
+TESTS = """
+import numpy as np
+import pytest
+import torch
+import library
+from helper import make
+
+GLOBAL = torch.ones(3)
+
+@pytest.fixture
+def x():
+    return torch.ones(3)
+
+@pytest.fixture(scope="module")
+def shared():
+    return torch.ones(3)
+
+def test_leak(x):
+    np.testing.assert_allclose(library.leak(x), 2)
+
+def test_leak_again(shared):
+    assert library.leak(shared).shape == (3,)
+
+@pytest.mark.parametrize("value", [torch.ones(3), [torch.ones(3)]], ids=["tensor", "list"])
+def test_parameter(value):
+    assert library.good(*value if isinstance(value, list) else [value]).device.type == "vgpu"
+
+def test_global():
+    assert library.good(GLOBAL).device.type == "vgpu"
+
+def test_good(x, shared):
+    assert np.sum(library.read(library.good(x + shared + make()))) == 12
+
+@pytest.mark.d2ldev_allow_leaks("library.leak")
+def test_allowed(x):
+    library.leak(x)
+
+@pytest.mark.d2ldev_allow_leaks
+def test_all_allowed(x):
+    library.leak(x)
+
+@pytest.mark.d2ldev_skip_leaks
+def test_left_out():
+    assert library.leak(torch.ones(3)).device.type == "cpu"
+
+def test_without_tensors():
+    assert True
+
+def test_broken(x):
+    assert library.good(x).sum() == 7
+
+@pytest.mark.skip(reason="not today")
+def test_skipped():
+    pass
+
+def test_both(d2ldev_backend, d2ldev_device):
+    made = d2ldev_backend.ones(3, device=d2ldev_device)
+    assert d2ldev_backend.device_of(library.good(made)) is d2ldev_device
+"""
+# A wheel announces the plugin; a checkout that was installed before there was one does not.
+_NAMED = {point.name for point in entry_points(group="pytest11")}
+PLUGIN = [] if "d2ldev_leaks" in _NAMED else ["-p", "d2ldev.leaks.plugin"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "library.py").write_text(LIBRARY)
+    (folder / "helper.py").write_text("import torch\n\ndef make():\n    return torch.ones(3)\n")
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_library.py").write_text(TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\nd2ldev_leaks_tests = helper.py\n")
+    return folder
+
+
+def run(project, *options):
+    """Run the tests of the project; the status, and what was written."""
+    variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    variables |= {"PYTHONPATH": searched([project]), "D2LDEV_BACKEND": "torch"}
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, *options]
+    done = subprocess.run(
+        command, cwd=project, env=variables, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module", params=[[], ["-n", "2"]], ids=["one-process", "xdist"])
+def outcome(request, project):
+    file = project / f"leaks{len(request.param)}.json"
+    options = ["--d2ldev-leaks", f"--d2ldev-leaks-json={file}", *request.param]
+    status, text = run(project, *options)
+    return status, text, json.loads(file.read_text())
+
+
+def test_tests_fail_with_the_line_of_the_library(outcome):
+    status, text, _ = outcome
+    sentence = "library.py:5 creates on the CPU a tensor that meets one on gpu:1 in add at"
+    assert status == 1
+    assert f"   2 tests,     2 x  {sentence} library.py:6" in text
+
+
+def test_the_file_has_the_outcome_of_each_test_and_line(outcome):
+    _, text, data = outcome
+    ends = {name.partition("::")[2]: end for name, end in data["tests"].items()}
+    assert ends == {
+        "test_leak": "leaking",
+        "test_leak_again": "leaking",
+        "test_parameter[tensor]": "passed",
+        "test_parameter[list]": "passed",
+        "test_global": "passed",
+        "test_good": "passed",
+        "test_allowed": "passed",
+        "test_all_allowed": "passed",
+        "test_without_tensors": "without inputs",
+        "test_broken": "failed",
+        "test_skipped": "skipped",
+        "test_both[torch-gpu:0]": "passed",
+        "test_both[torch-gpu:1]": "passed",
+    }
+    leak, read = data["lines"]
+    assert (data["version"], data["device"], data["backend"]) == (1, "gpu:1", "torch")
+    assert {key: leak[key] for key in ("kind", "file", "line", "function", "action", "count")} == {
+        "kind": "mix",
+        "file": "library.py",
+        "line": 5,
+        "function": "library.leak",
+        "action": "creates",
+        "count": 2,
+    }
+    assert (leak["device"], leak["expected"], leak["operation"]) == ("cpu", "gpu:1", "add")
+    assert [name.partition("::")[2] for name in sorted(leak["tests"])] == [
+        "test_leak",
+        "test_leak_again",
+    ]
+    assert (read["kind"], read["line"]) == ("read", 12)
+    assert "1 more at 1 line" in text
+
+
+def test_options_allow_lines_and_choose_the_kinds_that_fail(project):
+    tests = "tests/test_library.py::test_leak"
+    assert run(project, "--d2ldev-leaks", "--d2ldev-leaks-allow", "library.py:5", tests)[0] == 0
+    assert run(project, "--d2ldev-leaks", "--d2ldev-leaks-fail", "result,move", tests)[0] == 0
+    status, text = run(project, "--d2ldev-leaks", "--d2ldev-leaks-fail", "mox", tests)
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "no such kind: mox; the kinds are mix, result, move, refusal, read" in text
+
+
+def test_without_the_option_tests_run_as_ever(project):
+    status, text = run(project, "-rs", "-k", "leak or left_out or without or both")
+    assert status == 0
+    assert "d2ldev leaks" not in text
+    assert "7 passed, 2 skipped" in text
+    assert "torch has no gpu:1 here; D2LDEV_VIRTUAL_GPUS=2 makes it" in text
+
+
+def test_a_framework_that_cannot_is_named_once(project):
+    status, text = run(project, "--d2ldev-leaks", "--d2ldev-leaks-backend", "reference")
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert text.count("cannot find leaks of gpu:1") == 1
