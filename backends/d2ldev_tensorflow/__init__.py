@@ -4,7 +4,7 @@ The backend corrects these behaviours of TensorFlow:
 
 - ``tf.device`` falls back to the CPU if a device does not exist. d2ldev checks the device before it
   enters a scope.
-- ``tensor.device`` names the device where the operation ran, and the bytes may be elsewhere.
+- ``tensor.device`` names the device where the operation ran, and the bytes may be on another.
   ``tensors.device_of`` returns the device of the bytes.
 - int32 tensors stay in the host's memory, whatever the scope, except on virtual GPUs
   (https://github.com/tensorflow/tensorflow/issues/46833). See ``tensors``.

@@ -80,7 +80,7 @@ def is_of_text(layer: Any) -> bool:
 def find_learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
     """Return layers with a vocabulary or limits outside of variables, each with the attribute.
 
-    ``adapt`` or ``set_vocabulary`` has set them. The program has those of a constructor.
+    ``adapt`` or ``set_vocabulary`` has set them. A constructor's vocabulary is in the program.
     """
     layers = model._flatten_layers() if is_of_keras(model, "Layer") else []
     # The vocabulary of a ``TextVectorization`` is in a layer inside it.

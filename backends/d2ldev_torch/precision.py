@@ -27,7 +27,7 @@ _PRECISIONS = {"bf16": "medium", "tf32": "high"}
 
 
 def matmul_precision() -> str:
-    """Return the lowest precision among those of products and convolutions."""
+    """Return the lowest precision that products or convolutions have."""
     uses_cuda = torch.version.cuda is not None or torch.version.hip is not None
     if not _HAS_NEW:
         precision = torch.get_float32_matmul_precision()

@@ -1,9 +1,9 @@
 """Strict: torch refuses operands on different devices; d2ldev replaces its error.
 
-On virtual GPUs most operators raise d2ldev's error themselves (``virtual``). Elsewhere torch raises
-a ``RuntimeError``. A block puts a ``TorchFunctionMode`` before each function of torch. The mode
-calls the function, and inspects the operands only after an error. It does not read torch's text.
-The error is a mismatch if operands that need one device are on several.
+On virtual GPUs most operators raise d2ldev's error themselves (``virtual``). On hardware torch
+raises a ``RuntimeError``. A block puts a ``TorchFunctionMode`` before each function of torch. The
+mode calls the function, and inspects the operands only after an error. It does not read torch's
+text. The error is a mismatch if operands that need one device are on several.
 
 - torch keeps a stack of modes for each thread. The mode is on the stack of each thread that has
   entered a block and not left it. In a task outside of the block, the mode is a no-op.
@@ -161,8 +161,8 @@ class TorchStrict(Strict):
         stray = self._stray_generator(name, operands, kwargs)
         if stray is not None or not _differ(operands):
             return stray
-        # A 0-dim tensor on the host is a number to most functions. A call on one device tells
-        # whether it is to this one: if it succeeds, only the devices were wrong.
+        # Most functions accept a 0-dim tensor on the host as a number. To check this one, it is
+        # called on one device. If the call succeeds, only the devices were wrong.
         others = [(each, device) for each, x, device in found if not _is_number(x)]
         if _differ(others) or _succeeds_on_one_device(function, args, kwargs):
             return mismatch(name.removeprefix("__").removesuffix("__"), operands)

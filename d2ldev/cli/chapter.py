@@ -249,7 +249,7 @@ for error in trainer.errors(batches):
 # ## 6.7.4 Summary
 #
 # - Tensors are made on the CPU unless an argument or a `with` block names a device.
-# - The operands of an operation have to be on one device. You move them with a line of code, which copies only what is elsewhere.
+# - The operands of an operation have to be on one device. You move them with a line of code. It copies only tensors on other devices.
 # - Move a model once with `d2l.place`, and each batch with `d2l.to`.
 # - Copy results to the CPU rarely: each time Python waits for the GPU.
 #

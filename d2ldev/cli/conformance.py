@@ -1,6 +1,6 @@
 """``d2ldev conformance``: the installed suite, run by pytest in its own process.
 
-A new process can still choose the number of virtual GPUs, and has none of the command's imports.
+A new process can still choose the number of virtual GPUs, and does not have the command's imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A module's attributes beside parameters, buffers and modules, while a copy is trained."""
+"""A module's attributes other than parameters, buffers and modules, while a copy is trained."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ class _Shared:
         self._were_trained = [(x, x.requires_grad) for x in parameters]
         self.trained = [x for x in parameters if x.requires_grad]
         self.buffered = [each for each in module.modules() if each._buffers]
-        # The number of processes in which each parameter has a gradient. It is a gradient itself,
-        # so DDP sends it in one message with those of its dtype.
+        # The number of processes in which each parameter has a gradient. It is a gradient itself:
+        # DDP sends it in one message with other gradients of its dtype.
         module.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
         self._used = module.used
         self._unused: list[bool] = []
