@@ -492,10 +492,10 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
         (lambda state: {**state, "shapes": [[[1]]]}, "its shapes"),
         (lambda state: {**state, "param_groups": [{"params": [0]}]}, "other parameters"),
         (lambda state: {**state, "param_groups": None}, "other parameters"),
-        (lambda state: {**state, "state": {9: {}}}, "not what it keeps"),
-        (lambda state: {**state, "state": [1]}, "not what it keeps"),
-        (lambda state: {}, "not a state"),
-        (lambda state: 3, "not a state"),
+        (lambda state: {**state, "state": {9: {}}}, "not a state of its parameters"),
+        (lambda state: {**state, "state": [1]}, "not a state of its parameters"),
+        (lambda state: {}, "not the state of a torch optimizer"),
+        (lambda state: 3, "not the state of a torch optimizer"),
     ],
 )
 def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):

@@ -287,7 +287,7 @@ def test_a_process_has_its_own_devices_alone(folder, size):
 
 def test_a_process_joins_before_tensorflow_begins(backend):
     group = SimpleNamespace(size=2)
-    with pytest.raises(UnsupportedValueError, match="TensorFlow has begun already"):
+    with pytest.raises(UnsupportedValueError, match="TensorFlow has started already"):
         framework_of(backend).parallel.join(group)
 
 

@@ -244,7 +244,7 @@ def test_a_torch_that_is_too_old_for_them_is_named():
         "print(TorchFramework.max_virtual_gpus, 'torch' in sys.modules)\n"
         "try: d2ldev.get_backend('torch')\n"
         "except d2ldev.DeviceUnavailableError as error:\n"
-        "    print('torch 2.9.1+cu128' in error.problem, 'since torch 2.10' in error.problem)"
+        "    print('torch 2.9.1+cu128' in error.problem, 'torch 2.10 added' in error.problem)"
     )
     assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["0", "False", "True", "True"]
 

@@ -83,7 +83,7 @@ def test_tensors_on_one_memory_see_what_is_written(vgpu):
     assert x.add_(1) is x
 
 
-@needs_torch(2, 12, "gives a storage of a backend in Python no other memory")
+@needs_torch(2, 12, "cannot give other memory to a storage of a backend in Python")
 def test_memory_that_was_freed_is_not_kept(vgpu):
     x = torch.ones(4, device=vgpu)
     assert origin_of(x) is not None
