@@ -77,13 +77,13 @@ def other(reference):
 def install(tmp_path):
     """Installs made-up frameworks, and backends for them; the folder where they are."""
 
-    def installed(*names):
+    def make_packages(*names):
         for name in names:
             make_package(tmp_path, name)
             make_backend(tmp_path, name, requires=[name])
         return tmp_path
 
-    return installed
+    return make_packages
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("d2ldev", "backends", "conformance", "benchmarks", "examples", "tools")
+FOLDERS = ("d2ldev", "backends", "conformance", "benchmarks", "examples", "tests", "tools")
 # Names that users know from elsewhere.
 KNOWN = {
+    "elapsed_time": "of torch's events",
     "pinned": "an exercise of d2ldev bench",
     "timed": "in the chapter's own cells",
     "named_tensors": "as PyTorch's named_parameters",
@@ -73,7 +74,18 @@ IRREGULAR = {
     "written",
 }
 # Neither is a participle.
-OTHERS = {"bring", "embed", "everything", "feed", "need", "nothing", "seed", "something", "speed"}
+OTHERS = {
+    "anything",
+    "bring",
+    "embed",
+    "everything",
+    "feed",
+    "need",
+    "nothing",
+    "seed",
+    "something",
+    "speed",
+}
 THINGS = ("property", "cached_property", "setter", "made_once", "fixture", "overload")
 
 

@@ -26,7 +26,7 @@ class Pressed:
 
 
 @contextlib.contextmanager
-def pressed(number, modules):
+def press_ctrl_c(number, modules):
     """Press it in a block, at a point of these modules, and go on after the block."""
     before, press = sys.getprofile(), Pressed(number, modules)
     sys.setprofile(press)

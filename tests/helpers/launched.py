@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from d2ldev_conformance.suite.parallel import launching
-from processes import searched
+from processes import extend_path
 
 from d2ldev.processes.join import free_port
 
@@ -85,9 +85,10 @@ def together(body, size=2, *, timeout=20, during=None, others=None):
             if during is not None:
                 during(processes)
         finally:
-            ended = _ended(processes, begin)
+            ended = _end_processes(processes, begin)
         return [
-            _told(f"{folder}/{rank}", *ended[process]) for rank, process in enumerate(processes)
+            _read_told(f"{folder}/{rank}", *ended[process])
+            for rank, process in enumerate(processes)
         ]
 
 
@@ -116,7 +117,7 @@ def _run(body, rank, environment, path):
         os._exit(status)
 
 
-def _ended(processes, begin):
+def _end_processes(processes, begin):
     """Wait for processes; their statuses and seconds, by number."""
     ended = {}
     while len(ended) < len(processes) and time.monotonic() - begin < LIMIT:
@@ -134,7 +135,7 @@ def _ended(processes, begin):
     return ended
 
 
-def _told(path, status, seconds):
+def _read_told(path, status, seconds):
     value, error, text = None, "", ""
     if os.path.exists(path) and os.path.getsize(path):
         with open(path, "rb") as file:
@@ -161,7 +162,7 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
         For each process ``returncode``, ``stdout`` and ``stderr``.
     """
     common = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    common |= {"PYTHONPATH": searched(path), "PYTHONWARNINGS": "ignore", **(environment or {})}
+    common |= {"PYTHONPATH": extend_path(path), "PYTHONWARNINGS": "ignore", **(environment or {})}
     port = free_port()
     running, found = [], []
     try:
@@ -200,7 +201,7 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
     return found
 
 
-def left(port):
+def find_survivors(port):
     """Return the processes of a launch that are still there, some seconds later."""
     return launching.find_survivors(f"MASTER_PORT={port}")
 
@@ -232,7 +233,7 @@ def show(value): print("shown:" + json.dumps(value), flush=True)
 """
 
 
-def written(folder, code, name="program.py"):
+def write(folder, code, name="program.py"):
     """Write a program that has ``rank`` and ``show(value)``; its path."""
     path = os.path.join(folder, name)
     with open(path, "w") as file:
@@ -243,10 +244,10 @@ def written(folder, code, name="program.py"):
 def environment(**others):
     """Return the variables of a launcher; those that begin with ``D2LDEV_`` are not inherited."""
     found = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    return {**found, "PYTHONPATH": searched([]), "D2LDEV_BACKEND": "reference", **others}
+    return {**found, "PYTHONPATH": extend_path([]), "D2LDEV_BACKEND": "reference", **others}
 
 
-def launched(code, folder, *options, arguments=(), **keywords):
+def launch_program(code, folder, *options, arguments=(), **keywords):
     """Run a program with ``d2ldev launch``; how it ended.
 
     Args:
@@ -258,17 +259,17 @@ def launched(code, folder, *options, arguments=(), **keywords):
     """
     with contextlib.chdir(folder):
         done = subprocess.run(
-            launching.command(*options, written(folder, code), *arguments),
+            launching.command(*options, write(folder, code), *arguments),
             **{"env": environment(), "timeout": LIMIT, "capture_output": True, **keywords},
             check=False,
         )
     output = (done.stdout or b"").decode(errors="replace")
     return Launched(
-        done.returncode, output, (done.stderr or b"").decode(errors="replace"), shown(output)
+        done.returncode, output, (done.stderr or b"").decode(errors="replace"), read_shown(output)
     )
 
 
-def shown(output):
+def read_shown(output):
     """Return what ``show(value)`` was given, by rank."""
     values = {}
     for line in output.splitlines():

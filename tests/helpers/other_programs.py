@@ -5,7 +5,7 @@ import pytest
 from d2ldev import CheckpointError
 
 
-def converted(backend, path, monkeypatch, **names):
+def convert(backend, path, monkeypatch, **names):
     """Run the line of the error in the file's folder, and return the path of the new file.
 
     Args:

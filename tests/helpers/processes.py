@@ -62,7 +62,7 @@ def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None)
     """
     variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     variables.pop("PYTHONSAFEPATH", None)
-    variables["PYTHONPATH"] = searched(path)
+    variables["PYTHONPATH"] = extend_path(path)
     variables |= environment or {}
     source = [
         _HIDING.format(names=set(hide)),
@@ -71,11 +71,11 @@ def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None)
         "def show(value): print('shown:' + json.dumps(value))",
         textwrap.dedent(code),
     ]
-    lines = completed("-c", "\n".join(source), env=variables, cwd=folder).stdout.splitlines()
+    lines = run_interpreter("-c", "\n".join(source), env=variables, cwd=folder).stdout.splitlines()
     return [json.loads(line.removeprefix("shown:")) for line in lines if line.startswith("shown:")]
 
 
-def completed(*arguments, timeout=120, **options):
+def run_interpreter(*arguments, timeout=120, **options):
     """Run Python with arguments, which has to end with status 0; what it has written.
 
     Args:
@@ -95,7 +95,7 @@ def completed(*arguments, timeout=120, **options):
     return done
 
 
-def searched(path):
+def extend_path(path):
     """Return ``PYTHONPATH`` with more folders before those that are in it.
 
     They come first in a new process, but for the folder of what it runs.
@@ -166,7 +166,7 @@ def conform(folder, name, *options):
     command = [sys.executable, "-m", "d2ldev", "conformance", name]
     return subprocess.run(
         [*command, "--", f"--basetemp={folder / 'run'}", *options],
-        env=variables | {"PYTHONPATH": searched([folder])},
+        env=variables | {"PYTHONPATH": extend_path([folder])},
         cwd=folder,
         capture_output=True,
         text=True,

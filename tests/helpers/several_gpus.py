@@ -35,7 +35,7 @@ def images(*shape, sizes=(4, 3)):
     ]
 
 
-def trained(backend, make, data, num_gpus, fits=1, **options):
+def train(backend, make, data, num_gpus, fits=1, **options):
     """Train a model that ``make()`` returns; what it has, by name, and the last history.
 
     Args:
@@ -65,8 +65,8 @@ def trained(backend, make, data, num_gpus, fits=1, **options):
 
 def assert_same_as_one(backend, make, data, num_gpus=2, tolerance=TOLERANCE, **options):
     """Check that several GPUs learn what one of them learns."""
-    values, history = trained(backend, make, data, num_gpus, **options)
-    expected, curves = trained(backend, make, data, 1, **options)
+    values, history = train(backend, make, data, num_gpus, **options)
+    expected, curves = train(backend, make, data, 1, **options)
     assert len(values) == len(expected)
     for value, wanted in zip(values.values(), expected.values(), strict=True):
         np.testing.assert_allclose(value, wanted, **tolerance)

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def labelled_batches(backend, draw, device, count):
+def label_batches(backend, draw, device, count):
     """Return inputs and labels of two classes on a device, the same each time.
 
     ``draw`` takes one batch's inputs, NumPy's arrays for four examples, from a generator.

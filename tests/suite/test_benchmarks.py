@@ -69,7 +69,7 @@ def run(program, *arguments):
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def imported(name):
+def import_benchmark(name):
     """A module of the benchmarks, whose others do not stay beside those of the tests."""
     path = sys.path[:]
     sys.path.insert(0, str(BENCHMARKS))
@@ -79,7 +79,7 @@ def imported(name):
         sys.path[:] = path
 
 
-def kept(name):
+def keep(name):
     return [json.loads(path.read_text()) for path in BENCHMARKS.glob(f"results/{name}-*.json")]
 
 
@@ -108,17 +108,17 @@ def test_both_sides_write_the_same_tensors(tmp_path):
 
 
 def test_the_results_of_device_logs_name_where_they_were_measured():
-    assert len(kept("device-log")) >= 4
-    assert all(document["platform"] and document["machine"] for document in kept("device-log"))
+    assert len(keep("device-log")) >= 4
+    assert all(document["platform"] and document["machine"] for document in keep("device-log"))
 
 
 def test_the_results_of_files_are_of_every_framework():
-    assert len(kept("files")) >= 4
-    assert all(document["machine"] and len(document["results"]) == 6 for document in kept("files"))
+    assert len(keep("files")) >= 4
+    assert all(document["machine"] and len(document["results"]) == 6 for document in keep("files"))
 
 
 def test_of_several_runs_each_row_is_that_of_the_median_ratio():
-    overhead, measure = imported("overhead"), imported("measure")
+    overhead, measure = import_benchmark("overhead"), import_benchmark("measure")
 
     def run(*values):
         return [measure.Result("", "", "", x, 1.0, x, "ratio", 1.0, "") for x in values]
@@ -135,7 +135,7 @@ WHAT = ("a name", "ours()", "theirs()")
 
 @pytest.fixture(scope="module")
 def work():
-    return imported("against.work")
+    return import_benchmark("against.work")
 
 
 def test_a_ratio_is_the_median_of_the_rounds(work):
@@ -214,15 +214,15 @@ def test_a_kept_result_is_drawn_and_the_documents_show_it(benchmark, framework):
 def test_plots_are_drawn_of_the_results_that_are_kept(tmp_path, monkeypatch):
     """One framework's: another one's take as long, and differ in their numbers alone."""
     monkeypatch.syspath_prepend(str(BENCHMARKS.parent / "tools"))
-    plots = imported("plots")
+    plots = import_benchmark("plots")
     monkeypatch.setattr(plots, "PLOTS", tmp_path / "plots")
-    for benchmark in (imported("growth"), imported("scaling")):
+    for benchmark in (import_benchmark("growth"), import_benchmark("scaling")):
         draw = benchmark.plot
 
-        def drawn_or_read(found, path, draw=draw):
+        def draw_or_read(found, path, draw=draw):
             draw(found, path) if "jax" in path.name else path.touch()
 
-        monkeypatch.setattr(benchmark, "plot", drawn_or_read)
+        monkeypatch.setattr(benchmark, "plot", draw_or_read)
     plots.main()
     drawn = {path.stem for path in (tmp_path / "plots").iterdir()}
     assert drawn == {path.stem for path in (BENCHMARKS / "results" / "plots").iterdir()}
@@ -233,7 +233,7 @@ def test_plots_are_drawn_of_the_results_that_are_kept(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def growth():
-    return imported("growth")
+    return import_benchmark("growth")
 
 
 @pytest.mark.parametrize(("power", "met"), [(1, True), (2, False)])
@@ -298,11 +298,11 @@ class Counted(list):
 
 @pytest.fixture
 def transfers(monkeypatch):
-    module = imported("transfers")
+    module = import_benchmark("transfers")
 
     def plain_copy(native):
         copy = ReferenceFramework(1).tensors.copy
-        return lambda value: imported("batches").walk(value, lambda x: copy(x, native))
+        return lambda value: import_benchmark("batches").walk(value, lambda x: copy(x, native))
 
     monkeypatch.setitem(module.COPIES, "reference", plain_copy)
     return module
@@ -343,12 +343,12 @@ def test_both_logs_have_the_same_norms_of_what_the_gpu_computes(transfers, place
     *_, row = transfers.rows(place, transfers.SMALL)
     found = []
 
-    def noted(call):
+    def note_call(call):
         new = place.backend.ones(1)
         found.append((place.backend.device_of(new), call()))
 
     for statement in (row.ours, row.theirs):
-        calls = {name: lambda call=row.names[name]: noted(call) for name in ("log", "listed")}
+        calls = {name: lambda call=row.names[name]: note_call(call) for name in ("log", "listed")}
         exec(statement, {**row.names, **calls})
     assert found[0] == found[1] == (place.device, [found[0][1][0]] * transfers.SMALL.products)
 
@@ -356,13 +356,13 @@ def test_both_logs_have_the_same_norms_of_what_the_gpu_computes(transfers, place
 def test_an_epoch_and_the_one_without_transfers_take_the_same_steps(transfers, place, monkeypatch):
     epochs, plain, device_batches = [], [], entry.device_batches
 
-    def noted(framework, data, *args, **options):
+    def note_call(framework, data, *args, **options):
         batches = list(data)
         epochs.append([str(place.backend.device_of(x)) for x, _ in batches])
         return device_batches(framework, batches, *args, **options)
 
     copy = place.plain
-    monkeypatch.setattr(entry, "device_batches", noted)
+    monkeypatch.setattr(entry, "device_batches", note_call)
     monkeypatch.setattr(place, "plain", lambda batch: plain.append(batch) or copy(batch))
     transfers.epoch(place, transfers.SMALL._replace(epochs=1, batches=10))
     assert epochs == [["cpu"] * 10, ["gpu:0"] * 10] * 3

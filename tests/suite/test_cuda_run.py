@@ -39,23 +39,23 @@ def program():
 
 @pytest.fixture
 def step(program):
-    def made(name, code, **options):
+    def build(name, code, **options):
         return program["Step"](name, ("-c", code), **options)
 
-    return made
+    return build
 
 
 @pytest.fixture
 def run(program, tmp_path):
     """Return what runs steps within some seconds, each in its way, and gives their statuses."""
 
-    def made(way, steps, seconds=60.0, *arguments):
+    def build(way, steps, seconds=60.0, *arguments):
         variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
         run = program["Run"](tmp_path, variables, program["Clock"](seconds))
         getattr(run, way)(steps, *arguments)
         return {each.name: each.status for each in run.outcomes}
 
-    return made
+    return build
 
 
 def test_a_step_passes_or_fails_by_its_exit_status(run, step):

@@ -191,7 +191,7 @@ def test_the_summary_of_speed_is_short():
 
 def test_the_summary_counts_each_comparison_and_each_miss():
     block = SPEED.split("<!-- speed-summary -->")[1].split("<!-- end")[0]
-    judged = [result for _, result in kept_results() if result["met"] is not None]
+    judged = [result for _, result in list_results() if result["met"] is not None]
     judged = [result for result in judged if result["unit"] in ("ratio", "slope")]
     on_cards = [(ratio, aim) for ratio, aim in ratios_on_cards() if aim is not None]
     counts = re.findall(r"(?:(\d+) of|all) (\d+) m", block)
@@ -204,7 +204,7 @@ def test_the_summary_counts_each_comparison_and_each_miss():
 def test_the_summary_explains_each_miss():
     block = SPEED.split("<!-- speed-misses -->")[1].split("<!-- end")[0]
     rows = [line.split(" | ") for line in block.splitlines()[3:]]
-    missed = [result for _, result in kept_results() if result["met"] is False]
+    missed = [result for _, result in list_results() if result["met"] is False]
     assert sum(int(row[2]) for row in rows) == len(missed)
 
 
@@ -278,7 +278,7 @@ def test_a_kept_result_has_a_line_for_each_row(path):
     assert text == format_lines(json.loads(text))
 
 
-def kept_results():
+def list_results():
     """Each result of the benchmarks, with the name of its file."""
     return [
         (path.stem, result)
@@ -288,7 +288,7 @@ def kept_results():
 
 
 def test_every_missed_aim_has_a_reason(tool):
-    missed = [(file, result) for file, result in kept_results() if result["met"] is False]
+    missed = [(file, result) for file, result in list_results() if result["met"] is False]
     reason_of, known = tool["reason_of"], [*tool["reasons"]()]
     without = [
         (file, result["name"])
@@ -299,7 +299,7 @@ def test_every_missed_aim_has_a_reason(tool):
 
 
 def test_every_reason_is_of_an_aim_that_is_missed(tool):
-    missed = [(file, result) for file, result in kept_results() if result["met"] is False]
+    missed = [(file, result) for file, result in list_results() if result["met"] is False]
     without = [
         (files, row)
         for files, row, why in tool["reasons"]()
@@ -316,6 +316,6 @@ def ratios_on_cards():
 
 
 def test_every_missed_aim_is_marked():
-    missed = [result for _, result in kept_results() if result["met"] is False]
+    missed = [result for _, result in list_results() if result["met"] is False]
     on_cards = [ratio for ratio, aim in ratios_on_cards() if aim is not None and ratio > aim]
     assert TABLES.count("**missed**") == len(missed) + len(on_cards)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from d2ldev_conformance.leaks import LeakError, detect_leaks
-from processes import completed, searched
+from processes import extend_path, run_interpreter
 
 import d2ldev
 from d2ldev._backend import framework_of
@@ -32,10 +32,13 @@ def run_test(pytester, monkeypatch):
 
 @pytest.mark.parametrize(("given", "found"), [({}, "1"), ({"OMP_NUM_THREADS": "3"}, "3")])
 def test_what_the_tests_run_and_start_has_one_thread_unless_it_is_said(given, found):
-    path = searched([TESTS, TESTS / "helpers"])
+    path = extend_path([TESTS, TESTS / "helpers"])
     kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     code = "import os, conftest; print(os.environ['OMP_NUM_THREADS'])"
-    assert completed("-c", code, env={**kept, "PYTHONPATH": path, **given}).stdout == f"{found}\n"
+    assert (
+        run_interpreter("-c", code, env={**kept, "PYTHONPATH": path, **given}).stdout
+        == f"{found}\n"
+    )
 
 
 def assert_leak(result, message):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from d2ldev_conformance.known_gaps import read_known_gaps
-from processes import make_backend, searched
+from processes import extend_path, make_backend
 
 from d2ldev._backend import framework_of
 
@@ -46,7 +46,7 @@ def run_suite(folder, *, is_wrong, gaps):
     return subprocess.run(
         [sys.executable, "-m", "d2ldev", "conformance", "mine", "--", *options],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": searched([folder]), "TMPDIR": str(folder)},
+        env=os.environ | {"PYTHONPATH": extend_path([folder]), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         check=False,

@@ -12,7 +12,7 @@ import mutants
 import pytest
 from mutants import MUTANTS, Crashing, Hanging, Queued
 from mutants.models import WithObjects
-from processes import searched
+from processes import extend_path
 
 HERE = Path(__file__).parent
 for module in pkgutil.walk_packages(mutants.__path__, "mutants."):
@@ -47,7 +47,7 @@ def server(installed):
     environment = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     with subprocess.Popen(
         [sys.executable, "-m", "mutants.running"],
-        env=environment | {"PYTHONPATH": searched([installed, HERE])},
+        env=environment | {"PYTHONPATH": extend_path([installed, HERE])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -5,7 +5,7 @@ Warnings are errors only if they come from d2ldev or from the backend under test
 
 import pytest
 from d2ldev_conformance.plugin import package_of, warning_filters
-from processes import conform, make_backend, make_distribution, make_package, searched
+from processes import conform, extend_path, make_backend, make_distribution, make_package
 
 from d2ldev._backend import framework_of
 
@@ -127,7 +127,7 @@ def test_the_settings_of_the_tests_in_the_folder_are_left_alone(tmp_path):
 
 def test_a_warning_of_d2ldev_or_of_the_backend_fails_a_test(pytester, monkeypatch):
     folder = make_backend(pytester.path / "installed", "mine", source=BACKEND)
-    monkeypatch.setenv("PYTHONPATH", searched([folder]))
+    monkeypatch.setenv("PYTHONPATH", extend_path([folder]))
     pytester.makepyfile(WARNED_OF)
     result = pytester.runpytest_subprocess("--d2ldev-backend", "mine", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=4, passed=1, warnings=1)

@@ -17,7 +17,7 @@ RESULTS = [
 ]
 
 
-def asked(row):
+def ask(row):
     return {name: row[name] for name in ("backend", "python", "install")}
 
 
@@ -56,7 +56,7 @@ def test_each_python_that_is_promised_has_a_row_that_holds():
 
 
 def test_each_result_is_of_a_row():
-    rows = [asked(row) for row in ROWS]
+    rows = [ask(row) for row in ROWS]
     assert [result["row"] for result in RESULTS if result["row"] not in rows] == []
 
 

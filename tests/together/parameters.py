@@ -9,7 +9,7 @@ Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 """The weight, of shape (outputs, inputs), and the bias of each layer."""
 
 
-def drawn(sizes: Sequence[int], seed: int) -> Layers:
+def draw(sizes: Sequence[int], seed: int) -> Layers:
     """Draw weights uniform in +-1/sqrt(inputs), and biases that are not zero."""
     random = np.random.default_rng(seed)
     layers = []

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from processes import make_package, searched
+from processes import extend_path, make_package
 
 # NVIDIA's driver shows one GPU, and JAX has a plugin that could use it.
 PROGRAM = """
@@ -56,14 +56,14 @@ ask(jax.numpy.zeros(1))
 """
 
 
-def printed(folder, program, **variables):
+def print_program(folder, program, **variables):
     make_package(folder / "jax_plugins", "xla_cuda12")
     kept = {key: value for key, value in os.environ.items() if "D2LDEV" not in key}
     for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
         kept.pop(name, None)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + program],
-        env=kept | {"PYTHONPATH": searched([folder])} | variables,
+        env=kept | {"PYTHONPATH": extend_path([folder])} | variables,
         capture_output=True,
         text=True,
         timeout=120,
@@ -74,10 +74,10 @@ def printed(folder, program, **variables):
 
 
 def test_nothing_is_set_where_there_are_gpus(tmp_path):
-    names = printed(tmp_path, NO_TENSORS + TENSORS)
+    names = print_program(tmp_path, NO_TENSORS + TENSORS)
     assert names == [*["nobody"] * 4, "reference", "torch", "tensorflow", "mxnet", "jax"]
 
 
 def test_no_virtual_gpus_are_made_for_what_is_no_tensor(tmp_path):
-    names = printed(tmp_path, NO_TENSORS, D2LDEV_VIRTUAL_GPUS="2")
+    names = print_program(tmp_path, NO_TENSORS, D2LDEV_VIRTUAL_GPUS="2")
     assert names == [*["nobody"] * 4, "reference"]

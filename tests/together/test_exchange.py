@@ -26,7 +26,7 @@ def device_pair(request):
     return tuple(d2ldev.get_backend(name) for name in request.param)
 
 
-def aligned(data):
+def align(data):
     """Return the same numbers at a multiple of 64 bytes, where XLA and TensorFlow alias memory."""
     buffer = np.zeros(data.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 64
@@ -38,7 +38,7 @@ def aligned(data):
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
 def test_a_tensor_passes_with_its_values_in_the_same_memory(pair, dtype):
     source, target = pair
-    data = aligned(np.arange(64).astype(dtype))
+    data = align(np.arange(64).astype(dtype))
     x = source.from_dlpack(data)
     y = target.from_dlpack(x)
     assert isinstance(y, target.tensor_types)

@@ -21,7 +21,7 @@ the root in one framework and outside it in another.
 
 import numpy as np
 import pytest
-from parameters import drawn, mlp_of
+from parameters import draw, mlp_of
 
 import d2ldev
 from d2ldev.training.trainer import Trainer
@@ -35,7 +35,7 @@ CLIP = 0.2
 frameworks = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 
-def batched(inputs, y):
+def batch(inputs, y):
     """Return batches of which the last one is smaller."""
     return [(inputs[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(inputs), BATCH)]
 
@@ -45,7 +45,7 @@ def linear_regression():
     random = np.random.default_rng(1)
     inputs = random.standard_normal((150, 2))
     y = inputs @ [[2.0], [-3.4]] + 4.2 + 0.01 * random.standard_normal((150, 1))
-    return batched(inputs.astype("float32"), y.astype("float32")), drawn([2, 1], 0), "mse"
+    return batch(inputs.astype("float32"), y.astype("float32")), draw([2, 1], 0), "mse"
 
 
 def classification():
@@ -53,7 +53,7 @@ def classification():
     random = np.random.default_rng(2)
     inputs = random.standard_normal((150, 8)).astype("float32")
     y = np.argmax(inputs[:, :3] ** 2 + inputs[:, 3:6], axis=1).astype("int32")
-    return batched(inputs, y), drawn([8, 16, 16, 3], 0), "cross_entropy"
+    return batch(inputs, y), draw([8, 16, 16, 3], 0), "cross_entropy"
 
 
 def decisions():
@@ -61,14 +61,14 @@ def decisions():
     random = np.random.default_rng(4)
     inputs = 3 * random.standard_normal((150, 4)).astype("float32")
     y = (inputs[:, :2] + inputs[:, 2:] > 0).astype("float32")
-    return batched(inputs, y), drawn([4, 16, 2], 0), "bce"
+    return batch(inputs, y), draw([4, 16, 2], 0), "bce"
 
 
 def regression():
     """Return the data of a curve, for an MLP with a hidden layer."""
     random = np.random.default_rng(3)
     inputs = random.standard_normal((150, 4)).astype("float32")
-    return batched(inputs, inputs[:, :1] ** 2 - inputs[:, 1:2]), drawn([4, 16, 1], 0), "mse"
+    return batch(inputs, inputs[:, :1] ** 2 - inputs[:, 1:2]), draw([4, 16, 1], 0), "mse"
 
 
 TASKS = (linear_regression, classification, decisions, regression)

@@ -90,18 +90,18 @@ def tensorflow_network(backend, seed):
     import keras
     from keras import layers
 
-    def drawn(i):
+    def draw(i):
         return keras.initializers.GlorotUniform(seed=seed + i)
 
     return keras.Sequential(
         [
             keras.Input((6, 7, 2)),
-            layers.Conv2D(3, (3, 2), kernel_initializer=drawn(0)),
+            layers.Conv2D(3, (3, 2), kernel_initializer=draw(0)),
             layers.ReLU(),
             layers.MaxPooling2D(2),
             layers.Flatten(),
-            layers.Dense(4, activation="tanh", kernel_initializer=drawn(1)),
-            layers.Dense(2, kernel_initializer=drawn(2)),
+            layers.Dense(4, activation="tanh", kernel_initializer=draw(1)),
+            layers.Dense(2, kernel_initializer=draw(2)),
         ]
     )
 

@@ -27,7 +27,7 @@ def fit(folder, epochs, *others, **options):
     return trainer.fit(backend.mlp([2, 1], seed=0), [BATCH] * 2, [BATCH], lr=0.1, **options)
 
 
-def expected(history):
+def expect(history):
     return {
         name: [(i, np.float32(value)) for i, value in enumerate(column)]
         for name, column in history.items()
@@ -38,7 +38,7 @@ def test_tensorboard_reads_each_epoch_while_the_run_goes_on(tmp_path):
     folder, seen = tmp_path / "runs" / "first", []
     history = fit(folder, 3, lambda epoch, history: seen.append(len(scalars(folder)["loss"])))
     assert seen == [1, 2, 3]
-    assert scalars(folder) == expected(history)
+    assert scalars(folder) == expect(history)
 
 
 def test_a_run_that_goes_on_has_no_point_twice(tmp_path):
@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_has_no_point_twice(tmp_path):
     with pytest.raises(RuntimeError):
         fit(tmp_path / "log", 4, fail, checkpoint=path)
     history = fit(tmp_path / "log", 4, checkpoint=path, resume=True)
-    assert scalars(tmp_path / "log") == expected(history)
+    assert scalars(tmp_path / "log") == expect(history)
 
 
 def test_no_framework_is_imported(tmp_path):

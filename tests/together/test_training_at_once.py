@@ -40,7 +40,7 @@ def trainer_on(backend, number):
     return trainer
 
 
-def trained(name, number, take_turns=lambda: None):
+def train(name, number, take_turns=lambda: None):
     """Return the history, the parameters and their devices; each number has its own model."""
     backend = d2ldev.get_backend(name)
     draw = np.random.default_rng(number)
@@ -71,7 +71,7 @@ def at_once(*runs):
 
     def one(run):
         try:
-            return trained(*run, barrier.wait)
+            return train(*run, barrier.wait)
         except BaseException:
             barrier.abort()  # the others would wait for it
             raise
@@ -83,7 +83,7 @@ def at_once(*runs):
 @pytest.fixture(scope="module")
 def alone():
     """What each learns while nothing else is trained."""
-    return {(name, number): trained(name, number) for name in NAMES for number in (0, 1)}
+    return {(name, number): train(name, number) for name in NAMES for number in (0, 1)}
 
 
 @pytest.fixture(autouse=True)

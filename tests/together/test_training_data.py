@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
-from parameters import drawn, mlp_of
+from parameters import draw, mlp_of
 
 import d2ldev
 from d2ldev.training.trainer import Trainer
@@ -48,7 +48,7 @@ def losses(framework, data, num_gpus):
     trainer = Trainer(3, num_gpus, backend=backend)
     with backend.strict():
         history = trainer.fit(
-            mlp_of(backend, drawn([4, 8, 3], 0)), data, loss="cross_entropy", optimizer="adam"
+            mlp_of(backend, draw([4, 8, 3], 0)), data, loss="cross_entropy", optimizer="adam"
         )
     assert set(backend.placement(trainer.model).values()) == {trainer.device}
     return history["loss"]

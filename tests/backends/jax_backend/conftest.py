@@ -37,11 +37,11 @@ def puts(monkeypatch):
     """How many arrays each ``jax.device_put`` was given, and where they were to go."""
     calls, put = [], jax.device_put
 
-    def counted(x, device=None, **options):
+    def count(x, device=None, **options):
         calls.append((len(jax.tree.leaves(x)), device))
         return put(x, device, **options)
 
-    monkeypatch.setattr(jax, "device_put", counted)
+    monkeypatch.setattr(jax, "device_put", count)
     return calls
 
 
@@ -50,9 +50,9 @@ def copies(monkeypatch):
     """Where each array that the backend copies goes, and whether JAX is told to copy it at once."""
     calls, put = [], tensors.batched_device_put
 
-    def counted(aval, sharding, xs, natives, is_committed, is_copy):
+    def count(aval, sharding, xs, natives, is_committed, is_copy):
         calls.append((*natives, is_copy))
         return put(aval, sharding, xs, natives, is_committed, is_copy)
 
-    monkeypatch.setattr(tensors, "batched_device_put", counted)
+    monkeypatch.setattr(tensors, "batched_device_put", count)
     return calls

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from training_batches import labelled_batches
+from training_batches import label_batches
 
 
 class Convolutional(nnx.Module):
@@ -76,11 +76,11 @@ def _pairs(random):
 INPUTS = {Convolutional: _images, Attentive: _tokens, Recurrent: _sequences, TwoInputs: _pairs}
 
 
-def made(backend, model, device):
+def build(backend, model, device):
     """Return a model on a device, with the same parameters each time."""
     return backend.place(model(nnx.Rngs(0, dropout=1)), device)
 
 
 def batches(backend, model, device, count=6):
     """Return batches of inputs and labels on a device, the same each time."""
-    return labelled_batches(backend, INPUTS[model], device, count)
+    return label_batches(backend, INPUTS[model], device, count)

@@ -282,7 +282,7 @@ def card(backend, monkeypatch):
             card.asked += self is native
             return dict(card.stats) if self is native else None
 
-        def waiting(xs):
+        def wait_for_all(xs):
             is_list = isinstance(xs, list)  # what is queued, and not what was made
             card.waited += [] if is_list else [xs.nbytes]
             if is_list:
@@ -290,7 +290,7 @@ def card(backend, monkeypatch):
             return wait(xs)
 
         monkeypatch.setattr(jax.Device, "memory_stats", memory_stats)
-        monkeypatch.setattr(jax, "block_until_ready", waiting)
+        monkeypatch.setattr(jax, "block_until_ready", wait_for_all)
         return card
 
     return install

@@ -12,7 +12,7 @@ import optax
 import pytest
 from d2ldev_jax import provision
 from flax import linen, nnx
-from other_programs import converted
+from other_programs import convert
 from safetensors.numpy import save_file
 from saved_files import bits
 
@@ -136,14 +136,14 @@ def test_an_optimizer_that_begins_with_one_array_in_several_places_goes_on(backe
 
 
 def test_a_module_s_optimizer_that_begins_with_one_array_in_several_places_is_read(backend, path):
-    def made(seed):
+    def build(seed):
         net = nnx.Linear(3, 1, rngs=nnx.Rngs(seed))
         return nnx.Optimizer(net, optax.lbfgs(), wrt=nnx.Param)
 
-    optimizer = made(1)
+    optimizer = build(1)
     names = backend.named_tensors(optimizer)
     save_file({name: np.asarray(np.array(x) + np.ones_like(x)) for name, x in names.items()}, path)
-    loaded = backend.load_into(made(2), path)
+    loaded = backend.load_into(build(2), path)
     for name, x in backend.named_tensors(loaded).items():
         np.testing.assert_array_equal(x, np.array(names[name]) + 1)
 
@@ -206,7 +206,7 @@ def params(value):
 def test_a_file_of_flax_is_converted_by_the_line_of_the_error(backend, tmp_path, monkeypatch):
     path = tmp_path / "state.msgpack"
     path.write_bytes(flax.serialization.to_bytes(params(3.0)))
-    new = converted(backend, path, monkeypatch, d2ldev=d2ldev, flax=flax)
+    new = convert(backend, path, monkeypatch, d2ldev=d2ldev, flax=flax)
     loaded = backend.load_into(params(0.0), new)
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), loaded, params(3.0)))
 
@@ -217,6 +217,6 @@ def test_a_folder_of_orbax_is_converted_by_the_line_of_the_error(backend, tmp_pa
     path = tmp_path / "orbax"
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         checkpointer.save(path, params(3.0))
-    new = converted(backend, path, monkeypatch, d2ldev=d2ldev, orbax=orbax, os=os)
+    new = convert(backend, path, monkeypatch, d2ldev=d2ldev, orbax=orbax, os=os)
     loaded = backend.load_into(params(0.0), new)
     assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), loaded, params(3.0)))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from nnx_models import INPUTS, batches, made
+from nnx_models import INPUTS, batches, build
 from processes import run_python
 
 from d2ldev import DeviceMismatchError, gpu
@@ -73,7 +73,7 @@ def test_lowering_ahead_of_time_raises_too(backend, x, y):
 def test_a_module_that_was_placed_refuses_data_from_elsewhere(backend, model):
     ((inputs, _),) = batches(backend, model, "gpu:0", 1)
     with backend.strict(), pytest.raises(DeviceMismatchError, match="on gpu:1"):
-        made(backend, model, "gpu:1")(*inputs)
+        build(backend, model, "gpu:1")(*inputs)
 
 
 MOVED = {

@@ -439,7 +439,7 @@ def test_memory_is_pinned_where_jax_can_for_a_gpu(backend, monkeypatch, maps, pl
 # -- memory of others ------------------------------------------------------------------------------
 
 
-def aligned(dtype="float32", count=64, offset=0):
+def align(dtype="float32", count=64, offset=0):
     """Return zeros that begin ``offset`` bytes after a multiple of 64."""
     nbytes = count * np.dtype(dtype).itemsize
     buffer = np.zeros(nbytes + 128, np.uint8)
@@ -449,7 +449,7 @@ def aligned(dtype="float32", count=64, offset=0):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint32", "complex64", "bool"])
 def test_aligned_memory_is_taken_over(backend, dtype):
-    data = aligned(dtype)
+    data = align(dtype)
     x = backend.from_dlpack(data)
     assert backend.address(x) == data.ctypes.data
     assert x.dtype == data.dtype
@@ -457,14 +457,14 @@ def test_aligned_memory_is_taken_over(backend, dtype):
 
 
 def test_what_is_written_to_the_source_shows(backend):
-    data = aligned()
+    data = align()
     x = backend.from_dlpack(data)
     data[3] = 7
     assert backend.to_numpy(x)[3] == 7
 
 
 def test_the_memory_outlives_its_source(backend):
-    data = aligned()
+    data = align()
     data[:] = 5
     x = backend.from_dlpack(data)
     del data
@@ -474,13 +474,13 @@ def test_the_memory_outlives_its_source(backend):
 @pytest.mark.parametrize("offset", [4, 16, 32, 60])
 def test_memory_that_jax_would_copy_is_refused(backend, offset):
     with pytest.raises(UnsupportedValueError, match="multiple of 64 bytes"):
-        backend.from_dlpack(aligned(offset=offset))
+        backend.from_dlpack(align(offset=offset))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
 def test_a_dtype_that_jax_would_narrow_is_refused(backend, dtype):
     with pytest.raises(UnsupportedValueError, match="copy"):
-        backend.from_dlpack(aligned(dtype))
+        backend.from_dlpack(align(dtype))
 
 
 @pytest.mark.parametrize(
@@ -497,12 +497,12 @@ def test_a_dtype_that_jax_would_narrow_is_refused(backend, dtype):
 )
 def test_memory_in_another_order_is_refused_and_not_misread(backend, layout):
     with pytest.raises(UnsupportedValueError):
-        backend.from_dlpack(layout(aligned()))
+        backend.from_dlpack(layout(align()))
 
 
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (2, 1, 32), (1, 64, 1), (4, 2, 8)])
 def test_memory_in_the_order_of_c_is_taken_over_in_any_shape(backend, shape):
-    data = aligned().reshape(shape)
+    data = align().reshape(shape)
     data[:] = np.arange(64).reshape(shape)
     x = backend.from_dlpack(data)
     assert backend.address(x) == data.ctypes.data
@@ -510,12 +510,12 @@ def test_memory_in_the_order_of_c_is_taken_over_in_any_shape(backend, shape):
 
 
 def test_a_dimension_of_one_has_no_order(backend):
-    data = aligned().reshape(1, 64).T
+    data = align().reshape(1, 64).T
     assert backend.from_dlpack(data).shape == (64, 1)
 
 
 def test_an_empty_array_is_taken(backend):
-    assert backend.from_dlpack(aligned(count=0)).shape == (0,)
+    assert backend.from_dlpack(align(count=0)).shape == (0,)
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
@@ -538,40 +538,40 @@ def test_other_frameworks_see_the_memory(backend):
 # -- logs ------------------------------------------------------------------------------------------
 
 
-def stacked(backend, xs):
+def stack_all(backend, xs):
     return framework_of(backend).tensors.stack(xs)
 
 
 @pytest.mark.parametrize("number", [1, 2, 31, 32, 33, 1024, 1025])
 def test_any_number_of_scalars_is_stacked_in_its_order(backend, number):
     xs = [jnp.float32(i) for i in range(number)]
-    assert np.asarray(stacked(backend, xs)).tolist() == list(range(number))
+    assert np.asarray(stack_all(backend, xs)).tolist() == list(range(number))
 
 
 @pytest.mark.parametrize("shape", [(3,), (0,), (2, 3), (32,)], ids=str)
 def test_arrays_of_any_shape_are_stacked(backend, shape):
-    found = stacked(backend, [jnp.full(shape, i) for i in range(40)])
+    found = stack_all(backend, [jnp.full(shape, i) for i in range(40)])
     assert found.shape == (40, *shape)
     assert np.array_equal(found, np.stack([np.full(shape, i) for i in range(40)]))
 
 
 def test_the_dtype_stays(backend):
-    assert stacked(backend, [jnp.bfloat16(1), jnp.bfloat16(2)]).dtype == jnp.bfloat16
+    assert stack_all(backend, [jnp.bfloat16(1), jnp.bfloat16(2)]).dtype == jnp.bfloat16
 
 
 def test_the_device_stays(backend):
     xs = [backend.full((), 1.0, device="gpu:1") for _ in range(40)]
-    assert str(backend.device_of(stacked(backend, xs))) == "gpu:1"
+    assert str(backend.device_of(stack_all(backend, xs))) == "gpu:1"
 
 
 def test_another_number_of_scalars_needs_no_other_program(backend, configure, caplog):
     xs = [jnp.int8(1)] * 600
-    stacked(backend, xs[:100])
+    stack_all(backend, xs[:100])
     configure("jax_log_compiles", True)
-    stacked(backend, [jnp.int16(1)])
+    stack_all(backend, [jnp.int16(1)])
     assert any("Compiling" in each for each in caplog.messages)
     caplog.clear()
-    stacked(backend, xs[:500])
+    stack_all(backend, xs[:500])
     programs = [each for each in caplog.messages if "Compiling" in each and "slice" not in each]
     assert programs == []
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
-from other_programs import converted
+from other_programs import convert
 from safetensors.numpy import save_file
 from saved_files import bits
 
@@ -30,7 +30,7 @@ def test_a_dtype_that_mxnet_lacks_is_refused_by_name(backend, path):
 def made(set_np, backend):
     """Makes a model and a trainer: with statistics, and names that count on."""
 
-    def making(optimizer="adam", device="gpu:0", **options):
+    def make_anew(optimizer="adam", device="gpu:0", **options):
         net = nn.HybridSequential()
         net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(1, in_units=4))
         context = backend.native(device)
@@ -41,7 +41,7 @@ def made(set_np, backend):
         trainer = mx.gluon.Trainer(net.collect_params(), optimizer, options, kvstore=None)
         return {"net": net, "trainer": trainer}
 
-    return making
+    return make_anew
 
 
 def train(backend, net, trainer, device, steps=3):
@@ -183,14 +183,14 @@ def test_a_hybridized_block_computes_with_what_was_loaded(backend, path):
 def deferred(set_np, backend):
     """Makes a model whose shapes come with its first batch."""
 
-    def making(device="cpu", *, is_initialized=True, n_out=1):
+    def make_anew(device="cpu", *, is_initialized=True, n_out=1):
         net = nn.HybridSequential()
         net.add(nn.Dense(4, activation="tanh"), nn.BatchNorm(), nn.Dense(n_out))
         if is_initialized:
             net.initialize(ctx=backend.native(device))
         return net
 
-    return making
+    return make_anew
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_file_of_parameters_is_converted_by_the_line_of_the_error(
     net, other = (backend.mlp([3, 4, 1], seed=seed) for seed in (0, 1))
     path = tmp_path / "net.params"
     net.save_parameters(str(path))
-    new = converted(backend, path, monkeypatch, d2ldev=d2ldev, net=other)
+    new = convert(backend, path, monkeypatch, d2ldev=d2ldev, net=other)
     third = backend.load_into(backend.mlp([3, 4, 1], seed=2), new)
     for x, y in zip(*(each.collect_params().values() for each in (net, third)), strict=True):
         assert np.array_equal(x.data().asnumpy(), y.data().asnumpy())

@@ -22,7 +22,7 @@ def dense(units=2, **options):
     return layer
 
 
-def backpropagated(net, backend, device="cpu"):
+def backpropagate(net, backend, device="cpu"):
     """Return a model with gradients in it."""
     with mx.autograd.record():
         loss = net(backend.ones((4, 3), device=device)).sum()
@@ -55,7 +55,7 @@ def test_the_array_of_a_parameter_stays_the_same_object(backend):
 
 
 def test_a_moved_gradient_is_the_one_that_is_written_to(backend):
-    net = backend.place(backpropagated(dense(), backend), "gpu:0")
+    net = backend.place(backpropagate(dense(), backend), "gpu:0")
     with mx.autograd.record():
         loss = (net(backend.ones((1, 3), device="gpu:0")) * 2).sum()
     loss.backward()
@@ -66,8 +66,8 @@ def test_a_moved_gradient_is_the_one_that_is_written_to(backend):
 def test_what_is_done_with_gradients_stays(backend, request_, expected):
     net = dense()
     net.weight.grad_req = request_
-    backend.place(backpropagated(net, backend), "gpu:0")
-    backpropagated(net, backend, "gpu:0")
+    backend.place(backpropagate(net, backend), "gpu:0")
+    backpropagate(net, backend, "gpu:0")
     assert net.weight.grad_req == request_
     assert float(net.weight.grad()[0, 0]) == expected
 
@@ -89,7 +89,7 @@ def test_the_statistics_of_a_normalization_get_no_gradient(backend):
 
 
 def test_a_gradient_that_waits_for_its_step_still_waits(backend):
-    net = backpropagated(dense(), backend)
+    net = backpropagate(dense(), backend)
     backend.place(net, "gpu:0")
     assert net.weight.data()._fresh_grad
     net.weight.data()._fresh_grad = False
@@ -164,10 +164,10 @@ def test_a_parameter_alone_is_placed(backend):
 
 
 def test_an_array_of_a_parameter_beside_its_block_moves_with_it(backend):
-    net = backpropagated(dense(), backend)
+    net = backpropagate(dense(), backend)
     held = {"weight": net.weight.data(), "net": net}
     backend.place(held, "gpu:0")
-    backpropagated(net, backend, "gpu:0")
+    backpropagate(net, backend, "gpu:0")
     assert held["weight"] is net.weight.data()
     assert backend.to_numpy(net.weight.grad()).tolist() == [[4.0] * 3] * 2
 
@@ -219,7 +219,7 @@ def test_an_mlp_is_called_and_trained_without_set_np(backend, hybridized):
     mx.npx.reset_np()
     net = backend.mlp([3, 4, 1], device="gpu:0")
     net.hybridize(hybridized)
-    backpropagated(net, backend, "gpu:0")
+    backpropagate(net, backend, "gpu:0")
     with NumPySemantics():
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
         trainer.step(1)
@@ -243,7 +243,7 @@ OPTIMIZERS = {
 }
 
 
-def training(backend, name="adam", kvstore="device"):
+def train_model(backend, name="adam", kvstore="device"):
     net = backend.mlp([3, 8, 1], activation="tanh")
     options = dict(OPTIMIZERS[name])
     kind = options.pop("optimizer", name)
@@ -270,38 +270,38 @@ def train(backend, net, trainer, steps=3):
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_with_exactly_the_losses_of_an_unmoved_twin(backend, name, hybridized):
-    net, trainer = training(backend, name)
+    net, trainer = train_model(backend, name)
     net.hybridize(hybridized)
     losses = train(backend, net, trainer)
     for device in ("gpu:1", "gpu:0", "cpu"):
         backend.place((net, trainer), device)
         losses += train(backend, net, trainer)
-    assert losses == train(backend, *training(backend, name), steps=12)
+    assert losses == train(backend, *train_model(backend, name), steps=12)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_trainer_alone_takes_its_parameters_with_it(backend, name):
-    net, trainer = training(backend, name)
+    net, trainer = train_model(backend, name)
     losses = train(backend, net, trainer)
     assert backend.place(trainer, "gpu:1") is trainer
     assert set(backend.placement(net).values()) == {gpu(1)}
     losses += train(backend, net, trainer)
-    assert losses == train(backend, *training(backend, name), steps=6)
+    assert losses == train(backend, *train_model(backend, name), steps=6)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_trainer_of_a_model_that_was_placed_without_it_goes_on(backend, name):
-    net, trainer = training(backend, name)
+    net, trainer = train_model(backend, name)
     losses = train(backend, net, trainer)
     backend.place(net, "gpu:1")
     losses += train(backend, net, trainer)
-    assert losses == train(backend, *training(backend, name), steps=6)
+    assert losses == train(backend, *train_model(backend, name), steps=6)
 
 
 def test_a_trainer_that_has_made_no_step_is_placed(backend):
-    net, trainer = training(backend)
+    net, trainer = train_model(backend)
     backend.place([net, trainer], "gpu:0")
-    assert train(backend, net, trainer) == train(backend, *training(backend))
+    assert train(backend, net, trainer) == train(backend, *train_model(backend))
 
 
 def test_a_trainer_of_deferred_parameters_is_placed(backend):
@@ -318,7 +318,7 @@ def test_a_trainer_of_deferred_parameters_is_placed(backend):
 
 @pytest.mark.parametrize("name", ["momentum", "adam", "adagrad", "rmsprop"])
 def test_every_state_is_moved_and_named(backend, name):
-    net, trainer = training(backend, name)
+    net, trainer = train_model(backend, name)
     train(backend, net, trainer)
     backend.place(trainer, "gpu:0")
     states = {n: d for n, d in backend.placement(trainer).items() if n.startswith("states.")}
@@ -327,30 +327,30 @@ def test_every_state_is_moved_and_named(backend, name):
 
 
 def test_with_a_store_of_its_own_training_goes_on(backend):
-    def stored():
-        return training(backend, "momentum", kvstore=mx.kv.create("local"))
+    def store():
+        return train_model(backend, "momentum", kvstore=mx.kv.create("local"))
 
-    net, trainer = stored()
+    net, trainer = store()
     losses = train(backend, net, trainer)
     backend.place((net, trainer), "gpu:1")
     losses += train(backend, net, trainer)
-    assert losses == train(backend, *stored(), steps=6)
+    assert losses == train(backend, *store(), steps=6)
 
 
 def test_states_can_be_saved_after_a_move_and_loaded(backend, tmp_path):
-    net, trainer = training(backend)
+    net, trainer = train_model(backend)
     train(backend, net, trainer)
     backend.place((net, trainer), "gpu:1")
     trainer.save_states(str(tmp_path / "states"))
     losses = train(backend, net, trainer)
-    twin, twins_trainer = training(backend)
+    twin, twins_trainer = train_model(backend)
     train(backend, twin, twins_trainer)
     twins_trainer.load_states(str(tmp_path / "states"))
     assert train(backend, twin, twins_trainer) == losses
 
 
 def test_a_learning_rate_that_was_changed_stays(backend):
-    net, trainer = training(backend)
+    net, trainer = train_model(backend)
     trainer.set_learning_rate(0.5)
     backend.place((net, trainer), "gpu:0")
     assert trainer.learning_rate == 0.5
@@ -369,13 +369,13 @@ def test_a_schedule_counts_on(backend):
 
 
 def test_a_failure_leaves_a_trainer_alone(backend, monkeypatch):
-    net, trainer = training(backend)
+    net, trainer = train_model(backend)
     losses = train(backend, net, trainer)
     monkeypatch.setattr(framework_of(backend).tensors, "move_all", None)
     with pytest.raises(TypeError):
         backend.place((net, trainer), "gpu:0")
     losses += train(backend, net, trainer)
-    assert losses == train(backend, *training(backend), steps=6)
+    assert losses == train(backend, *train_model(backend), steps=6)
 
 
 # -- parameters that are not initialised -----------------------------------------------------------

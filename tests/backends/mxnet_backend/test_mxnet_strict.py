@@ -32,13 +32,13 @@ def legacy(index, shape=(3, 3)):
     return nd.ones(shape, ctx=mx.cpu(index))
 
 
-def mixed(backend, call, *operands):
+def mix(backend, call, *operands):
     """Return the error of a call in a strict block; the same call outside of it is none."""
     call(*operands)
-    return refused(backend, call, *operands)
+    return refuse(backend, call, *operands)
 
 
-def refused(backend, call, *operands):
+def refuse(backend, call, *operands):
     """Return the error of a call in a strict block."""
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         call(*operands)
@@ -47,7 +47,7 @@ def refused(backend, call, *operands):
 
 @pytest.mark.parametrize("name", ["add", "truediv", "mod", "eq", "le", "iadd"])
 def test_an_operator_of_python_is_refused_with_legacy_arrays(backend, name):
-    error = mixed(backend, getattr(operator, name), legacy(1), legacy(2))
+    error = mix(backend, getattr(operator, name), legacy(1), legacy(2))
     assert error.devices == ("gpu:0", "gpu:1")
 
 
@@ -71,7 +71,7 @@ def test_an_operator_of_python_is_refused_with_legacy_arrays(backend, name):
     ],
 )
 def test_other_functions_of_np_are_refused_by_name(backend, call, operation):
-    error = mixed(backend, call, array(1), array(2))
+    error = mix(backend, call, array(1), array(2))
     assert f"cannot run {operation or ''}" in str(error)
 
 
@@ -86,7 +86,7 @@ def test_other_functions_of_np_are_refused_by_name(backend, call, operation):
     ],
 )
 def test_other_legacy_functions_are_refused_by_name(backend, call, operation):
-    error = mixed(backend, call, legacy(1), legacy(2))
+    error = mix(backend, call, legacy(1), legacy(2))
     assert f"cannot run {operation}: " in str(error)
 
 
@@ -103,15 +103,15 @@ def test_assignment_is_an_explicit_copy(backend, make, key):
 @pytest.mark.parametrize("make", [array, legacy])
 def test_an_index_from_elsewhere_is_refused(backend, make):
     x, index = make(1), make(2)[0].astype("int32")
-    assert "index on gpu:1" in str(refused(backend, lambda: x[index]))
-    assert "index" in str(refused(backend, lambda: x[index, 0:2]))
-    assert "index on gpu:1" in str(refused(backend, lambda: operator.setitem(x, index, 2)))
+    assert "index on gpu:1" in str(refuse(backend, lambda: x[index]))
+    assert "index" in str(refuse(backend, lambda: x[index, 0:2]))
+    assert "index on gpu:1" in str(refuse(backend, lambda: operator.setitem(x, index, 2)))
 
 
 def test_a_mask_from_elsewhere_is_refused(backend):
     x, mask = array(1), array(2) > 0
-    assert "index on gpu:1" in str(refused(backend, lambda: x[mask]))
-    assert "index on gpu:1" in str(refused(backend, lambda: operator.setitem(x, mask, 2)))
+    assert "index on gpu:1" in str(refuse(backend, lambda: x[mask]))
+    assert "index on gpu:1" in str(refuse(backend, lambda: operator.setitem(x, mask, 2)))
 
 
 def test_every_operator_of_the_library_is_refused(backend):
@@ -134,7 +134,7 @@ def test_every_operator_of_the_library_is_refused(backend):
 
 
 def test_the_message_names_the_operator_and_where_each_operand_is(backend):
-    error = refused(backend, lambda x, y: x - y, array(2), array(1))
+    error = refuse(backend, lambda x, y: x - y, array(2), array(1))
     assert str(error) == (
         "cannot run subtract: its operands are on different devices: "
         "operand_0 on gpu:1, operand_1 on gpu:0\n"
@@ -144,7 +144,7 @@ def test_the_message_names_the_operator_and_where_each_operand_is(backend):
 
 
 def test_a_0_dim_array_of_the_host_is_an_operand_as_on_hardware(backend):
-    assert refused(backend, operator.add, array(1), array(0, ())).devices == ("gpu:0", "cpu")
+    assert refuse(backend, operator.add, array(1), array(0, ())).devices == ("gpu:0", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_two_backends_are_strict_at_once(backend, in_place):
     before = in_place()
     other = d2ldev.Backend(MXNetFramework(virtual_gpus=2))
     with backend.strict(), other.strict():
-        refused(backend, operator.add, array(1), array(2))
+        refuse(backend, operator.add, array(1), array(2))
     assert all(same(before, in_place()))
 
 
@@ -435,8 +435,8 @@ def test_functions_that_were_imported_before_are_refused(backend):
     from mxnet.ndarray import concat
     from mxnet.numpy import add
 
-    refused(backend, concat, legacy(1), legacy(2))
-    refused(backend, add, array(1), array(2))
+    refuse(backend, concat, legacy(1), legacy(2))
+    refuse(backend, add, array(1), array(2))
 
 
 @pytest.mark.filterwarnings("ignore:Please import:DeprecationWarning")

@@ -287,7 +287,7 @@ def test_a_loss_is_logged_without_what_it_was_recorded_from(backend):
 
 
 def test_a_global_seed_decides_new_layers_and_dropout(backend):
-    def drawn():
+    def draw():
         backend.seed(7)
         with NumPySemantics(), mx.autograd.train_mode():
             net = mx.gluon.nn.HybridSequential()
@@ -295,7 +295,7 @@ def test_a_global_seed_decides_new_layers_and_dropout(backend):
             net.initialize(mx.init.Xavier())
             return net(mx.np.ones((4, 3))).asnumpy()
 
-    assert drawn().tobytes() == drawn().tobytes()
+    assert draw().tobytes() == draw().tobytes()
 
 
 def test_both_sides_of_every_row_of_the_peers_give_the_same():

@@ -37,7 +37,7 @@ def run():
     The machine's GPUs are hidden from it, as from this process, which has virtual ones.
     """
 
-    def running(program, **variables):
+    def run_program(program, **variables):
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -55,7 +55,7 @@ def run():
         lines = [line for line in done.stdout.splitlines() if line.startswith("shown:")]
         return [json.loads(line.removeprefix("shown:")) for line in lines]
 
-    return running
+    return run_program
 
 
 _PREAMBLE = """

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from training_batches import labelled_batches
+from training_batches import label_batches
 
 
 def convolutional():
@@ -98,7 +98,7 @@ INPUTS = {
 }
 
 
-def made(backend, model, device):
+def build(backend, model, device):
     """Return a model on a device, with the same parameters each time."""
     keras.utils.set_random_seed(0)
     return backend.place(model(), device)
@@ -106,4 +106,4 @@ def made(backend, model, device):
 
 def batches(backend, model, device, count=6):
     """Return batches of inputs and labels on a device, the same each time."""
-    return labelled_batches(backend, INPUTS[model], device, count)
+    return label_batches(backend, INPUTS[model], device, count)

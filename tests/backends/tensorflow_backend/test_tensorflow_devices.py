@@ -88,13 +88,13 @@ def test_a_traced_tensor_has_no_device(backend):
     refusals = []
 
     @tf.function(autograph=False)
-    def traced(x):
+    def trace(x):
         with pytest.raises(D2LDevError) as caught:
             backend.device_of(x)
         refusals.append(str(caught.value))
         return x
 
-    traced(tf.ones(2))
+    trace(tf.ones(2))
     assert "only traced" in refusals[0]
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from other_programs import converted
+from other_programs import convert
 from saved_files import bits
 
 import d2ldev
@@ -16,7 +16,7 @@ from d2ldev._backend import framework_of
 layers = keras.layers
 
 
-def made(seed):
+def build_pair(seed):
     """Return a model with statistics, and an optimizer that has made no step yet."""
     drawn = keras.initializers.GlorotUniform(seed=seed)
     net = keras.Sequential(
@@ -42,13 +42,13 @@ def train(net, optimizer, steps=3):
 
 
 def test_an_optimizer_without_variables_is_refused_with_the_way_to_make_them(backend, path):
-    backend.save(made(1)["optimizer"], path)
+    backend.save(build_pair(1)["optimizer"], path)
     with pytest.raises(CheckpointError, match=r"optimizer\.build"):
         backend.load_into(keras.optimizers.Adam(0.1), path)
 
 
 def test_the_state_of_another_optimizer_is_refused(backend, path):
-    whole = made(1)
+    whole = build_pair(1)
     backend.save(whole["optimizer"], path)
     other = keras.optimizers.SGD(0.25)
     other.build(whole["net"].trainable_variables)
@@ -71,7 +71,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_every_optimizer_goes_on_where_it_is(backend, path, make):
-    whole, resumed = ({"net": made(seed)["net"], "optimizer": make()} for seed in (1, 2))
+    whole, resumed = ({"net": build_pair(seed)["net"], "optimizer": make()} for seed in (1, 2))
     train(**whole)
     backend.save(whole, path)
     resumed["optimizer"].build(resumed["net"].trainable_variables)
@@ -107,7 +107,7 @@ def test_weights_without_names_are_the_same_in_the_next_model(backend, path):
         np.testing.assert_array_equal(weight, np.full(weight.shape, number))
 
 
-def compiled(optimizer="adam", *, is_fitted=False):
+def compile_model(optimizer="adam", *, is_fitted=False):
     """Return a compiled model; a fitted one has a state of its optimizer, of five steps."""
     net = sequential((3,), layers.Dense(4), layers.Dense(1))
     net.compile(optimizer, "mse")
@@ -120,8 +120,8 @@ def compiled(optimizer="adam", *, is_fitted=False):
 
 
 def test_a_compiled_model_takes_over_the_state_of_its_optimizer(backend, path):
-    backend.save(compiled(is_fitted=True), path)
-    net = compiled()
+    backend.save(compile_model(is_fitted=True), path)
+    net = compile_model()
     net.fit(np.zeros((4, 3)), np.ones((4, 1)), verbose=0)
     backend.load_into(net, path)
     assert int(net.optimizer.iterations) == 5
@@ -130,15 +130,15 @@ def test_a_compiled_model_takes_over_the_state_of_its_optimizer(backend, path):
 
 
 def test_an_optimizer_that_has_made_no_step_is_built_for_the_state_of_one_that_has(backend, path):
-    backend.save(compiled(is_fitted=True), path)
-    net = backend.load_into(compiled(), path)
+    backend.save(compile_model(is_fitted=True), path)
+    net = backend.load_into(compile_model(), path)
     assert int(net.optimizer.iterations) == 5
     for x in net.optimizer.variables[2:]:
         np.testing.assert_array_equal(x, tf.ones_like(x))
 
 
 def test_a_model_that_is_not_compiled_passes_over_the_state_of_an_optimizer(backend, path):
-    backend.save(compiled(is_fitted=True), path)
+    backend.save(compile_model(is_fitted=True), path)
     net = backend.load_into(sequential((3,), layers.Dense(4), layers.Dense(1)), path)
     for x in net.trainable_variables:
         np.testing.assert_array_equal(x, tf.ones_like(x))
@@ -146,7 +146,7 @@ def test_a_model_that_is_not_compiled_passes_over_the_state_of_an_optimizer(back
 
 WITHOUT_STATE = {
     "not compiled": lambda: sequential((3,), layers.Dense(4), layers.Dense(1)),
-    "compiled": compiled,
+    "compiled": compile_model,
 }
 
 
@@ -154,15 +154,15 @@ WITHOUT_STATE = {
 def test_an_optimizer_stays_as_it_is_if_the_file_has_no_state_of_one(backend, path, make):
     net = make()
     backend.save(net, path)
-    fitted = backend.load_into(compiled(is_fitted=True), path)
+    fitted = backend.load_into(compile_model(is_fitted=True), path)
     for x, saved in zip(fitted.trainable_variables, net.trainable_variables, strict=True):
         np.testing.assert_array_equal(x, saved)
     assert int(fitted.optimizer.iterations) == 5
 
 
 def test_a_model_that_was_compiled_with_another_optimizer_is_refused(backend, path):
-    backend.save(compiled(is_fitted=True), path)
-    net = compiled("sgd")
+    backend.save(compile_model(is_fitted=True), path)
+    net = compile_model("sgd")
     before = [x.numpy() for x in net.variables]
     with pytest.raises(CheckpointError, match=r"unexpected optimizer\.0\.momentum"):
         backend.load_into(net, path)
@@ -177,9 +177,9 @@ def momentum():
 @pytest.mark.parametrize("is_fitted", [False, True], ids=["not built", "built"])
 @pytest.mark.parametrize("saved", ["adam", "sgd"])
 def test_in_part_no_state_of_another_optimizer_is_read(backend, path, saved, is_fitted):
-    other = compiled(saved, is_fitted=True)
+    other = compile_model(saved, is_fitted=True)
     backend.save(other, path)
-    net = compiled(momentum(), is_fitted=is_fitted)
+    net = compile_model(momentum(), is_fitted=is_fitted)
     before = [x.numpy() for x in net.optimizer.variables]
     loaded = backend.load_into(net, path, strict=False)
     for x, value in zip(net.optimizer.variables, before, strict=True):
@@ -195,14 +195,14 @@ def test_in_part_no_state_of_another_optimizer_is_read(backend, path, saved, is_
 
 
 def test_the_momentum_of_another_optimizer_is_refused(backend, path):
-    backend.save(compiled(momentum(), is_fitted=True), path)
+    backend.save(compile_model(momentum(), is_fitted=True), path)
     with pytest.raises(CheckpointError, match=r"it lacks optimizer\.0\.velocity"):
-        backend.load_into(compiled(is_fitted=True), path)
+        backend.load_into(compile_model(is_fitted=True), path)
 
 
 def test_in_part_the_state_of_the_same_optimizer_is_read(backend, path):
-    backend.save(compiled(is_fitted=True), path)
-    net = compiled()
+    backend.save(compile_model(is_fitted=True), path)
+    net = compile_model()
     loaded = backend.load_into(net, path, strict=False)
     assert (loaded.missing, loaded.unexpected) == ([], [])
     assert int(net.optimizer.iterations) == 5
@@ -227,7 +227,7 @@ COMPILED = {
 @pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
 def test_an_optimizer_is_not_built_for_what_is_refused(backend, path, make):
     made_optimizer = (lambda: make) if isinstance(make, str) else make
-    saved, net = (compiled(made_optimizer()) for _ in range(2))
+    saved, net = (compile_model(made_optimizer()) for _ in range(2))
     saved.optimizer.build(saved.trainable_variables)
     backend.save({"net": saved, "other": tf.zeros(2)}, path)
     net.layers[0].trainable = False
@@ -410,7 +410,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("break_it", BROKEN.values(), ids=BROKEN)
 def test_a_broken_state_of_an_optimizer_is_refused_and_nothing_changes(backend, break_it):
-    optimizer = made(1)["optimizer"]
+    optimizer = build_pair(1)["optimizer"]
     before = [np.array(v.numpy()) for v in optimizer.variables]
     files = framework_of(backend).files
     with pytest.raises((ValueError, TypeError, AttributeError)):
@@ -420,7 +420,7 @@ def test_a_broken_state_of_an_optimizer_is_refused_and_nothing_changes(backend, 
 
 
 def test_an_optimizer_in_another_one_is_told_from_it(backend, path):
-    net = made(1)["net"]
+    net = build_pair(1)["net"]
     optimizers = [
         keras.optimizers.LossScaleOptimizer(inner)
         for inner in (keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adagrad(0.1))
@@ -511,7 +511,7 @@ def test_a_file_of_keras_is_converted_by_the_line_of_the_error(
     net, other = (backend.mlp([3, 4, 1], seed=seed) for seed in (0, 1))
     _OF_KERAS[name](net, tmp_path / name)
     names = {"d2ldev": d2ldev, "keras": keras, "tf": tf, "os": os, "net": other}
-    new = converted(backend, tmp_path / name, monkeypatch, **names)
+    new = convert(backend, tmp_path / name, monkeypatch, **names)
     third = backend.load_into(backend.mlp([3, 4, 1], seed=2), new)
     for x, y in zip(third.get_weights(), net.get_weights(), strict=True):
         assert np.array_equal(x, y)
@@ -521,7 +521,7 @@ def test_a_saved_model_is_converted_by_the_line_of_the_error(backend, tmp_path, 
     module = tf.Module()
     module.scale = tf.Variable([1.0, 2.0])
     tf.saved_model.save(module, tmp_path / "saved")
-    new = converted(backend, tmp_path / "saved", monkeypatch, d2ldev=d2ldev, tf=tf, os=os)
+    new = convert(backend, tmp_path / "saved", monkeypatch, d2ldev=d2ldev, tf=tf, os=os)
     ((name, values),) = backend.load(new).items()
     assert name.startswith("scale/")
     assert values.tolist() == [1.0, 2.0]

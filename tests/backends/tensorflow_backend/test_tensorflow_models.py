@@ -21,7 +21,7 @@ def x(backend):
     return backend.rand((6, 3), seed=0)
 
 
-def placed_on(backend, obj):
+def list_devices(backend, obj):
     return set(backend.placement(obj).values())
 
 
@@ -83,7 +83,7 @@ def test_a_model_that_is_not_built_builds_where_it_was_placed(backend, make, x):
     net = backend.place(make(), "gpu:1")
     y = net(x)
     assert backend.device_of(y) is gpu(1)
-    assert placed_on(backend, net) == {gpu(1)}
+    assert list_devices(backend, net) == {gpu(1)}
 
 
 @models
@@ -93,7 +93,7 @@ def test_a_model_that_is_built_computes_the_same_where_it_was_placed(backend, ma
     backend.place(net, "gpu:1")
     after = net(x)
     assert backend.device_of(after) is gpu(1)
-    assert placed_on(backend, net) == {gpu(1)}
+    assert list_devices(backend, net) == {gpu(1)}
     np.testing.assert_allclose(after.numpy(), before, rtol=1e-5, atol=1e-6)
 
 
@@ -101,7 +101,7 @@ def test_a_layer_with_layers_made_by_its_build_builds_them_there(backend):
     layer = backend.place(keras.layers.MultiHeadAttention(2, 2), "gpu:0")
     y = layer(tf.ones((1, 3, 4)), tf.ones((1, 3, 4)))
     assert backend.device_of(y) is gpu(0)
-    assert placed_on(backend, layer) == {gpu(0)}
+    assert list_devices(backend, layer) == {gpu(0)}
 
 
 class Wrapper(keras.Model):
@@ -118,7 +118,7 @@ class Wrapper(keras.Model):
 def test_a_placed_layer_of_a_model_that_was_not_builds_where_it_was_placed(backend, x):
     layer = backend.place(keras.layers.Dense(2), "gpu:1")
     y = Wrapper(layer)(x)
-    assert placed_on(backend, layer) == {gpu(1)}
+    assert list_devices(backend, layer) == {gpu(1)}
     assert backend.device_of(y) is gpu(1)
 
 
@@ -136,15 +136,15 @@ def test_the_layers_of_a_model_can_be_on_several_devices(backend, x):
     backend.place(last, "gpu:1")
     y = net(x)
     assert backend.device_of(y) is gpu(1)
-    assert placed_on(backend, first) == {gpu(0)}
-    assert placed_on(backend, last) == {gpu(1)}
+    assert list_devices(backend, first) == {gpu(0)}
+    assert list_devices(backend, last) == {gpu(1)}
 
 
 def test_a_model_comes_back_to_the_cpu(backend, x):
     net = backend.place(MODELS["sequential"](), "gpu:0")
     backend.place(net, "cpu")
     assert backend.device_of(net(x)) is cpu()
-    assert placed_on(backend, net) == {cpu()}
+    assert list_devices(backend, net) == {cpu()}
 
 
 def test_the_same_variables_stay_in_the_model(backend, x):
@@ -160,7 +160,7 @@ def test_the_classes_of_keras_are_left_alone(backend, x):
     backend.place(MODELS["sequential"](), "gpu:1")
     other = MODELS["sequential"]()
     assert backend.device_of(other(x)) is cpu()
-    assert placed_on(backend, other) == {cpu()}
+    assert list_devices(backend, other) == {cpu()}
 
 
 def test_strings_and_tables_of_a_model_stay_on_the_host(backend):
@@ -170,17 +170,17 @@ def test_strings_and_tables_of_a_model_stay_on_the_host(backend):
     backend.place(net, "gpu:0")
     y = net(tf.constant([["a"], ["b"]]))
     assert y.shape == (2, 1, 2)
-    assert placed_on(backend, net) == {gpu(0)}
+    assert list_devices(backend, net) == {gpu(0)}
 
 
 def test_a_compiled_model_is_trained_where_it_was_placed(backend, x):
     net = backend.place(MODELS["sequential"](), "gpu:1")
     net.compile("adam", "mse")
     net.fit(x, np.ones((6, 1)), epochs=2, verbose=0)
-    assert placed_on(backend, net.layers) == {gpu(1)}
+    assert list_devices(backend, net.layers) == {gpu(1)}
 
 
-def compiled(jit):
+def compile_model(jit):
     keras.utils.set_random_seed(1)
     net = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
     net.compile(keras.optimizers.Adam(0.05), "mse", jit_compile=jit)
@@ -192,14 +192,14 @@ def losses(net, x, epochs):
 
 
 def test_fit_goes_on_after_the_move_as_if_nothing_had_been(backend, x):
-    moved, twin = compiled(False), compiled(False)
+    moved, twin = compile_model(False), compile_model(False)
     expected = losses(twin, x, 6)
     found = losses(moved, x, 3)
     backend.place(moved, "gpu:1")
     found += losses(moved, x, 3)
     assert found == expected
-    assert placed_on(backend, moved) == {gpu(1)}
-    assert placed_on(backend, moved.optimizer) == {gpu(1)}
+    assert list_devices(backend, moved) == {gpu(1)}
+    assert list_devices(backend, moved.optimizer) == {gpu(1)}
 
 
 class WithDropout(keras.Model):
@@ -215,7 +215,7 @@ class WithDropout(keras.Model):
         return self.outer(self.dropout(self.inner(x), training=training))
 
 
-def nested():
+def nest_model():
     """Return a functional model with a model in it, and statistics."""
     inputs = keras.Input((3,))
     inner = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
@@ -263,7 +263,7 @@ def compile_and_place(backend, net, x, compiled_at, call):
     if compiled_at == "after":
         compile_all(net)
     call(net, x, y)
-    assert places_by_keras(backend, net) == placed_on(backend, net) == {gpu(1)}
+    assert places_by_keras(backend, net) == list_devices(backend, net) == {gpu(1)}
     return y
 
 
@@ -274,13 +274,13 @@ def test_a_model_is_compiled_by_xla_where_it_was_placed(backend, compiled_at, x)
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("compiled_at", ["before", "used", "after"])
-@pytest.mark.parametrize("make", [MODELS["sequential"], WithDropout, nested])
+@pytest.mark.parametrize("make", [MODELS["sequential"], WithDropout, nest_model])
 def test_all_methods_are_compiled_by_xla_there_and_back(backend, make, compiled_at, x):
     net = make()
     y = compile_and_place(backend, net, x, compiled_at, call_all)
     backend.place(net, "cpu")
     call_all(net, x, y)
-    assert places_by_keras(backend, net) == placed_on(backend, net) == {cpu()}
+    assert places_by_keras(backend, net) == list_devices(backend, net) == {cpu()}
 
 
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
@@ -291,11 +291,11 @@ def test_a_method_is_compiled_by_xla_again_after_the_move(backend, method, x):
     before = getattr(net, method)(*data, verbose=0)
     backend.place(net, "gpu:1")
     np.testing.assert_allclose(getattr(net, method)(*data, verbose=0), before, rtol=1e-6)
-    assert placed_on(backend, net) == {gpu(1)}
+    assert list_devices(backend, net) == {gpu(1)}
 
 
 def test_the_metrics_of_a_compiled_model_are_listed_and_not_saved(backend, x, tmp_path):
-    net = compiled(False)
+    net = compile_model(False)
     losses(net, x, 1)
     listed = backend.placement(net)
     assert {name for name in listed if name.startswith("compiled.")} == {
@@ -307,7 +307,7 @@ def test_the_metrics_of_a_compiled_model_are_listed_and_not_saved(backend, x, tm
 
 
 def test_predict_and_evaluate_see_the_memory_of_after_the_move(backend, x):
-    net = compiled(False)
+    net = compile_model(False)
     before = net.predict(x, verbose=0), net.evaluate(x, np.ones((6, 1)), verbose=0)
     backend.place(net, "gpu:0")
     for variable in net.trainable_variables:
@@ -327,7 +327,7 @@ def test_a_function_that_was_traced_before_the_move_fails_and_forgets_nothing(ba
 
 
 def test_a_model_that_did_not_move_keeps_its_traced_functions(backend, x):
-    net = compiled(False)
+    net = compile_model(False)
     losses(net, x, 1)
     function = net.train_function
     backend.place(net, "cpu")
@@ -338,12 +338,12 @@ def test_a_model_is_moved_for_good_while_a_function_is_traced(backend):
     net = backend.mlp([3, 2])
 
     @tf.function(autograph=False)
-    def traced(x):
+    def trace(x):
         backend.place(net, "gpu:1")
         return net(x)
 
-    assert traced(tf.ones((1, 3))).shape == (1, 2)
-    assert placed_on(backend, net) == {gpu(1)}
+    assert trace(tf.ones((1, 3))).shape == (1, 2)
+    assert list_devices(backend, net) == {gpu(1)}
 
 
 def test_seeds_of_dropout_go_on_after_the_move(backend):
@@ -380,7 +380,7 @@ def test_a_placed_model_is_saved_and_read(backend, x, tmp_path):
     other = backend.mlp([3, 4, 1], seed=9, device="gpu:0")
     other.load_weights(tmp_path / "net.weights.h5")
     np.testing.assert_array_equal(other(x), net(x))
-    assert placed_on(backend, other) == {gpu(0)}
+    assert list_devices(backend, other) == {gpu(0)}
 
 
 def test_a_checkpoint_finds_the_variables_after_the_move(backend, tmp_path):
@@ -390,7 +390,7 @@ def test_a_checkpoint_finds_the_variables_after_the_move(backend, tmp_path):
     backend.place(net, "gpu:1")
     net.layers[0].kernel.assign(tf.zeros((3, 1)))
     tf.train.Checkpoint(net=net).restore(saved).assert_existing_objects_matched()
-    assert placed_on(backend, net) == {gpu(1)}
+    assert list_devices(backend, net) == {gpu(1)}
     np.testing.assert_array_equal(net.get_weights()[0], before[0])
 
 
@@ -404,7 +404,7 @@ def test_a_copy_of_a_placed_model_has_its_own_variables(backend, x, copied):
     for variable in other.variables:
         variable.assign(variable + 1.0)
     np.testing.assert_array_equal(net(x), before)
-    assert placed_on(backend, net) == {gpu(1)}
+    assert list_devices(backend, net) == {gpu(1)}
 
 
 def test_mixed_precision_is_placed(backend, x):
@@ -429,7 +429,7 @@ def test_metrics_in_a_model_are_placed(backend):
     backend.place([metric], "gpu:1")
     metric.update_state([5.0])
     assert float(metric.result()) == 3
-    assert placed_on(backend, [metric]) == {gpu(1)}
+    assert list_devices(backend, [metric]) == {gpu(1)}
 
 
 # -- TensorFlow ------------------------------------------------------------------------------------

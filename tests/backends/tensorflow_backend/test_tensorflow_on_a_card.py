@@ -154,10 +154,10 @@ def test_gradients_flow_back_across(backend):
 
 def test_a_tensor_is_made_where_it_is_wanted_while_a_function_is_traced(backend):
     @tf.function(autograph=False)
-    def traced():
+    def trace():
         return backend.asarray(np.ones(2, "float32"), device="gpu:1") * 2
 
-    assert traced().numpy().tolist() == [2, 2]
+    assert trace().numpy().tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("make", ["to", "copy", "asarray"])

@@ -72,13 +72,13 @@ def traces():
 
 @pytest.fixture
 def train(backend):
-    def trained(net, trainer=None, data=DATA, **options):
+    def train_with(net, trainer=None, data=DATA, **options):
         options = {"optimizer": "adam", **options}
         if isinstance(options["optimizer"], str):
             options = {"lr": 0.1, **options}
         return (trainer or Trainer(2, backend=backend)).fit(net, data, data[:1], **options)
 
-    return trained
+    return train_with
 
 
 def test_a_second_fit_with_the_same_trainer_traces_nothing(backend, net, train, traces):
@@ -107,15 +107,15 @@ def test_a_new_trainer_traces_nothing(backend, net, train, traces):
     assert first.model is net
 
 
-def squared(prediction, y):
+def square(prediction, y):
     return tf.reduce_mean((prediction - y) ** 2)
 
 
 LOSSES = {
     "one object": (lambda: LOSS, False),
-    "one function": (lambda: squared, False),
+    "one function": (lambda: square, False),
     "a method of one object": (lambda: LOSS.__call__, False),
-    "a new function": (lambda: lambda prediction, y: squared(prediction, y), True),
+    "a new function": (lambda: lambda prediction, y: square(prediction, y), True),
 }
 
 
@@ -130,7 +130,7 @@ def test_the_same_loss_traces_nothing_and_a_new_one_each_time(net, train, traces
 def test_a_loss_that_is_dropped_takes_its_data_with_it(net, train):
     weights = tf.ones(1)
     gone = ref(weights)
-    train(net, loss=lambda prediction, y, weights=weights: squared(prediction * weights, y))
+    train(net, loss=lambda prediction, y, weights=weights: square(prediction * weights, y))
     del weights
     gc.collect()
     gc.collect()  # what a program holds goes after its loss
@@ -293,7 +293,7 @@ def test_a_layer_of_another_dtype_computes_in_it(net, train):
 
     def loss(prediction, y):
         dtypes.append(prediction.dtype)
-        return squared(tf.cast(prediction, "float32"), y)
+        return square(tf.cast(prediction, "float32"), y)
 
     train(net, loss=loss)
     net.last.dtype_policy = "mixed_bfloat16"

@@ -267,19 +267,19 @@ def test_the_device_of_a_scope_is_back_after_an_operation_that_fails(backend, he
 # -- Functions -------------------------------------------------------------------------------------
 
 
-def traced(function):
+def trace(function):
     # AutoGraph writes files when it converts a function.
     return tf.function(function, autograph=False)
 
 
 def test_a_function_runs_where_its_operands_are(backend, here):
-    double = traced(lambda x: tf.matmul(x, x) + tf.ones((4, 4)))
+    double = trace(lambda x: tf.matmul(x, x) + tf.ones((4, 4)))
     with backend.strict():
         assert backend.device_of(double(here)) is gpu(1)
 
 
 def test_arguments_on_two_devices_are_refused(backend, here, elsewhere):
-    add = traced(lambda x, y: x + y)
+    add = trace(lambda x, y: x + y)
     with backend.strict():
         with pytest.raises(DeviceMismatchError) as caught:
             add(here, elsewhere)
@@ -288,14 +288,14 @@ def test_arguments_on_two_devices_are_refused(backend, here, elsewhere):
 
 
 def test_a_function_that_was_traced_before_refuses(backend, here, elsewhere):
-    add = traced(lambda x, y: x + y)
+    add = trace(lambda x, y: x + y)
     add(here, elsewhere)
     with backend.strict(), pytest.raises(DeviceMismatchError):
         add(here, elsewhere)
 
 
 def test_a_concrete_function_refuses(backend, here, elsewhere):
-    add = traced(lambda x, y: x + y).get_concrete_function(here, here)
+    add = trace(lambda x, y: x + y).get_concrete_function(here, here)
     with backend.strict():
         assert backend.device_of(add(here, here)) is gpu(1)
         with pytest.raises(DeviceMismatchError):
@@ -303,7 +303,7 @@ def test_a_concrete_function_refuses(backend, here, elsewhere):
 
 
 def test_a_captured_tensor_is_an_operand(backend, here, elsewhere):
-    add = traced(lambda x: x + elsewhere)
+    add = trace(lambda x: x + elsewhere)
     with backend.strict(), pytest.raises(DeviceMismatchError):
         add(here)
 
@@ -312,7 +312,7 @@ def test_a_captured_variable_is_an_operand_and_named(backend, here, elsewhere):
     weight = tf.Variable(elsewhere, name="weight")
     with backend.on("gpu:1"):
         bias = tf.Variable(here, name="bias")
-    add = traced(lambda: weight + bias)
+    add = trace(lambda: weight + bias)
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         add()
     assert "weight on cpu" in caught.value.problem
@@ -321,13 +321,13 @@ def test_a_captured_variable_is_an_operand_and_named(backend, here, elsewhere):
 
 def test_a_captured_0_dim_variable_of_the_cpu_is_none(backend, here):
     rate = tf.Variable(0.5)
-    scaled = traced(lambda x: x * rate)
+    scaled = trace(lambda x: x * rate)
     with backend.strict():
         assert backend.device_of(scaled(here)) is gpu(1)
 
 
 def test_gradients_of_a_function_are_where_its_operands_are(backend, here):
-    square = traced(lambda x: tf.reduce_sum(x**2))
+    square = trace(lambda x: tf.reduce_sum(x**2))
     with backend.strict():
         with tf.GradientTape() as tape:
             tape.watch(here)
@@ -337,7 +337,7 @@ def test_gradients_of_a_function_are_where_its_operands_are(backend, here):
 
 def test_a_function_with_an_iterator_runs(backend, here):
     data = iter(tf.data.Dataset.range(3))
-    take = traced(lambda: here * tf.cast(next(data), tf.float32))
+    take = trace(lambda: here * tf.cast(next(data), tf.float32))
     with backend.strict():
         take()
         assert bool(tf.reduce_all(take() == here))
@@ -358,26 +358,26 @@ class Scaling:
     def __call__(self, row):
         return row * self.by
 
-    def scaled(self, row):
+    def scale(self, row):
         """Multiply, as a method."""
         return row * self.by
 
 
-def scaling(by):
+def make_scale(by):
     """Return a function that closes over a tensor."""
 
-    def scaled(row):
+    def scale(row):
         return row * by
 
-    return scaled
+    return scale
 
 
 MAPPED = {
-    "function": scaling,
-    "method": lambda by: Scaling(by).scaled,
+    "function": make_scale,
+    "method": lambda by: Scaling(by).scale,
     "callable object": Scaling,
     "partial": lambda by: partial(tf.multiply, by),
-    "tf.function": lambda by: traced(scaling(by)),
+    "tf.function": lambda by: trace(make_scale(by)),
 }
 
 
@@ -463,15 +463,15 @@ def attention():
     return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(seen)))
 
 
-def stacked(*of):
+def stack_all(*of):
     return keras.Sequential([*of, layers.Dense(1)])
 
 
 MODELS = {
-    "dense": (FEATURES, lambda: stacked(layers.Dense(4, activation="relu"))),
+    "dense": (FEATURES, lambda: stack_all(layers.Dense(4, activation="relu"))),
     "convolution": (
         IMAGES,
-        lambda: stacked(
+        lambda: stack_all(
             layers.Conv2D(4, 3),
             layers.BatchNormalization(),
             layers.MaxPooling2D(),
@@ -480,20 +480,23 @@ MODELS = {
     ),
     "causal convolution": (
         SEQUENCES,
-        lambda: stacked(layers.Conv1D(4, 2, padding="causal"), layers.GlobalMaxPooling1D()),
+        lambda: stack_all(layers.Conv1D(4, 2, padding="causal"), layers.GlobalMaxPooling1D()),
     ),
     "embedding": (
         WORDS,
-        lambda: stacked(layers.Embedding(9, 4), layers.GlobalAveragePooling1D()),
+        lambda: stack_all(layers.Embedding(9, 4), layers.GlobalAveragePooling1D()),
     ),
-    "LSTM": (SEQUENCES, lambda: stacked(layers.LSTM(4))),
+    "LSTM": (SEQUENCES, lambda: stack_all(layers.LSTM(4))),
     "masked GRU": (
         WORDS,
-        lambda: stacked(
+        lambda: stack_all(
             layers.Embedding(9, 4, mask_zero=True), layers.Bidirectional(layers.GRU(3))
         ),
     ),
-    "dropout": (FEATURES, lambda: stacked(layers.Dropout(0.1, seed=1), layers.GaussianNoise(0.01))),
+    "dropout": (
+        FEATURES,
+        lambda: stack_all(layers.Dropout(0.1, seed=1), layers.GaussianNoise(0.01)),
+    ),
     "attention": (SEQUENCES, attention),
 }
 
@@ -560,7 +563,7 @@ def test_a_model_refuses_data_from_elsewhere(backend, model, device):
         net(elsewhere)
 
 
-def compiled(backend, kind, **options):
+def compile_model(backend, kind, **options):
     """Return a model and its optimizer on the second GPU, and its input in NumPy."""
     shape, make = kind
     x, net = data_for(shape), make()
@@ -572,7 +575,7 @@ def compiled(backend, kind, **options):
 
 
 def test_a_model_is_fitted_to_arrays(backend, kind):
-    net, optimizer, x = compiled(backend, kind)
+    net, optimizer, x = compile_model(backend, kind)
     with backend.strict():
         fitted = net.fit(x, np.ones((4, 1)), epochs=4, verbose=0, shuffle=False)
     losses = fitted.history["loss"]
@@ -582,7 +585,7 @@ def test_a_model_is_fitted_to_arrays(backend, kind):
 
 @pytest.mark.parametrize("eagerly", [True, False])
 def test_a_model_is_fitted_and_measured_batch_by_batch(backend, eagerly):
-    net, optimizer, x = compiled(backend, MODELS["dense"], run_eagerly=eagerly)
+    net, optimizer, x = compile_model(backend, MODELS["dense"], run_eagerly=eagerly)
     with backend.strict():
         net.fit(x, np.ones((4, 1)), verbose=0)
         net.train_on_batch(x, np.ones((4, 1)))
@@ -614,7 +617,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("is_placed", [True, False])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_steps_are_those_of_the_cpu(backend, make, is_placed):
-    def trained(device):
+    def train(device):
         with backend.on(device):
             weight, optimizer = tf.Variable(backend.rand((3, 2), seed=1)), make()
             if not is_placed:
@@ -629,7 +632,7 @@ def test_steps_are_those_of_the_cpu(backend, make, is_placed):
         return weight.numpy().tobytes()
 
     with backend.strict():
-        assert trained("gpu:1") == trained("cpu")
+        assert train("gpu:1") == train("cpu")
 
 
 def test_an_optimizer_refuses_gradients_from_elsewhere(backend):

@@ -147,13 +147,13 @@ def test_the_same_seed_gives_the_same_numbers_on_every_device(backend):
 def test_a_global_seed_decides_new_layers_dropout_and_generators(backend):
     import keras
 
-    def drawn():
+    def draw():
         backend.seed(7)
         layer, dropout = keras.layers.Dense(3), keras.layers.Dropout(0.5)
         x = dropout(layer(tf.ones((4, 3))), training=True)
         return tf.concat([x, tf.random.get_global_generator().normal((4, 3))], 0).numpy()
 
-    assert drawn().tobytes() == drawn().tobytes()
+    assert draw().tobytes() == draw().tobytes()
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
@@ -204,10 +204,10 @@ def test_a_card_has_the_memory_that_the_driver_says(backend, monkeypatch, nbytes
 
 def test_a_tensor_is_made_where_it_is_wanted_while_a_function_is_traced(backend):
     @tf.function(autograph=False)
-    def traced():
+    def trace():
         return backend.ones(2, device="gpu:1") * 2
 
-    assert traced().numpy().tolist() == [2, 2]
+    assert trace().numpy().tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int32", "bool", "complex64"])
@@ -404,13 +404,13 @@ def test_a_tensor_that_is_only_traced_is_not_moved(backend):
     refusals = []
 
     @tf.function(autograph=False)
-    def traced(x):
+    def trace(x):
         with pytest.raises(UnsupportedValueError) as caught:
             backend.to({"x": x}, "gpu:0")
         refusals.append(str(caught.value))
         return x
 
-    traced(tf.ones(2))
+    trace(tf.ones(2))
     assert "only traced" in refusals[0]
 
 

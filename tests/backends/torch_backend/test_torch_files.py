@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from other_programs import converted
+from other_programs import convert
 from safetensors.torch import save_file, save_model
 from torch.nn.parameter import is_lazy
 
@@ -200,7 +200,7 @@ class Recalling(torch.nn.Module):
         self.register_buffer("last", None)
 
 
-def recalling(dtype):
+def recall(dtype):
     net = Recalling()
     net.last = torch.arange(3).to(dtype)
     return torch.nn.Sequential(net, torch.nn.Linear(1, 1))
@@ -208,7 +208,7 @@ def recalling(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_a_buffer_that_is_none_is_read_to_the_device_of_its_module(virtual, path, dtype):
-    net = recalling(dtype)
+    net = recall(dtype)
     virtual.save(net, path)
     for source in (path, net.state_dict()):
         other = torch.nn.Sequential(Recalling(), torch.nn.Linear(1, 1))
@@ -408,7 +408,7 @@ OPTIMIZERS = {
 }
 
 
-def made(backend, make_optimizer, seed, device="cpu"):
+def build(backend, make_optimizer, seed, device="cpu"):
     net = backend.mlp([3, 4, 1], activation="tanh", seed=seed, device=device)
     return {"net": net, "optimizer": make_optimizer(net.parameters())}
 
@@ -431,16 +431,16 @@ def values(net):
 
 
 def test_settings_are_those_of_the_file(torch_backend, path):
-    whole = made(torch_backend, OPTIMIZERS["Adam"], 1)
+    whole = build(torch_backend, OPTIMIZERS["Adam"], 1)
     whole["optimizer"].param_groups[0]["lr"] = 0.025
     torch_backend.save(whole, path)
-    resumed = torch_backend.load_into(made(torch_backend, OPTIMIZERS["Adam"], 2), path)
+    resumed = torch_backend.load_into(build(torch_backend, OPTIMIZERS["Adam"], 2), path)
     assert resumed["optimizer"].param_groups[0]["lr"] == 0.025
 
 
 @pytest.mark.parametrize("scheduled", [0, 1])
 def test_a_scheduler_s_settings_may_be_in_one_of_the_two_only(torch_backend, path, scheduled):
-    pair = [made(torch_backend, OPTIMIZERS["SGD"], seed)["optimizer"] for seed in (1, 2)]
+    pair = [build(torch_backend, OPTIMIZERS["SGD"], seed)["optimizer"] for seed in (1, 2)]
     torch.optim.lr_scheduler.StepLR(pair[scheduled], 1)
     pair[0].param_groups[0]["lr"] = 0.025
     torch_backend.save(pair[0], path)
@@ -463,10 +463,10 @@ class Nested(torch.optim.Optimizer):
 
 
 def test_what_is_nested_in_the_state_of_an_optimizer_is_loaded_to_its_parameter(virtual, path):
-    def made():
+    def build():
         return Nested([torch.nn.Parameter(virtual.ones(3, device="gpu:0"))])
 
-    saved, loaded = made(), made()
+    saved, loaded = build(), build()
     saved.step()
     virtual.save(saved, path)
     virtual.load_into(loaded, path)
@@ -499,7 +499,7 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
     ],
 )
 def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):
-    optimizer = made(torch_backend, OPTIMIZERS["Adam"], 1)["optimizer"]
+    optimizer = build(torch_backend, OPTIMIZERS["Adam"], 1)["optimizer"]
     with pytest.raises(ValueError, match=problem):
         framework_of(torch_backend).files.prepare_state(
             optimizer, spoil(framework_of(torch_backend).files.state(optimizer))
@@ -508,11 +508,11 @@ def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, prob
 
 def test_the_number_of_steps_stays_on_the_host(virtual, path):
     """Where torch's optimizers read it in every step; on a GPU they would wait for it."""
-    whole = made(virtual, OPTIMIZERS["Adam"], 1, "gpu:0")
+    whole = build(virtual, OPTIMIZERS["Adam"], 1, "gpu:0")
     train(virtual, **whole)
     virtual.save(whole, path)
     train(virtual, **whole)
-    resumed = virtual.load_into(made(virtual, OPTIMIZERS["Adam"], 2, "gpu:1"), path)
+    resumed = virtual.load_into(build(virtual, OPTIMIZERS["Adam"], 2, "gpu:1"), path)
     assert set(map(str, virtual.placement(resumed).values())) == {"gpu:1"}
     states = resumed["optimizer"].state.values()
     assert {state["step"].device.type for state in states} == {"cpu"}
@@ -520,7 +520,7 @@ def test_the_number_of_steps_stays_on_the_host(virtual, path):
     assert values(resumed["net"]) == values(whole["net"])
 
 
-def _stepped(kind, **settings):
+def _step(kind, **settings):
     """Return an optimizer that has taken a step, with a kernel and a bias."""
     parameters = [torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3))]
     for x in parameters:
@@ -545,7 +545,7 @@ def _stepped(kind, **settings):
     ids=str,
 )
 def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key, value):
-    optimizer, files = _stepped(torch.optim.Adam), framework_of(torch_backend).files
+    optimizer, files = _step(torch.optim.Adam), framework_of(torch_backend).files
     state = files.state(optimizer)
     kept = {**state["state"][0], key: value}
     spoilt = {**state, "state": {**state["state"], 0: kept}}
@@ -555,7 +555,7 @@ def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key,
 
 @pytest.mark.parametrize("settings", [{"betas": 5}, {"betas": [0.9]}, {"lr": "a"}], ids=str)
 def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, settings):
-    optimizer, files = _stepped(torch.optim.Adam), framework_of(torch_backend).files
+    optimizer, files = _step(torch.optim.Adam), framework_of(torch_backend).files
     state = files.state(optimizer)
     spoilt = {**state, "param_groups": [{**state["param_groups"][0], **settings}]}
     with pytest.raises(ValueError, match="its settings"):
@@ -563,7 +563,7 @@ def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, se
 
 
 def test_a_state_without_what_is_kept_from_the_beginning_is_refused(torch_backend):
-    optimizer, files = _stepped(torch.optim.Adagrad), framework_of(torch_backend).files
+    optimizer, files = _step(torch.optim.Adagrad), framework_of(torch_backend).files
     with pytest.raises(ValueError, match="its step"):
         files.prepare_state(optimizer, {**files.state(optimizer), "state": {}})
 
@@ -580,7 +580,7 @@ def test_a_state_without_what_is_kept_from_the_beginning_is_refused(torch_backen
     ],
 )
 def test_a_state_of_any_optimizer_of_torch_is_taken(torch_backend, name, settings):
-    optimizer = _stepped(getattr(torch.optim, name), **settings)
+    optimizer = _step(getattr(torch.optim, name), **settings)
     files = framework_of(torch_backend).files
     before = files.state(optimizer)
     files.prepare_state(optimizer, before)()
@@ -614,18 +614,18 @@ def test_a_file_of_another_program_is_converted_by_the_line_of_the_error(
     net, other = (torch_backend.mlp([3, 4, 1], seed=seed) for seed in (0, 1))
     path = tmp_path / ("net.npz" if way == "NumPy" else "net")
     _OF_TORCH[way](net, path)
-    new = converted(torch_backend, path, monkeypatch, d2ldev=d2ldev, torch=torch, numpy=np)
+    new = convert(torch_backend, path, monkeypatch, d2ldev=d2ldev, torch=torch, numpy=np)
     torch_backend.load_into(other, new)
     assert same(net, other)
 
 
-def _packed(*lengths):
+def _pack(*lengths):
     sequences = [torch.full((n,), float(n)) for n in lengths]
     return torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
 
 
 def test_a_packed_sequence_is_saved_with_its_batch_sizes(torch_backend, path):
-    packed = _packed(3, 4, 1)
+    packed = _pack(3, 4, 1)
     torch_backend.save({"x": packed}, path)
     parts = torch_backend.load(path)["x"]
     assert [part.tolist() for part in parts] == [part.tolist() for part in packed]
@@ -634,7 +634,7 @@ def test_a_packed_sequence_is_saved_with_its_batch_sizes(torch_backend, path):
     assert lengths.tolist() == [3, 4, 1]
     assert unpacked.sum().item() == 26
     with pytest.raises(CheckpointError, match="batch_sizes"):
-        torch_backend.load_into({"x": _packed(2, 5, 1)}, path)
+        torch_backend.load_into({"x": _pack(2, 5, 1)}, path)
 
 
 class Keeping(torch.nn.Module):
@@ -650,7 +650,7 @@ class Keeping(torch.nn.Module):
 def test_a_packed_sequence_in_a_model_is_read_with_its_batch_sizes_or_not_at_all(
     torch_backend, path, lengths, is_read
 ):
-    saved, before = _packed(4, 2), _packed(*lengths)
+    saved, before = _pack(4, 2), _pack(*lengths)
     net = Keeping({"x": [before]})
     torch_backend.save({"net": Keeping({"x": [saved]})}, path)
     torch_backend.load_into(net, path, only="net")

@@ -30,7 +30,7 @@ def convolution_with_batch_norm():
     return net.eval(), torch.rand(4, 1, 5, 5)
 
 
-def embedding():
+def make_embedding():
     return nn.Embedding(5, 3), torch.tensor([0, 4, 4])
 
 
@@ -59,14 +59,14 @@ def orthogonal():
     return parametrizations.orthogonal(nn.Linear(2, 2)), torch.rand(4, 2)
 
 
-def scripted():
+def script():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         net = torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval())
     return net, torch.rand(4, 2)
 
 
-def traced():
+def trace():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         net = torch.jit.trace(nn.Linear(2, 3), torch.rand(4, 2))
@@ -83,15 +83,15 @@ def data_parallel():
 MODELS = [
     linear,
     convolution_with_batch_norm,
-    embedding,
+    make_embedding,
     lstm,
     gru,
     attention,
     spectral_norm,
     weight_norm,
     orthogonal,
-    scripted,
-    traced,
+    script,
+    trace,
     data_parallel,
 ]
 
@@ -255,7 +255,7 @@ def test_an_mlp_s_parameters_are_leaves_that_train(torch_backend):
 # -- what a module keeps besides parameters --------------------------------------------------------
 
 
-def keeping(**attributes):
+def keep(**attributes):
     module = nn.Module()
     for name, value in attributes.items():
         setattr(module, name, value)
@@ -263,14 +263,14 @@ def keeping(**attributes):
 
 
 def test_a_plain_tensor_attribute_moves(ledger):
-    net = ledger.place(keeping(mask=torch.tensor([1, 2])), gpu(1))
+    net = ledger.place(keep(mask=torch.tensor([1, 2])), gpu(1))
     assert ledger.device_of(net.mask) is gpu(1)
     assert net.mask.tolist() == [1, 2]
 
 
 def test_modules_in_a_plain_list_move(ledger):
     layers = [nn.Linear(1, 1), nn.Linear(1, 1)]
-    net = ledger.place(keeping(layers=layers), gpu())
+    net = ledger.place(keep(layers=layers), gpu())
     assert ledger.device_of(layers[1].weight) is gpu()
     assert net.layers is layers
 
@@ -286,14 +286,14 @@ def test_modules_in_a_plain_list_move(ledger):
     ids=lambda kept: type(kept).__name__,
 )
 def test_torch_s_own_containers_move_with_all_they_hold(ledger, kept):
-    ledger.place(keeping(kept=kept), gpu())
+    ledger.place(keep(kept=kept), gpu())
     assert set(ledger.placement(kept).values()) == {gpu()}
 
 
 def test_a_scratch_parameter_stays_the_same_object(ledger):
     # As the book writes a model from scratch: tensors with gradients in a list.
     w, b = torch.ones(2, requires_grad=True), torch.zeros(1, requires_grad=True)
-    net = keeping(params=[w, b])
+    net = keep(params=[w, b])
     ledger.place(net, gpu())
     assert net.params[0] is w
     assert ledger.device_of(w) is gpu()
@@ -301,7 +301,7 @@ def test_a_scratch_parameter_stays_the_same_object(ledger):
 
 def test_a_scratch_parameter_still_needs_gradients(ledger):
     w = torch.ones(2, requires_grad=True)
-    ledger.place(keeping(w=w), gpu())
+    ledger.place(keep(w=w), gpu())
     (w * 3).sum().backward()
     assert w.grad.tolist() == [3, 3]
 
@@ -341,7 +341,7 @@ def test_the_gradient_of_a_tensor_that_stays_is_moved_to_it(ledger):
 def test_gradient_hooks_stay(ledger):
     w = torch.ones(2, requires_grad=True)
     w.register_hook(lambda gradient: gradient * 10)
-    ledger.place(keeping(w=w), gpu())
+    ledger.place(keep(w=w), gpu())
     w.sum().backward()
     assert w.grad.tolist() == [10, 10]
 
@@ -408,14 +408,14 @@ def test_a_tensor_in_a_slot_moves(ledger):
 
 def test_an_attribute_of_an_unknown_type_is_passed_over(ledger):
     unknown = object()
-    net = ledger.place(keeping(unknown=unknown, x=torch.ones(1)), gpu())
+    net = ledger.place(keep(unknown=unknown, x=torch.ones(1)), gpu())
     assert net.unknown is unknown
 
 
 def test_tensors_in_an_attribute_s_containers_move_and_the_containers_are_made_anew(ledger):
     kept = {"a": [torch.ones(1), (torch.ones(1), 2)], "b": deque([torch.ones(1)], maxlen=3)}
     before = kept["a"][0]
-    net = ledger.place(keeping(kept=kept), gpu())
+    net = ledger.place(keep(kept=kept), gpu())
     assert set(ledger.placement(net).values()) == {gpu()}
     assert net.kept["b"].maxlen == 3
     assert kept["a"][0] is before

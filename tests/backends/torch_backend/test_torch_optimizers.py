@@ -204,14 +204,14 @@ MAKERS = {
 WITH_MOMENTA = [name for name in MAKERS if name not in ("a generator", "hooks")]
 
 
-def made(make):
+def build(make):
     """Return a model and its optimizer."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
     return net, make(net.parameters())
 
 
-def trained(backend, net, optimizer, epochs=2, num_gpus=0, **options):
+def train(backend, net, optimizer, epochs=2, num_gpus=0, **options):
     """Train, and return the losses and the parameters."""
     trainer = Trainer(epochs, num_gpus, backend=backend)
     history = trainer.fit(net, BATCHES, loss="mse", optimizer=optimizer, **options)
@@ -230,37 +230,37 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize("num_gpus", [0, 1])
 @pytest.mark.parametrize("make", [*MAKERS.values()], ids=[*MAKERS])
 def test_a_run_that_is_resumed_ends_as_an_unbroken_one(virtual, tmp_path, make, num_gpus):
-    expected = trained(virtual, *made(make), 4, num_gpus)
+    expected = train(virtual, *build(make), 4, num_gpus)
     path = tmp_path / "run.safetensors"
-    trained(virtual, *made(make), 2, num_gpus, checkpoint=path)
-    found = trained(virtual, *made(make), 4, num_gpus, checkpoint=path, resume=True)
+    train(virtual, *build(make), 2, num_gpus, checkpoint=path)
+    found = train(virtual, *build(make), 4, num_gpus, checkpoint=path, resume=True)
     assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("make", [*MAKERS.values()], ids=[*MAKERS])
 def test_what_is_loaded_goes_on_as_what_was_saved(virtual, tmp_path, make):
-    net, optimizer = made(make)
-    trained(virtual, net, optimizer)
+    net, optimizer = build(make)
+    train(virtual, net, optimizer)
     virtual.save((net, optimizer), tmp_path / "both.safetensors")
-    other = virtual.load_into(made(make), tmp_path / "both.safetensors")
-    assert_equal(trained(virtual, *other), trained(virtual, net, optimizer))
+    other = virtual.load_into(build(make), tmp_path / "both.safetensors")
+    assert_equal(train(virtual, *other), train(virtual, net, optimizer))
 
 
 @pytest.mark.parametrize("make", [*MAKERS.values()], ids=[*MAKERS])
 def test_what_was_placed_goes_on_as_what_was_not(virtual, make):
-    expected = made(make)
-    trained(virtual, *expected)
-    net, optimizer = made(make)
-    trained(virtual, net, optimizer)
+    expected = build(make)
+    train(virtual, *expected)
+    net, optimizer = build(make)
+    train(virtual, net, optimizer)
     net, optimizer = virtual.place((net, optimizer), "gpu:1")
-    found = trained(virtual, net, optimizer, num_gpus=1)
-    assert_equal(found, trained(virtual, *expected))
+    found = train(virtual, net, optimizer, num_gpus=1)
+    assert_equal(found, train(virtual, *expected))
 
 
 @pytest.mark.parametrize("name", WITH_MOMENTA)
 def test_all_that_it_keeps_is_listed_where_it_is(virtual, name):
-    net, optimizer = made(MAKERS[name])
-    trained(virtual, net, optimizer)
+    net, optimizer = build(MAKERS[name])
+    train(virtual, net, optimizer)
     optimizer = virtual.place(optimizer, "gpu:0")
     places = virtual.placement(optimizer)
     assert {str(place) for place in places.values()} == {"gpu:0"}
@@ -268,33 +268,33 @@ def test_all_that_it_keeps_is_listed_where_it_is(virtual, name):
 
 
 def test_what_two_share_is_shared_afterwards(virtual, tmp_path):
-    net, optimizer = made(MAKERS["sharpness-aware"])
-    trained(virtual, net, optimizer)
+    net, optimizer = build(MAKERS["sharpness-aware"])
+    train(virtual, net, optimizer)
     virtual.save(optimizer, tmp_path / "state.safetensors")
-    _, other = made(MAKERS["sharpness-aware"])
+    _, other = build(MAKERS["sharpness-aware"])
     virtual.load_into(other, tmp_path / "state.safetensors")
     assert other.param_groups is other.base_optimizer.param_groups
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "hooks"])
 def test_what_is_sent_to_a_process_goes_on_there(virtual, name):
-    net, optimizer = made(MAKERS[name])
-    trained(virtual, net, optimizer)
+    net, optimizer = build(MAKERS[name])
+    train(virtual, net, optimizer)
     other = send(virtual, (net, optimizer))
-    assert_equal(trained(virtual, *other), trained(virtual, net, optimizer))
+    assert_equal(train(virtual, *other), train(virtual, net, optimizer))
 
 
 def test_two_gpus_learn_like_one_gpu(virtual):
-    found, expected = (trained(virtual, *made(MAKERS["around another"]), 1, n) for n in (2, 1))
+    found, expected = (train(virtual, *build(MAKERS["around another"]), 1, n) for n in (2, 1))
     assert found[0] == pytest.approx(expected[0], rel=1e-5)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
 
 
 def test_what_only_the_optimizer_knows_it_is_asked_for(virtual, tmp_path):
-    expected = trained(virtual, *made(Told), 4)
+    expected = train(virtual, *build(Told), 4)
     path = tmp_path / "run.safetensors"
-    trained(virtual, *made(Told), 2, checkpoint=path)
-    assert_equal(trained(virtual, *made(Told), 4, checkpoint=path, resume=True), expected)
+    train(virtual, *build(Told), 2, checkpoint=path)
+    assert_equal(train(virtual, *build(Told), 4, checkpoint=path, resume=True), expected)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -310,33 +310,33 @@ REFUSED = {
 
 @pytest.mark.parametrize(("make", "said"), [*REFUSED.values()], ids=[*REFUSED])
 def test_what_no_file_can_give_back_is_refused(virtual, tmp_path, make, said):
-    net, optimizer = made(make)
+    net, optimizer = build(make)
     path = tmp_path / "run.safetensors"
-    trained(virtual, net, optimizer)
+    train(virtual, net, optimizer)
     with pytest.raises(UnsupportedValueError, match=said):
         virtual.save({"optimizer": optimizer}, path)
     with pytest.raises(UnsupportedValueError, match=said):
-        trained(virtual, *made(make), checkpoint=path)
+        train(virtual, *build(make), checkpoint=path)
 
 
 @pytest.mark.parametrize("make", [Hidden, Told])
 def test_what_cannot_move_is_refused_where_it_would_have_to(virtual, make):
-    net, optimizer = made(make)
+    net, optimizer = build(make)
     assert virtual.place(optimizer, "cpu") is optimizer
     with pytest.raises(UnsupportedValueError, match=r"momentum_of\.closure\.momenta"):
         virtual.place((net, optimizer), "gpu:0")
     assert {str(place) for place in virtual.placement((net, optimizer)).values()} == {"cpu"}
     with pytest.raises(UnsupportedValueError, match=r"momentum_of\.closure\.momenta"):
-        trained(virtual, net, optimizer, num_gpus=1)
+        train(virtual, net, optimizer, num_gpus=1)
 
 
 def test_entries_that_are_objects_move(virtual):
-    expected, (net, optimizer) = made(OfObjects), made(OfObjects)
-    trained(virtual, *expected)
-    trained(virtual, net, optimizer)
+    expected, (net, optimizer) = build(OfObjects), build(OfObjects)
+    train(virtual, *expected)
+    train(virtual, net, optimizer)
     net, optimizer = virtual.place((net, optimizer), "gpu:1")
-    found = trained(virtual, net, optimizer, num_gpus=1)
-    assert_equal(found, trained(virtual, *expected))
+    found = train(virtual, net, optimizer, num_gpus=1)
+    assert_equal(found, train(virtual, *expected))
 
 
 def test_a_state_that_the_optimizer_refuses_changes_nothing(virtual, tmp_path):
@@ -345,10 +345,10 @@ def test_a_state_that_the_optimizer_refuses_changes_nothing(virtual, tmp_path):
             super().load_state_dict(state)
             raise KeyError("whatever")
 
-    net, optimizer = made(Refusing)
-    trained(virtual, net, optimizer)
+    net, optimizer = build(Refusing)
+    train(virtual, net, optimizer)
     virtual.save(optimizer, tmp_path / "state.safetensors")
-    _, other = made(Refusing)
+    _, other = build(Refusing)
     other.param_groups[0]["lr"] = 0.3
     with pytest.raises(CheckpointError, match=r"its load_state_dict\(\) fails: 'whatever'"):
         virtual.load_into(other, tmp_path / "state.safetensors")
@@ -357,7 +357,7 @@ def test_a_state_that_the_optimizer_refuses_changes_nothing(virtual, tmp_path):
 
 @pytest.mark.parametrize("name", ["step", "state", "no name", ""])
 def test_a_file_changes_no_attribute_of_torchs_own(virtual, name):
-    _, optimizer = made(Listed)
+    _, optimizer = build(Listed)
     state = framework_of(virtual).files.state(optimizer)
     state["attributes"] = {**state["attributes"], name: 3}
     with pytest.raises(ValueError, match="not an attribute of an optimizer's own"):
@@ -366,5 +366,5 @@ def test_a_file_changes_no_attribute_of_torchs_own(virtual, name):
 
 @pytest.mark.parametrize("name", ["in a list", "around another", "by parameter", "in an object"])
 def test_only_what_belongs_to_one_parameter_each_is_split(name):
-    assert is_simple(made(lambda parameters: Adam(parameters, 0.1))[1])
-    assert not is_simple(made(MAKERS[name])[1])
+    assert is_simple(build(lambda parameters: Adam(parameters, 0.1))[1])
+    assert not is_simple(build(MAKERS[name])[1])

@@ -225,7 +225,7 @@ def test_a_step_that_is_no_number_on_the_host_moves(ledger):
 # -- modes and interruptions -----------------------------------------------------------------------
 
 
-def trained():
+def build_model():
     """Return a model with buffers, gradients, a plain tensor and an optimizer with state."""
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     net.table = [torch.ones(2)]
@@ -248,7 +248,7 @@ def test_an_interruption_leaves_everything_where_it_was(ledger, copies):
         if number == 5:
             raise KeyboardInterrupt
 
-    net, optimizer = trained()
+    net, optimizer = build_model()
     before = everything(net, optimizer)
     copies.before_copy = interrupt
     with pytest.raises(KeyboardInterrupt):
@@ -261,7 +261,7 @@ def test_an_attribute_that_cannot_be_made_again_leaves_everything_where_it_was(l
         def __copy__(self):
             raise RuntimeError("one of a kind")
 
-    net, optimizer = trained()
+    net, optimizer = build_model()
     net.kept = Table(x=torch.ones(1))
     before = everything(net, optimizer)
     with pytest.raises(TypeError, match="one of a kind"):

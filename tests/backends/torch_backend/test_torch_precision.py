@@ -32,7 +32,7 @@ def of_the_new():
     return {key: get(*key) for key in keys} | {"general": torch.backends.fp32_precision}
 
 
-def asked(function):
+def ask(function):
     try:
         return function()
     except RuntimeError:
@@ -42,9 +42,9 @@ def asked(function):
 def state():
     """Return what everybody can ask of torch."""
     return (
-        asked(torch.get_float32_matmul_precision),
-        asked(lambda: torch.backends.cudnn.allow_tf32),
-        asked(lambda: torch.backends.cuda.matmul.allow_tf32),
+        ask(torch.get_float32_matmul_precision),
+        ask(lambda: torch.backends.cudnn.allow_tf32),
+        ask(lambda: torch.backends.cuda.matmul.allow_tf32),
         of_the_new() if hasattr(torch._C, "_get_fp32_precision_getter") else None,
     )
 
@@ -160,7 +160,7 @@ def test_ctrl_c_while_the_switches_are_read_leaves_each_as_it_was(monkeypatch, n
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     before, change, calls = state(), precision._set, []
 
-    def interrupted(key, value):
+    def interrupt(key, value):
         change(key, value)
         calls.append(key)
         if len(calls) == number:
@@ -168,7 +168,7 @@ def test_ctrl_c_while_the_switches_are_read_leaves_each_as_it_was(monkeypatch, n
 
     with d2ldev.torch.matmul_precision("highest"):
         pass
-    monkeypatch.setattr(precision, "_set", interrupted)
+    monkeypatch.setattr(precision, "_set", interrupt)
     with pytest.raises(KeyboardInterrupt):
         precision.set_matmul_precision("highest")
     assert state() == before
@@ -185,7 +185,7 @@ def test_a_compiled_function_is_compiled_anew_in_another_precision():
 
 
 def test_what_torch_advises_against_its_old_interface_is_not_said_to_the_user(monkeypatch):
-    def advising(function):
+    def warn_of(function):
         def advise(*arguments):
             warnings.warn("Please use the new API settings", UserWarning, stacklevel=2)
             return function(*arguments)
@@ -193,7 +193,7 @@ def test_what_torch_advises_against_its_old_interface_is_not_said_to_the_user(mo
         return advise
 
     for name in ("get_float32_matmul_precision", "set_float32_matmul_precision"):
-        monkeypatch.setattr(torch, name, advising(getattr(torch, name)))
+        monkeypatch.setattr(torch, name, warn_of(getattr(torch, name)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with d2ldev.torch.matmul_precision("high"):

@@ -211,7 +211,7 @@ def twice(loss, x):
         loss.backward(inputs=[x])
 
 
-def packed(x, lengths):
+def pack(x, lengths):
     return pack_padded_sequence(x, lengths, batch_first=True)
 
 
@@ -225,7 +225,7 @@ WRONG = {
     "numbers of copies": lambda x: torch._foreach_copy_([x], [torch.ones(2, 2)] * 2),
     "shapes of an assignment": lambda x: x.__setitem__(0, torch.ones(5)),
     "shapes of values": lambda x: x.__setitem__(torch.tensor([0]), x.new_ones(5)),
-    "lengths": lambda x: packed(x[None], torch.tensor([2, 2])),
+    "lengths": lambda x: pack(x[None], torch.tensor([2, 2])),
     "places to split at": lambda x: torch.tensor_split(x, torch.tensor([[[1]]])),
     "lengths of targets": lambda x: functional.ctc_loss(
         x[:, None], x.new_zeros((1, 1)).long(), torch.tensor([3]), torch.tensor([4])
@@ -267,9 +267,9 @@ class Failing(torch.nn.Module):
         self.error = error
 
     def __call__(self, *operands):
-        return torch.overrides.handle_torch_function(self.raising, operands, *operands)
+        return torch.overrides.handle_torch_function(self.raise_error, operands, *operands)
 
-    def raising(self, *_operands):
+    def raise_error(self, *_operands):
         raise self.error
 
 
@@ -321,7 +321,7 @@ class Stray(torch.autograd.Function):
         return gradient.cpu()
 
 
-def _hooked(x):
+def _hook(x):
     y = x * 2
     y.register_hook(lambda gradient: gradient * torch.ones(2, 2))
     return y
@@ -335,7 +335,7 @@ BACKWARD = {
 backward = pytest.mark.parametrize("goes_backward", BACKWARD.values(), ids=BACKWARD)
 
 
-functions = pytest.mark.parametrize("function", [Mixing.apply, _hooked], ids=["function", "hook"])
+functions = pytest.mark.parametrize("function", [Mixing.apply, _hook], ids=["function", "hook"])
 
 
 @backward
@@ -424,7 +424,7 @@ class Own(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def entered(block):
+def enter(block):
     """Enter a block in a generator, which may end at any time."""
 
     def generate():
@@ -453,7 +453,7 @@ in_any_order = pytest.mark.parametrize("order", [*itertools.permutations(range(3
 @in_any_order
 def test_blocks_and_modes_of_the_users_end_in_any_order(plain, order):
     own = Own()
-    blocks = [entered(block) for block in (plain.strict(), own, plain.strict())]
+    blocks = [enter(block) for block in (plain.strict(), own, plain.strict())]
     for number in order:
         blocks[number].close()
         blocks[number] = None
@@ -464,7 +464,7 @@ def test_blocks_and_modes_of_the_users_end_in_any_order(plain, order):
 
 @in_any_order
 def test_blocks_and_blocks_of_devices_end_in_any_order(plain, order):
-    blocks = [entered(block) for block in (plain.on("gpu:1"), plain.strict(), plain.on("gpu:0"))]
+    blocks = [enter(block) for block in (plain.on("gpu:1"), plain.strict(), plain.on("gpu:0"))]
     for number in order:
         blocks[number].close()
         blocks[number] = None
@@ -537,7 +537,7 @@ def test_a_task_outside_of_the_block_gets_torchs_own_error(plain):
 
 
 def test_a_block_that_another_thread_has_left_is_gone_with_the_next(plain):
-    generator = entered(plain.strict())
+    generator = enter(plain.strict())
     thread = threading.Thread(target=generator.close)
     thread.start()
     thread.join()

@@ -7,7 +7,7 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from ctrl_c import pressed
+from ctrl_c import press_ctrl_c
 from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
@@ -37,7 +37,7 @@ def backend():
     return Backend(OneSwitch())
 
 
-def entered(backend, precision):
+def enter(backend, precision):
     with backend.matmul_precision(precision):
         yield
 
@@ -61,7 +61,7 @@ def test_a_thousand_settings_leave_one(backend):
 
 
 def test_a_block_begun_later_stays_in_force_without_a_gap(backend):
-    first, second = entered(backend, "highest"), entered(backend, "highest")
+    first, second = enter(backend, "highest"), enter(backend, "highest")
     next(first)
     next(second)
     first.close()
@@ -130,7 +130,7 @@ def test_blocks_that_two_threads_make_at_once_leave_nothing_behind(backend):
 
 
 def test_a_block_that_another_thread_closes_is_left(backend):
-    generator = entered(backend, "highest")
+    generator = enter(backend, "highest")
     next(generator)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(generator.close).result()
@@ -143,7 +143,7 @@ def test_a_setting_left_by_ctrl_c_ends_with_the_outer_block(backend):
         number += 1
         with backend.matmul_precision("high"):
             modules = (precision, scopes)
-            with pressed(number, modules) as press, backend.matmul_precision("highest"):
+            with press_ctrl_c(number, modules) as press, backend.matmul_precision("highest"):
                 assert backend.matmul_precision() == "highest"
             found.add(backend.matmul_precision())
         assert backend.matmul_precision() == "medium"

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from processes import FRAMEWORKS, searched
+from processes import FRAMEWORKS, extend_path
 
 _HIDE = f"""
 import sys
@@ -32,7 +32,7 @@ def run_command(*arguments, columns=100, path=(), hide=True, before="", after=""
         "D2LDEV_BACKEND": "reference",
         "COLUMNS": str(columns),
         "PYTHONIOENCODING": "utf-8",
-        "PYTHONPATH": searched(path),
+        "PYTHONPATH": extend_path(path),
         **environment,
     }
     return subprocess.run(

@@ -21,7 +21,7 @@ MACHINE = {
 }
 
 
-def squeezed(text):
+def squeeze(text):
     return " ".join(text.split())
 
 
@@ -42,7 +42,7 @@ def test_the_threads_and_the_load_are_printed_and_a_loaded_machine_is_warned_of(
     loaded = {**MACHINE, "load": 3.0, "warning": "It is loaded."}
     monkeypatch.setattr(bench, "describe_machine", lambda: loaded)
     assert bench.run(Request(("numpy",), ("reference",), is_small=True)) == 0
-    printed = squeezed(capsys.readouterr().out)
+    printed = squeeze(capsys.readouterr().out)
     assert "Its load was 3 before." in printed
     assert "It is loaded." in printed
     assert "reference does not report its number of threads on the CPU" in printed
@@ -51,7 +51,7 @@ def test_the_threads_and_the_load_are_printed_and_a_loaded_machine_is_warned_of(
 def test_a_row_without_figures_has_its_reason_below_the_table():
     done = run_command("bench", "two-gpus", "--small", "--virtual-gpus", "1")
     assert done.returncode == 0
-    assert "one after the other: needs two GPUs: reference has 1 here" in squeezed(done.stdout)
+    assert "one after the other: needs two GPUs: reference has 1 here" in squeeze(done.stdout)
 
 
 def test_the_keys_of_the_document_are_stable():
@@ -105,7 +105,7 @@ def test_the_precision_of_products_is_shown():
 def test_an_invalid_precision_is_refused_with_the_choices():
     done = run_command("bench", "log", "--small", "--matmul-precision", "float32")
     assert done.returncode == 2
-    assert "unknown precision 'float32': use one of highest, high, medium" in squeezed(done.stderr)
+    assert "unknown precision 'float32': use one of highest, high, medium" in squeeze(done.stderr)
 
 
 def test_all_exercises_are_in_the_document():
@@ -169,7 +169,7 @@ def test_an_exercise_that_failed_is_an_error_and_exit_status_1(monkeypatch, caps
 def test_an_invalid_name_has_exit_status_2(arguments, words):
     done = run_command("bench", *arguments)
     assert done.returncode == 2
-    assert words in squeezed(done.stderr.replace("│", ""))
+    assert words in squeeze(done.stderr.replace("│", ""))
     assert "Traceback" not in done.stderr
 
 

@@ -17,29 +17,29 @@ START = [sys.executable, "-m", "pytest", str(SUITE), "--d2ldev-backend", "torch"
 SETTINGS = ["-p", "no:cacheprovider", "-c", str(SUITE / "pytest.ini"), "--rootdir", "suite"]
 
 
-def made(**options):
+def make_command(**options):
     """Return the command line for a request about torch."""
     return command(Request("torch", **options), SUITE)
 
 
 def test_a_name_alone_adds_no_options():
-    assert made() == START + SETTINGS
+    assert make_command() == START + SETTINGS
 
 
 def test_required_gpus_are_the_plugins_option():
-    assert made(require_gpus=2) == [*START, "--d2ldev-require-gpus", "2", *SETTINGS]
+    assert make_command(require_gpus=2) == [*START, "--d2ldev-require-gpus", "2", *SETTINGS]
 
 
 def test_a_report_is_the_plugins_option():
-    assert made(report=Path("out")) == [*START, "--d2ldev-report", "out", *SETTINGS]
+    assert make_command(report=Path("out")) == [*START, "--d2ldev-report", "out", *SETTINGS]
 
 
 def test_a_profile_is_the_plugins_option():
-    assert made(profile="quick") == [*START, "--d2ldev-profile", "quick", *SETTINGS]
+    assert make_command(profile="quick") == [*START, "--d2ldev-profile", "quick", *SETTINGS]
 
 
 def test_further_arguments_come_last_so_that_they_win():
-    assert made(extra=("-p", "cacheprovider")) == [*START, *SETTINGS, "-p", "cacheprovider"]
+    assert make_command(extra=("-p", "cacheprovider")) == [*START, *SETTINGS, "-p", "cacheprovider"]
 
 
 def everywhere(**options):

@@ -24,7 +24,7 @@ from d2ldev.operations import nvml
 from d2ldev.registry import loading
 
 
-def examined(*arguments, **options):
+def examine(*arguments, **options):
     """Return the document of ``d2ldev doctor --json``."""
     return json.loads(run_command("doctor", "--json", *arguments, **options).stdout)
 
@@ -38,7 +38,7 @@ def doctor():
 @pytest.fixture(scope="module")
 def document():
     """The document of that machine."""
-    return examined()
+    return examine()
 
 
 def backend_in(document, name):
@@ -85,7 +85,7 @@ def test_no_line_is_wider_than_the_terminal(columns):
 
 
 def test_the_variables_that_are_set_are_listed():
-    done = examined(D2LDEV_VIRTUAL_GPUS="1")
+    done = examine(D2LDEV_VIRTUAL_GPUS="1")
     assert done["environment"] == {"D2LDEV_BACKEND": "reference", "D2LDEV_VIRTUAL_GPUS": "1"}
 
 
@@ -174,7 +174,7 @@ def test_a_misspelt_number_of_virtual_gpus_is_explained_and_has_exit_status_2():
 
 
 def test_an_invalid_number_of_virtual_gpus_is_not_a_backends_error():
-    document = examined(D2LDEV_VIRTUAL_GPUS="two")
+    document = examine(D2LDEV_VIRTUAL_GPUS="two")
     assert {entry["error"] for entry in document["backends"]} == {None}
 
 
@@ -214,14 +214,14 @@ def test_choosing_a_broken_backend_has_exit_status_1(tmp_path):
 
 def test_an_unused_framework_is_not_imported(tmp_path):
     make_package(tmp_path, "torch", f"open({str(tmp_path / 'imported')!r}, 'w')")
-    entry = backend_in(examined(path=[tmp_path], hide=False), "torch")
+    entry = backend_in(examine(path=[tmp_path], hide=False), "torch")
     assert (entry["status"], entry["devices"]) == ("installed", None)
     assert not (tmp_path / "imported").exists()
 
 
 def test_all_tries_the_other_backends_as_well(tmp_path):
     make_backend(tmp_path)
-    entry = backend_in(examined("--all", path=[tmp_path]), "mine")
+    entry = backend_in(examine("--all", path=[tmp_path]), "mine")
     assert [device["probe"] for device in entry["devices"]] == ["ok", "ok", "ok"]
 
 
@@ -241,7 +241,7 @@ def test_the_doctor_runs_nothing_of_a_third_party_that_was_not_chosen(tmp_path, 
     for name in ("harmful", "harmful_too"):
         make_package(tmp_path, f"{name}_package", source)
         make_distribution(tmp_path, name, {name: f"{name}_package.backend:MyFramework"})
-    assert examined(path=[tmp_path], D2LDEV_BACKEND=None)["healthy"]
+    assert examine(path=[tmp_path], D2LDEV_BACKEND=None)["healthy"]
 
 
 def test_all_does_not_wait_for_ever_for_a_backend(monkeypatch):
@@ -254,7 +254,7 @@ def test_all_does_not_wait_for_ever_for_a_backend(monkeypatch):
 def test_a_built_in_name_that_another_distribution_announces_is_broken_with_both_named(tmp_path):
     make_package(tmp_path, "impostor", "raise SystemExit")
     make_distribution(tmp_path, "impostor-of-it", {"torch": "impostor.backend:MyFramework"})
-    entry = backend_in(examined(path=[tmp_path]), "torch")
+    entry = backend_in(examine(path=[tmp_path]), "torch")
     assert entry["status"] == "broken"
     assert {"impostor-of-it", "d2ldev"} <= set(entry["error"].replace(",", "").split())
 

@@ -65,14 +65,14 @@ def test_values_copied_together_are_one_transfer(backend, monkeypatch, name, tra
     tensors = framework_of(backend).tensors
     made, counts, to_numpy, timeit = [], [], tensors.to_numpy, backend.timeit
 
-    def counted(call, *args, **options):
+    def count_calls(call, *args, **options):
         made.clear()
         call(*args)
         counts.append(len(made))
         return timeit(call, *args, **options)
 
     monkeypatch.setattr(tensors, "to_numpy", lambda x: made.append(x) or to_numpy(x))
-    monkeypatch.setattr(backend, "timeit", counted)
+    monkeypatch.setattr(backend, "timeit", count_calls)
     rows = run(name, backend, 5).rows
     assert [(row.way, count) for row, count in zip(rows, counts, strict=True)] == [
         *transfers.items(),
@@ -257,12 +257,12 @@ def test_a_product_with_ten_bits_is_not_float32(backend, monkeypatch, precision,
     made = []
     monkeypatch.setattr(backend, "randn", lambda *a, **o: made.append(randn(*a, **o)) or made[-1])
 
-    def rounded(x):
+    def round_off(x):
         values = to_numpy(x)
         is_product = not any(x is each for each in made)
         return values * (1 + 3e-4) if is_product else values
 
-    monkeypatch.setattr(framework_of(backend).tensors, "to_numpy", rounded)
+    monkeypatch.setattr(framework_of(backend).tensors, "to_numpy", round_off)
     monkeypatch.setattr(framework_of(backend).devices, "matmul_precision", lambda: precision)
     assert (run("matmul", backend, 64).error is not None) is is_refused
 

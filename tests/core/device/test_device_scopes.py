@@ -10,15 +10,15 @@ from d2ldev import cpu, gpu
 from d2ldev._backend import framework_of
 
 
-def made():
+def find_device():
     """Return the device on which a tensor is made now."""
     return d2ldev.backend.device_of(d2ldev.backend.zeros(1))
 
 
 def test_with_makes_it_the_place_of_new_tensors():
     with gpu(1):
-        inside = made()
-    assert (inside, made()) == (gpu(1), cpu())
+        inside = find_device()
+    assert (inside, find_device()) == (gpu(1), cpu())
 
 
 def test_with_gives_the_device():
@@ -31,9 +31,9 @@ def test_nested_blocks_come_back_one_by_one():
     with gpu(0):
         with gpu(1):
             with cpu():
-                places.append(made())
-            places.append(made())
-        places.append(made())
+                places.append(find_device())
+            places.append(find_device())
+        places.append(find_device())
     assert places == [cpu(), gpu(1), gpu(0)]
 
 
@@ -41,25 +41,25 @@ def test_a_device_can_be_entered_inside_its_own_block():
     with gpu(1):
         with gpu(1):
             pass
-        assert made() is gpu(1)
+        assert find_device() is gpu(1)
 
 
 def test_an_exception_leaves_the_block():
     with pytest.raises(ZeroDivisionError), gpu(1):
         raise ZeroDivisionError
-    assert made() is cpu()
+    assert find_device() is cpu()
 
 
 def test_a_device_that_does_not_exist_cannot_be_entered():
     with pytest.raises(d2ldev.DeviceUnavailableError, match="gpu:7"), gpu(7):
         pass
-    assert made() is cpu()
+    assert find_device() is cpu()
 
 
 def test_the_block_is_that_of_the_backend_that_was_active_on_entering(reference):
     other = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=2))
     with gpu(1), d2ldev.use_backend(other):
-        assert made() is cpu()
+        assert find_device() is cpu()
 
 
 def test_a_block_is_left_in_the_backend_in_which_it_was_entered(reference):
@@ -68,13 +68,13 @@ def test_a_block_is_left_in_the_backend_in_which_it_was_entered(reference):
     device.__enter__()
     with d2ldev.use_backend(other):
         device.__exit__(None, None, None)
-    assert made() is cpu()
+    assert find_device() is cpu()
 
 
 def test_a_thread_does_not_see_the_block_of_another():
     places = []
     with gpu(1):
-        thread = threading.Thread(target=lambda: places.append(made()))
+        thread = threading.Thread(target=lambda: places.append(find_device()))
         thread.start()
         thread.join()
     assert places == [cpu()]
@@ -85,7 +85,7 @@ def test_asyncio_tasks_have_blocks_of_their_own():
         with device:
             entered.set()
             await others.wait()
-            return made()
+            return find_device()
 
     async def both():
         first, second = asyncio.Event(), asyncio.Event()
@@ -99,12 +99,12 @@ def test_asyncio_tasks_have_blocks_of_their_own():
 
 def test_an_asyncio_task_starts_with_the_block_in_which_it_was_made():
     async def task():
-        return made()
+        return find_device()
 
     async def main():
         with gpu(1):
             inner = asyncio.create_task(task())
-        return await inner, made()
+        return await inner, find_device()
 
     assert asyncio.run(main()) == (gpu(1), cpu())
 

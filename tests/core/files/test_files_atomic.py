@@ -110,7 +110,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_save_r
 ):
     calls = []
 
-    def recorded(name, call):
+    def record_call(name, call):
         def record(*given):
             kind = stat.S_IFMT(os.fstat(given[0]).st_mode) if name == "fsync" else None
             calls.append(
@@ -121,7 +121,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_save_r
         monkeypatch.setattr(os, name, record)
 
     for name in ("fsync", "replace"):
-        recorded(name, getattr(os, name))
+        record_call(name, getattr(os, name))
     reference.save({"a": reference.ones(3)}, path)
     reference.save({"a": reference.zeros(3)}, path)
     one = ["fsync file", "replace", "fsync folder"]
@@ -202,12 +202,12 @@ def test_threads_that_write_one_file_leave_one_of_their_files(reference, path):
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     reference, path, saved, monkeypatch, error
 ):
-    def failing(tensors, path, metadata):
+    def fail_midway(tensors, path, metadata):
         with open(path, "wb") as file:
             file.write(b"half")
         raise error
 
-    monkeypatch.setattr(safetensors, "serialize_file", failing)
+    monkeypatch.setattr(safetensors, "serialize_file", fail_midway)
     with pytest.raises((CheckpointError, KeyboardInterrupt)):
         reference.save({"b": reference.zeros(5)}, path)
     assert path.read_bytes() == saved

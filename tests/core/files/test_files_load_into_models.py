@@ -5,7 +5,7 @@ import pytest
 from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.files import ReferenceFiles
 from d2ldev_reference.models import ReferenceModels
-from hostile_files import DATA, entry, file_of, row, told
+from hostile_files import DATA, entry, file_of, row, tell
 from safetensors.numpy import save_file
 from saved_files import values
 
@@ -110,7 +110,7 @@ def test_load_into_tells_a_model_that_it_was_read_into(framework, path):
 
 
 def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(framework, path):
-    header = told(
+    header = tell(
         root={"at": 1},
         containers=[
             row("list", [{"tensor": 0}]),
@@ -129,7 +129,7 @@ def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(framework, path)
 def test_a_layout_that_lies_about_its_tensor_is_refused(framework, path):
     layout = ["0.weight", [2, 3], [1, 0], [3, 2]]
     model = row("model", [{"tensor": 0}], ["x"], layouts={"x": layout})
-    path.write_bytes(file_of(told(root={"at": 0}, containers=[model]), DATA))
+    path.write_bytes(file_of(tell(root={"at": 0}, containers=[model]), DATA))
     net = Cell(w=framework.zeros((3, 2)))
     know_layers(framework, net, same)
     with pytest.raises(CheckpointError, match=r"w is float32 \(3, 2\), and the file has float32"):

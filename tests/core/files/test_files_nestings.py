@@ -48,11 +48,11 @@ class Colour(enum.IntEnum):
 
 @pytest.fixture
 def round_trip(reference, path):
-    def saved_and_loaded(obj):
+    def save_and_load(obj):
         reference.save(obj, path)
         return reference.load(path)
 
-    return saved_and_loaded
+    return save_and_load
 
 
 def same(backend, x, y):
@@ -214,7 +214,7 @@ def test_a_nesting_that_is_too_deep_is_refused(reference, path):
         reference.save(obj, path)
 
 
-def shared_key():
+def share_key():
     key = ()
     for _ in range(60):
         key = (key, key)
@@ -270,7 +270,7 @@ def test_keys_that_all_have_one_hash_are_refused(reference, path):
     assert list(reference.load(path)) == keys[:100]
 
 
-@pytest.mark.parametrize("key", [[1], shared_key()], ids=["a list", "a key without end"])
+@pytest.mark.parametrize("key", [[1], share_key()], ids=["a list", "a key without end"])
 def test_a_key_without_a_hash_is_refused(reference, path, key):
     with pytest.raises(UnsupportedValueError, match="its keys are not"):
         reference.save(_Keyed(key), path)

@@ -12,7 +12,7 @@ from d2ldev import CheckpointError
 from d2ldev.files.format.other_programs import recognise
 
 
-def written(write, *arguments, **named):
+def write_file(write, *arguments, **named):
     file = io.BytesIO()
     write(file, *arguments, **named)
     return file.getvalue()
@@ -34,9 +34,9 @@ FILES = {
         "torch.save",
     ),
     "script.pt": (archive("net/data/0", "net/data.pkl", "net/constants.pkl"), "TorchScript"),
-    "x.npy": (written(np.save, np.ones(3)), "NumPy"),
-    "x.npz": (written(np.savez, x=np.ones(3)), "NumPy"),
-    "packed.npz": (written(np.savez_compressed, x=np.ones(3)), "NumPy"),
+    "x.npy": (write_file(np.save, np.ones(3)), "NumPy"),
+    "x.npz": (write_file(np.savez, x=np.ones(3)), "NumPy"),
+    "packed.npz": (write_file(np.savez_compressed, x=np.ones(3)), "NumPy"),
     "net.h5": (b"\x89HDF\r\n\x1a\n" + b"\0" * 100, "HDF5"),
     "net.keras": (archive("metadata.json", "config.json", "model.weights.h5"), "Keras"),
     "net.params": (b"\x12\1" + b"\0" * 14 + b"\2" + b"\0" * 99, "MXNet"),

@@ -13,33 +13,33 @@ class Odd:
         raise RuntimeError("odd")
 
 
-def saved(backend, path):
+def save(backend, path):
     backend.save(backend.ones(1), path)
 
 
-def loaded(backend, path):
+def load(backend, path):
     backend.load(path)
 
 
-def loaded_into(backend, path):
+def load_into(backend, path):
     backend.load_into(backend.zeros(1), path)
 
 
-def trained(backend, path):
+def train(backend, path):
     Trainer(0, backend=backend).fit(backend.mlp([2, 1]), [], checkpoint=path)
 
 
-def resumed(backend, path):
+def resume(backend, path):
     Trainer(0, backend=backend).fit(backend.mlp([2, 1]), [], checkpoint=path, resume=True)
 
 
-CALLS = (saved, loaded, loaded_into, trained, resumed)
+CALLS = (save, load, load_into, train, resume)
 
 
 @pytest.fixture
 def good(reference, tmp_path):
     """A file that nothing may change."""
-    saved(reference, tmp_path / "good.st")
+    save(reference, tmp_path / "good.st")
     return tmp_path / "good.st"
 
 
@@ -74,13 +74,13 @@ def test_a_folder_that_may_not_be_entered_is_an_error_of_ours(
     # A test may run as one who may enter every folder.
     stat = os.stat
 
-    def refused(path, *args, **options):
+    def refuse(path, *args, **options):
         if str(path).startswith(str(tmp_path / "locked")):
             raise PermissionError(13, "Permission denied", path)
         return stat(path, *args, **options)
 
     (tmp_path / "locked").mkdir()
-    monkeypatch.setattr(os, "stat", refused)
+    monkeypatch.setattr(os, "stat", refuse)
     with pytest.raises(CheckpointError, match="Permission denied"):
         call(reference, tmp_path / "locked" / "run.st")
 

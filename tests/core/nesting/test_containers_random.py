@@ -47,7 +47,7 @@ nestings = st.recursive(
 )
 
 
-def unfolded(x):
+def unfold(x):
     """Return everything in a nesting but devices: types, labels, values, and what is tied."""
     numbers = {}
 
@@ -74,12 +74,12 @@ def tensors_in(x):
 
 @given(nestings)
 def test_moving_keeps_structure_values_and_ties(batch):
-    assert unfolded(reference.to(batch, gpu(0))) == unfolded(batch)
+    assert unfold(reference.to(batch, gpu(0))) == unfold(batch)
 
 
 @given(nestings)
 def test_moving_there_and_back_keeps_structure_values_and_ties(batch):
-    assert unfolded(reference.to(reference.to(batch, gpu(0)), cpu())) == unfolded(batch)
+    assert unfold(reference.to(reference.to(batch, gpu(0)), cpu())) == unfold(batch)
 
 
 @given(nestings)
@@ -97,19 +97,19 @@ def test_moving_again_gives_the_same_object(batch):
 
 @given(nestings)
 def test_moving_changes_nothing_that_was_given(batch):
-    before, objects = unfolded(batch), list(map(id, tensors_in(batch)))
+    before, objects = unfold(batch), list(map(id, tensors_in(batch)))
     reference.to(batch, gpu(0))
-    assert (unfolded(batch), list(map(id, tensors_in(batch)))) == (before, objects)
+    assert (unfold(batch), list(map(id, tensors_in(batch)))) == (before, objects)
     assert {reference.device_of(x) for x in tensors_in(batch)} <= {cpu()}
 
 
 @given(nestings)
 def test_a_copy_shares_no_tensor_and_keeps_the_rest(batch):
     new = reference.copy(batch)
-    assert unfolded(new) == unfolded(batch)
+    assert unfold(new) == unfold(batch)
     assert {id(x) for x in tensors_in(new)}.isdisjoint({id(x) for x in tensors_in(batch)})
 
 
 @given(nestings)
 def test_place_and_to_agree_on_nestings(batch):
-    assert unfolded(reference.place(batch, gpu(0))) == unfolded(reference.to(batch, gpu(0)))
+    assert unfold(reference.place(batch, gpu(0))) == unfold(reference.to(batch, gpu(0)))

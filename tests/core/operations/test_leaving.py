@@ -18,7 +18,7 @@ from d2ldev.scopes import Scopes
 HELPERS = Path(__file__).parents[2] / "helpers"
 
 
-def made():
+def find_device():
     """Return the device on which a tensor is made now."""
     return d2ldev.backend.device_of(d2ldev.backend.zeros(1))
 
@@ -46,17 +46,17 @@ def test_a_generator_that_is_closed_in_a_later_block_leaves_that_one_alone(block
     next(generator)
     with block(gpu(0)):
         generator.close()
-        inside = made()
-    assert (inside, made()) == (gpu(0), cpu())
+        inside = find_device()
+    assert (inside, find_device()) == (gpu(0), cpu())
 
 
 def test_a_generator_whose_block_ends_after_the_one_around_it_stays_in_its_own(block):
     with block(gpu(0)):
         generator = yield_inside(block(gpu(1)))
         next(generator)
-    after = made()
+    after = find_device()
     generator.close()
-    assert (after, made()) == (gpu(1), cpu())
+    assert (after, find_device()) == (gpu(1), cpu())
 
 
 def test_generators_that_end_in_the_order_in_which_they_began(block):
@@ -65,9 +65,9 @@ def test_generators_that_end_in_the_order_in_which_they_began(block):
         next(generator)
     places = []
     for generator in generators:
-        places.append(made())
+        places.append(find_device())
         generator.close()
-    assert [*places, made()] == [cpu(), cpu(), cpu(), cpu()]
+    assert [*places, find_device()] == [cpu(), cpu(), cpu(), cpu()]
 
 
 def test_use_backend_in_a_generator_that_is_closed_in_a_later_block(other, reference):
@@ -108,8 +108,8 @@ def test_strict_and_devices_in_one_generator(reference):
     next(generator)
     with gpu(0):
         generator.close()
-        inside = made()
-    assert (inside, made(), framework_of(reference).state.strictness.in_force()) == (
+        inside = find_device()
+    assert (inside, find_device(), framework_of(reference).state.strictness.in_force()) == (
         gpu(0),
         cpu(),
         False,
@@ -134,7 +134,7 @@ def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():
 def test_a_block_that_ctrl_c_ends_is_left(block):
     with pytest.raises(KeyboardInterrupt), block(gpu(1)):
         raise KeyboardInterrupt
-    assert made() == cpu()
+    assert find_device() == cpu()
 
 
 def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_thread():
@@ -143,7 +143,7 @@ def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_t
     import threading
     from concurrent.futures import ThreadPoolExecutor
     import d2ldev
-    from ctrl_c import pressed
+    from ctrl_c import press_ctrl_c
     from d2ldev import Backend, active, device, gpu, scopes
     from d2ldev._backend import framework_of
     from d2ldev_reference import ReferenceFramework
@@ -178,7 +178,7 @@ def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_t
     outside = state()
 
     def interrupt(block, number):
-        with pressed(number, (scopes, active, device)) as press, block():
+        with press_ctrl_c(number, (scopes, active, device)) as press, block():
             pass
         lost = state()
         with backend.on("gpu:0"), gpu(0), backend.strict(), d2ldev.use_backend(other):
@@ -206,7 +206,7 @@ def test_the_handle_follows_the_next_selection_after_one_that_ctrl_c_has_interru
     # In a process of its own: the handle caches its framework until the first block of a process.
     program = """
     import d2ldev
-    from ctrl_c import pressed
+    from ctrl_c import press_ctrl_c
     from d2ldev.registry import selection
     from d2ldev._backend import framework_of
     from d2ldev_reference import ReferenceFramework
@@ -219,7 +219,7 @@ def test_the_handle_follows_the_next_selection_after_one_that_ctrl_c_has_interru
             number += 1
             d2ldev.set_backend(backends[0])
             framework_of(d2ldev.backend)
-            with pressed(number, (selection,)) as press:
+            with press_ctrl_c(number, (selection,)) as press:
                 change()
             d2ldev.set_backend(backends[1])
             stale += [number] * (framework_of(d2ldev.backend) is not framework_of(backends[1]))

@@ -19,11 +19,11 @@ def install(monkeypatch):
     monkeypatch.setattr(nvml, "has_driver", lambda: True)
     nvml.cards.cache_clear()
 
-    def installed(driver):
+    def install_driver(driver):
         monkeypatch.setitem(sys.modules, "pynvml", driver)
         return driver
 
-    yield installed
+    yield install_driver
     nvml.cards.cache_clear()
 
 
@@ -38,11 +38,11 @@ def asked_anew():
 
 
 def test_a_framework_for_cuda_without_a_driver_warns_once(asked_anew, monkeypatch):
-    def missing(name):
+    def refuse_import(name):
         raise OSError(name)
 
     monkeypatch.setattr(nvml.sys, "platform", "linux")
-    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", refuse_import)
     with pytest.warns(DeviceInitializationWarning) as warned:
         _told = [nvml.warn_without_driver("mine"), nvml.warn_without_driver("mine")]
     (warning,) = warned

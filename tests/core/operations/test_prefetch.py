@@ -132,11 +132,11 @@ def test_arrays_go_by_way_of_the_hosts_tensors_where_that_saves_waiting(
     framework, made = framework_of(reference), []
     from_data = framework.tensors.from_data
 
-    def noting(obj, dtype, native):
+    def note(obj, dtype, native):
         made.append(str(reference.device(native)))
         return from_data(obj, dtype, native)
 
-    monkeypatch.setattr(framework.tensors, "from_data", noting)
+    monkeypatch.setattr(framework.tensors, "from_data", note)
     monkeypatch.setattr(framework.devices, "platform", lambda device: platform)
     (x,) = reference.prefetch([np.ones(1)], "gpu:1")
     assert (made, str(reference.device_of(x))) == ([made_on], "gpu:1")
@@ -150,12 +150,12 @@ def prefetched(monkeypatch):
     """The devices to which the trainer moved batches ahead."""
     devices = []
 
-    def noting(framework, data, device, depth, **options):
+    def note(framework, data, device, depth, **options):
         if depth:
             devices.append(str(device))
         return device_batches(framework, data, device, depth, **options)
 
-    monkeypatch.setattr(entry, "device_batches", noting)
+    monkeypatch.setattr(entry, "device_batches", note)
     return devices
 
 

@@ -12,7 +12,7 @@ import pytest
 from d2ldev.operations.programs import Programs
 
 
-def doubled(x):
+def double(x):
     return 2 * x
 
 
@@ -21,7 +21,7 @@ class Loss:
 
     def __init__(self, delta=1.0):
         self.delta = delta
-        self.function = doubled
+        self.function = double
         self._weight = 1.0
 
     def __call__(self):
@@ -47,7 +47,7 @@ EQUAL = {
     "one object": lambda: LOSS,
     "a bound method": lambda: LOSS.__call__,
     "a class": lambda: Loss,
-    "one function": lambda: doubled,
+    "one function": lambda: double,
 }
 
 

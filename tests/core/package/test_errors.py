@@ -164,7 +164,7 @@ def test_a_tensor_is_described_without_its_values():
     assert quote(Freed()) == "<Freed of shape (2, 3) and dtype float32>"
 
 
-def raising(error):
+def raise_error(error):
     def method(*_):
         raise error
 
@@ -186,6 +186,6 @@ def raising(error):
 )
 def test_an_error_without_a_text_is_passed_on_as_the_cause(reference, call):
     names = ("__iter__", "__array__", "__index__", "__dlpack__", "__dlpack_device__")
-    odd = type("Odd", (list,), dict.fromkeys(names, raising(MuteError())))([1.0])
+    odd = type("Odd", (list,), dict.fromkeys(names, raise_error(MuteError())))([1.0])
     with pytest.raises(UnsupportedValueError):
         call(reference, odd)

@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from processes import completed, run_python
+from processes import run_interpreter, run_python
 
 import d2ldev
 
@@ -38,7 +38,7 @@ def test_a_program_without_a_backend_imports_only_its_needs():
 def test_slow_modules_of_the_standard_library_are_not_imported(module):
     name = repr(module)
     code = f"import sys; sys.modules.pop({name}, None); import d2ldev; print({name} in sys.modules)"
-    assert completed("-c", code).stdout == "False\n"
+    assert run_interpreter("-c", code).stdout == "False\n"
 
 
 def test_a_device_finds_the_active_backend_at_first_use():

@@ -26,7 +26,7 @@ def wheel(tmp_path_factory):
 def install(wheel, tmp_path):
     """Makes an environment with d2ldev and an extra; a function that runs a program of it."""
 
-    def installed(extra):
+    def install_extra(extra):
         folder = tmp_path / "environment"
         venv.create(folder, symlinks=True)
         python = folder / "bin" / "python"
@@ -43,7 +43,7 @@ def install(wheel, tmp_path):
 
         return run
 
-    return installed
+    return install_extra
 
 
 def pip(*arguments):

@@ -57,11 +57,11 @@ def test_a_function_is_added_to_a_class_as_in_the_book():
         pass
 
     @d2l.add_to_class(Model)
-    def doubled(self, x):
+    def double(self, x):
         return 2 * x
 
-    assert doubled(None, 1) == 2
-    assert Model().doubled(3) == 6
+    assert double(None, 1) == 2
+    assert Model().double(3) == 6
 
 
 def test_a_batch_is_moved_to_a_device_as_the_framework_has_it(reference):

@@ -15,7 +15,7 @@ HOST = socket.gethostname()
 BATCHES = [(np.ones((2, 3), "float32"), np.ones((2, 2), "float32"))]
 
 
-def trained(uuids, library="NCCL", num_gpus=(1, 1), others=None):
+def train(uuids, library="NCCL", num_gpus=(1, 1), others=None):
     """Train in two processes, of which each has a GPU with a UUID; how they ended."""
 
     def body(rank):
@@ -29,7 +29,7 @@ def trained(uuids, library="NCCL", num_gpus=(1, 1), others=None):
 
 
 def test_all_processes_name_the_ranks_that_share_a_gpu_before_training():
-    for each in trained(["GPU-1", "GPU-1"]):
+    for each in train(["GPU-1", "GPU-1"]):
         assert each.error == "UnsupportedValueError"
         assert (
             f"cannot train in 2 processes: gpu:0 of rank 0 on {HOST} and gpu:1 of rank 1 on {HOST} "
@@ -48,7 +48,7 @@ def test_all_processes_name_the_ranks_that_share_a_gpu_before_training():
     ],
 )
 def test_training_works_where_it_is_possible(uuids, library):
-    assert [each.value for each in trained(uuids, library)] == [1, 1]
+    assert [each.value for each in train(uuids, library)] == [1, 1]
 
 
 def test_an_unused_gpu_is_not_asked_for_its_uuid():
@@ -65,12 +65,12 @@ def test_an_unused_gpu_is_not_asked_for_its_uuid():
 def test_a_library_that_may_share_a_gpu_trains(value, outcomes):
     others = {rank: {"NCCL_MULTI_RANK_GPU_ENABLE": value} for rank in (0, 1)}
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
-    assert [each.value for each in trained(["GPU-1", "GPU-1"], others=others)] == outcomes
+    assert [each.value for each in train(["GPU-1", "GPU-1"], others=others)] == outcomes
 
 
 @pytest.mark.parametrize("gpu_of", [0, 1])
 def test_all_processes_name_the_ranks_on_the_cpu_among_gpus(gpu_of):
-    for each in trained(["GPU-1", "GPU-2"], num_gpus=(1 - gpu_of, gpu_of)):
+    for each in train(["GPU-1", "GPU-2"], num_gpus=(1 - gpu_of, gpu_of)):
         assert each.error == "UnsupportedValueError"
         assert (
             f"rank {gpu_of} on {HOST} trains on gpu:{gpu_of} and rank {1 - gpu_of} on {HOST} on "

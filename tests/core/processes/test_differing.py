@@ -56,7 +56,7 @@ def check_all(ended, kind, *texts):
             assert text in each.text, each
 
 
-def differing(**of_rank_1):
+def differ(**of_rank_1):
     return lambda rank: fit(rank, **(of_rank_1 if rank == 1 else {}))
 
 
@@ -116,7 +116,7 @@ DIFFERENCES = {
 @pytest.mark.parametrize("case", DIFFERENCES)
 def test_all_processes_name_the_difference(case):
     options, *texts = DIFFERENCES[case]
-    ended = together(differing(**options), timeout=TIMEOUT)
+    ended = together(differ(**options), timeout=TIMEOUT)
     check_all(ended, "UnsupportedValueError", "they do not do the same", *texts)
 
 

@@ -76,7 +76,7 @@ def test_nothing_listens_at_a_free_port(monkeypatch, taken):
 
 
 @contextmanager
-def beginning(port, size=2):
+def begin_at(port, size=2):
     """Let rank 0 wait for the others; yields a list, which has its group or its error at last."""
     found = []
     thread = threading.Thread(target=lambda: found.extend(meet([0], size, port, timeout=LONG)[0]))
@@ -87,7 +87,7 @@ def beginning(port, size=2):
         thread.join(30)
 
 
-def called(port, data=b""):
+def call(port, data=b""):
     """Call a port as soon as somebody listens, and send data; the socket."""
     for _ in range(400):
         try:
@@ -151,10 +151,10 @@ STRANGERS = {
 
 def test_strangers_are_ignored_and_do_not_delay_the_join():
     port = free_port()
-    with beginning(port) as first, ExitStack() as stack:
+    with begin_at(port) as first, ExitStack() as stack:
         for data in STRANGERS.values():
-            stack.enter_context(called(port, data))
-            called(port, data).close()
+            stack.enter_context(call(port, data))
+            call(port, data).close()
         groups, seconds = meet([1], 2, port, timeout=LONG)
     leave([*groups, *first])
     assert seconds < SOON
@@ -165,13 +165,13 @@ def test_a_slow_stranger_does_not_delay_the_join():
     is_over = threading.Event()
 
     def drip():
-        with called(port) as caller, suppress(OSError):
+        with call(port) as caller, suppress(OSError):
             for byte in message({"rank": 1, "size": 2, "d2ldev": PROGRAM}):
                 caller.sendall(bytes([byte]))
                 if is_over.wait(0.1):
                     return
 
-    with beginning(port) as first:
+    with begin_at(port) as first:
         dripping = threading.Thread(target=drip)
         dripping.start()
         time.sleep(0.5)
@@ -247,7 +247,7 @@ def test_other_versions_or_another_framework_are_an_error_on_all():
 
 def test_early_processes_learn_which_process_does_not_fit():
     port = free_port()
-    with beginning(port, 3) as first, called(port, message(hello_of(1, 3))) as waiting:
+    with begin_at(port, 3) as first, call(port, message(hello_of(1, 3))) as waiting:
         errors, _ = meet([2], 3, port, programs={2: {"backend": "other"}})
         answer = waiting.recv(1 << 16)
     assert b"rank 2 backend 'other'" in answer
@@ -256,8 +256,8 @@ def test_early_processes_learn_which_process_does_not_fit():
 
 def test_two_programs_under_one_address_are_an_error_of_the_second_rank_0():
     port = free_port()
-    with beginning(port) as first:
-        called(port).close()  # it listens
+    with begin_at(port) as first:
+        call(port).close()  # it listens
         errors, seconds = meet([0], 2, port)
         groups, _ = meet([1], 2, port)
     leave([*groups, *first])
@@ -273,8 +273,8 @@ def test_a_rank_that_comes_twice_is_an_error_on_all():
 
 def test_a_process_that_is_gone_before_all_have_come_is_lost():
     port = free_port()
-    with beginning(port, 3) as first:
-        called(port, message(hello_of(1, 3))).close()
+    with begin_at(port, 3) as first:
+        call(port, message(hello_of(1, 3))).close()
     check_all(first, PeerLostError, "rank 1 on other is lost")
 
 

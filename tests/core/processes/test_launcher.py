@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from d2ldev_conformance.suite.parallel.launching import command
-from launched import LIMIT, environment, launched, shown, written
+from launched import LIMIT, environment, launch_program, read_shown, write
 from typer.testing import CliRunner
 
 from d2ldev.cli.main import app
@@ -38,10 +38,10 @@ def train(path=None, epochs=4, callbacks=None, **options):
 
 
 @contextmanager
-def running(code, folder, *options, **keywords):
+def run_program(code, folder, *options, **keywords):
     """Start a launch; yields its process, and ends it."""
     process = subprocess.Popen(
-        command(*options, written(folder, code)),
+        command(*options, write(folder, code)),
         cwd=folder,
         **{
             "env": environment(),
@@ -103,7 +103,7 @@ def test_each_process_gets_its_rank(tmp_path):
     given = environment(PORT="80")
     given.pop("OMP_NUM_THREADS", None)
     arguments = ["--processes", "3", "-x", "a b", "--", ""]
-    found = launched(code, tmp_path, "--processes", 2, arguments=arguments, env=given)
+    found = launch_program(code, tmp_path, "--processes", 2, arguments=arguments, env=given)
     assert found.status == 0
     assert found.values[0][0] == ["2", "0", "2", "0", "127.0.0.1"]
     assert found.values[1][0] == ["2", "1", "2", "1", "127.0.0.1"]
@@ -112,7 +112,7 @@ def test_each_process_gets_its_rank(tmp_path):
 
 
 def test_a_module_may_be_launched(tmp_path):
-    written(tmp_path, "show(sys.argv[1:])", "mine.py")
+    write(tmp_path, "show(sys.argv[1:])", "mine.py")
     done = subprocess.run(
         command("--processes", 2, "-m", "mine", "-m", "--help"),
         cwd=tmp_path,
@@ -122,7 +122,7 @@ def test_a_module_may_be_launched(tmp_path):
         timeout=LIMIT,
         check=False,
     )
-    assert shown(done.stdout) == {0: [["-m", "--help"]], 1: [["-m", "--help"]]}, done.stderr
+    assert read_shown(done.stdout) == {0: [["-m", "--help"]], 1: [["-m", "--help"]]}, done.stderr
 
 
 def test_lines_are_whole_and_have_a_rank_before_them(tmp_path):
@@ -134,7 +134,7 @@ def test_lines_are_whole_and_have_a_rank_before_them(tmp_path):
     sys.stdout.buffer.write(b"y" * 3_000_000 + b"\nno end")
     """
     done = subprocess.run(
-        command("--processes", 3, written(tmp_path, code)),
+        command("--processes", 3, write(tmp_path, code)),
         env=environment(),
         capture_output=True,
         timeout=LIMIT,
@@ -155,7 +155,7 @@ def test_lines_are_whole_and_have_a_rank_before_them(tmp_path):
 
 def test_a_program_that_prints_much_is_shown_whole(tmp_path):
     code = 'for _ in range(100): sys.stdout.write(("z" * 99 + "\\n") * 10_000)'
-    with running(code, tmp_path, text=False, stderr=subprocess.DEVNULL) as process:
+    with run_program(code, tmp_path, text=False, stderr=subprocess.DEVNULL) as process:
         number = 0
         while data := process.stdout.read(1 << 20):
             number += data.count(b"\n")
@@ -169,7 +169,7 @@ def test_a_program_does_not_wait_for_a_reader_of_its_output(tmp_path, stream):
     for _ in range(20_000): print("line after line")
     open(f"done {rank}", "w").close()
     """
-    line = " ".join([*command("--processes", 2), written(tmp_path, code), stream])
+    line = " ".join([*command("--processes", 2), write(tmp_path, code), stream])
     subprocess.run(
         line,
         shell=True,
@@ -197,7 +197,7 @@ def test_a_program_does_not_wait_for_a_reader_of_its_output(tmp_path, stream):
 )
 def test_the_status_is_that_of_the_first_that_failed(tmp_path, code, status):
     begin = time.monotonic()
-    found = launched(code, tmp_path, "--processes", 2)
+    found = launch_program(code, tmp_path, "--processes", 2)
     assert found.status == status, found.errors
     assert time.monotonic() - begin < SOON
 
@@ -253,7 +253,7 @@ def test_a_process_that_hangs_after_another_one_failed_is_ended(tmp_path):
     time.sleep(60)
     """
     begin = time.monotonic()
-    found = launched(code, tmp_path, "--processes", 2)
+    found = launch_program(code, tmp_path, "--processes", 2)
     assert found.status == 3
     assert time.monotonic() - begin < 2 * SOON
     assert not wait_until_gone(map(int, found.output.split()[2:]))
@@ -262,7 +262,7 @@ def test_a_process_that_hangs_after_another_one_failed_is_ended(tmp_path):
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_launcher_that_is_ended_leaves_nothing_behind(tmp_path, number, is_stopped):
-    with running(WAITING + "time.sleep(60)", tmp_path, "--processes", 2) as process:
+    with run_program(WAITING + "time.sleep(60)", tmp_path, "--processes", 2) as process:
         found = [int(each) for line in lines(process, 2) for each in line.split()[2:]]
         assert len(found) == 4
         if is_stopped:
@@ -275,7 +275,7 @@ def test_a_launcher_that_is_ended_leaves_nothing_behind(tmp_path, number, is_sto
 
 def test_children_of_a_killed_process_are_ended_too(tmp_path):
     code = WAITING + "os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(60)"
-    found = launched(code, tmp_path, "--processes", 2)
+    found = launch_program(code, tmp_path, "--processes", 2)
     assert found.status == 137
     numbers = [int(each) for line in found.output.splitlines() for each in line.split()[2:]]
     assert not wait_until_gone(numbers)
@@ -296,16 +296,16 @@ show(train("run.safetensors", callbacks=end))
 )
 
 
-def lost(rank, how="SIGKILL"):
+def lose(rank, how="SIGKILL"):
     """Return a program of which one process is lost, once."""
     return LOST.replace("LOST", str(rank)).replace("HOW", how)
 
 
 def test_a_run_is_started_again_and_ends_with_the_same_parameters(tmp_path):
-    found = launched(lost(1), tmp_path, "--processes", 2, "--restarts", 3)
+    found = launch_program(lose(1), tmp_path, "--processes", 2, "--restarts", 3)
     assert found.status == 0, found.errors
     assert "status 137: all are started again, 2 left" in found.errors
-    expected = launched(TRAIN + "show(train())", tmp_path).values[0][0]
+    expected = launch_program(TRAIN + "show(train())", tmp_path).values[0][0]
     for rank in (0, 1):
         sums, history = found.values[rank][0]
         assert sums == pytest.approx(expected[0], rel=1e-4)
@@ -317,7 +317,7 @@ def test_a_run_is_started_again_and_ends_with_the_same_parameters(tmp_path):
 
 def test_a_run_that_fails_again_and_again_ends(tmp_path):
     code = 'open("begun", "a").write("x"); sys.exit(5)'
-    found = launched(code, tmp_path, "--restarts", 2)
+    found = launch_program(code, tmp_path, "--restarts", 2)
     assert found.status == 5
     assert (tmp_path / "begun").read_text() == "xxx"
 
@@ -334,7 +334,7 @@ def child():
     process.wait()
 
 
-def sent(process, number, state):
+def send(process, number, state):
     """Send a signal to a process, and wait until it is in a state of ``ps``."""
     process.send_signal(number)
     end = time.monotonic() + SOON
@@ -347,25 +347,25 @@ def sent(process, number, state):
 def test_a_process_may_be_stopped_for_some_time(child, number):
     stops = Stops(longest=8.0)
     assert stops.too_long({3: child.pid}, 1.0) == {}
-    sent(child, number, "T")
+    send(child, number, "T")
     assert [stops.too_long({3: child.pid}, now) for now in (4.0, 8.0, 12.0)] == [{}, {}, {}]
     assert stops.too_long({3: child.pid}, 12.1) == {3: number}
 
 
 def test_the_time_of_a_stopped_process_restarts_when_it_goes_on(child):
     stops = Stops(longest=8.0)
-    sent(child, signal.SIGSTOP, "T")
+    send(child, signal.SIGSTOP, "T")
     assert [stops.too_long({0: child.pid}, now) for now in (1.0, 5.0, 9.0)] == [{}, {}, {}]
-    sent(child, signal.SIGCONT, "S")
+    send(child, signal.SIGCONT, "S")
     assert stops.too_long({0: child.pid}, 9.1) == {}
-    sent(child, signal.SIGSTOP, "T")
+    send(child, signal.SIGSTOP, "T")
     assert [stops.too_long({0: child.pid}, now) for now in (9.2, 13.0, 17.0)] == [{}, {}, {}]
     assert stops.too_long({0: child.pid}, 17.3) == {0: signal.SIGSTOP}
 
 
 def test_processes_stopped_with_the_launcher_may_go_on(child):
     stops = Stops(longest=8.0)
-    sent(child, signal.SIGSTOP, "T")
+    send(child, signal.SIGSTOP, "T")
     # For 60 seconds nobody has looked.
     assert [stops.too_long({0: child.pid}, now) for now in (1.0, 61.0, 65.0, 69.0)] == [{}] * 4
     assert stops.too_long({0: child.pid}, 69.1) == {0: signal.SIGSTOP}
@@ -373,7 +373,7 @@ def test_processes_stopped_with_the_launcher_may_go_on(child):
 
 def test_a_process_that_has_ended_is_not_stopped(child):
     stops = Stops(longest=8.0)
-    sent(child, signal.SIGKILL, "Z")
+    send(child, signal.SIGKILL, "Z")
     assert [stops.too_long({0: child.pid}, now) for now in (1.0, 5.0, 9.0, 9.1)] == [{}] * 4
 
 
@@ -385,7 +385,7 @@ def test_a_machine_alone_may_be_paused(nodes, seconds):
 def two_launchers(code, folder, *options):
     """Run a program with a launcher for each of two machines; how these have ended."""
     address = f"127.0.0.1:{free_port()}"
-    program = written(folder, code)
+    program = write(folder, code)
     found = {}
 
     def run(node_rank):
@@ -411,19 +411,19 @@ def two_launchers(code, folder, *options):
 def test_two_launchers_are_two_machines(tmp_path):
     code = TRAIN + "show([os.environ['LOCAL_RANK'], train()])"
     first, second = two_launchers(code, tmp_path, "--processes", 2)
-    values = {**shown(first.stdout), **shown(second.stdout)}
+    values = {**read_shown(first.stdout), **read_shown(second.stdout)}
     assert [values[rank][0][0] for rank in range(4)] == ["0", "1", "0", "1"]
     assert all(values[rank][0][1] == values[0][0][1] for rank in range(4))
 
 
 @pytest.mark.parametrize(("rank", "how"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")], ids=str)
 def test_two_launchers_start_a_run_again_on_both_machines(tmp_path, rank, how):
-    found = two_launchers(lost(rank, how), tmp_path, "--restarts", 1, "--timeout", 2)
+    found = two_launchers(lose(rank, how), tmp_path, "--restarts", 1, "--timeout", 2)
     assert [each.returncode for each in found] == [0, 0], found
     assert all("all are started again, 0 left" in each.stderr for each in found)
-    expected = launched(TRAIN + "show(train())", tmp_path).values[0][0]
+    expected = launch_program(TRAIN + "show(train())", tmp_path).values[0][0]
     for rank, each in enumerate(found):
-        ((sums, history),) = shown(each.stdout)[rank]
+        ((sums, history),) = read_shown(each.stdout)[rank]
         assert sums == pytest.approx(expected[0], rel=1e-4)
         np.testing.assert_allclose(history["loss"], expected[1]["loss"], rtol=1e-5)
 

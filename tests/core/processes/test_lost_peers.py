@@ -65,7 +65,7 @@ def train(path=None, data=None, val_data=None, epochs=EPOCHS, **options):
     return {name: backend.to_numpy(x) for name, x in named.items()}, history
 
 
-def ending(where, number):
+def end_rank(where, number):
     """Return what rank does in ``where``, which ends it by a signal."""
 
     def end(*_):
@@ -78,7 +78,7 @@ def ending(where, number):
     return lambda path: train(path, callbacks=lambda epoch, history: end())
 
 
-def continued(processes, lost):
+def continue_process(processes, lost):
     """Let a stopped process be killed, as soon as the others have ended."""
     for rank, process in enumerate(processes):
         if rank != lost:
@@ -100,9 +100,9 @@ def test_the_other_processes_name_the_lost_one(tmp_path, where, number, lost):
     path = tmp_path / "run"
 
     def body(rank):
-        return ending(where, number)(path) if rank == lost else train(path)
+        return end_rank(where, number)(path) if rank == lost else train(path)
 
-    ended = together(body, 3, timeout=TIMEOUT, during=lambda found: continued(found, lost))
+    ended = together(body, 3, timeout=TIMEOUT, during=lambda found: continue_process(found, lost))
     assert ended[lost].status == -signal.SIGKILL
     for rank in {0, 1, 2} - {lost}:
         assert (ended[rank].status, ended[rank].error) == (1, "PeerLostError"), ended[rank]
@@ -207,7 +207,7 @@ def test_a_process_whose_engine_never_returns_is_ended():
 
     def body(rank):
         if rank:
-            return ending("a callback", signal.SIGKILL)(None)
+            return end_rank("a callback", signal.SIGKILL)(None)
         return train(callbacks=lambda epoch, history: time.sleep(60))
 
     first, _ = together(body, timeout=TIMEOUT)
@@ -219,7 +219,7 @@ def test_a_process_whose_engine_never_returns_is_ended():
 def test_a_process_is_ended_though_its_output_is_not_read():
     def body(rank):
         if rank:
-            return ending("a callback", signal.SIGKILL)(None)
+            return end_rank("a callback", signal.SIGKILL)(None)
         os.dup2(os.pipe()[1], 1)
         return train(callbacks=lambda epoch, history: sys.stdout.write("x" * 10_000_000))
 
@@ -318,7 +318,7 @@ def test_runs_that_are_killed_at_random_end_with_the_same_parameters(tmp_path):
                 if time.monotonic() > end:
                     os.kill(processes[lost], number)
                     if number == signal.SIGSTOP:
-                        continued(processes, lost)
+                        continue_process(processes, lost)
                     return
 
         options = draw.choice([{}, {"checkpoint_every": 2}])

@@ -173,7 +173,7 @@ def run(path, size, *, stop=None, **options):
         except StopError:
             return None
         named = backend.named_tensors(trainer.model)
-        return {name: backend.to_numpy(x) for name, x in named.items()}, saved_history(path)
+        return {name: backend.to_numpy(x) for name, x in named.items()}, read_history(path)
 
     if size == 1:
         return body(0)
@@ -182,7 +182,7 @@ def run(path, size, *, stop=None, **options):
     return ended[0].value
 
 
-def saved_history(path):
+def read_history(path):
     return d2ldev.get_backend("reference").load(path)["run"]["history"]
 
 
@@ -211,7 +211,7 @@ def test_the_best_epoch_is_kept_by_rank_0_alone(tmp_path):
 
     ended = together(body)
     assert os.listdir(tmp_path) == ["0"]
-    kept = saved_history(tmp_path / "0")["val_loss"]
+    kept = read_history(tmp_path / "0")["val_loss"]
     assert kept == ended[1].value["val_loss"][: len(kept)]
     # The best one is not the last one.
     assert kept[-1] == min(ended[1].value["val_loss"]) < ended[1].value["val_loss"][-1]

@@ -70,7 +70,7 @@ def train(callback, length=STEPS, path=None):
     return callback.steps, values, trainer.history, raised
 
 
-def ended(body, size=SIZE):
+def end_processes(body, size=SIZE):
     found = together(body, size)
     assert [each.text for each in found] == [""] * size
     return [each.value for each in found]
@@ -80,7 +80,7 @@ def ended(body, size=SIZE):
     ("wanting", "act"), [(0, stop), (1, stop_from_a_thread), (2, stop), ("all", stop)]
 )
 def test_all_processes_stop_after_the_same_step(wanting, act):
-    found = ended(lambda rank: train(AtStep(rank, wanting, 5, act)))
+    found = end_processes(lambda rank: train(AtStep(rank, wanting, 5, act)))
     assert found[1:] == found[:-1]
     steps, _, history, raised = found[0]
     # The others may be in the next step already; no process is further ahead of another one.
@@ -97,19 +97,19 @@ def test_all_processes_know_that_one_has_stopped_them(kind):
         train(callback, 4)
         return callback.trainer.should_stop
 
-    assert ended(body) == [True] * SIZE
+    assert end_processes(body) == [True] * SIZE
 
 
 @pytest.mark.parametrize("wanting", [0, 2, "all"])
 def test_all_processes_stop_after_the_same_epoch(wanting):
-    found = ended(lambda rank: train(AfterEpoch(rank, wanting, 1, stop), 4))
+    found = end_processes(lambda rank: train(AfterEpoch(rank, wanting, 1, stop), 4))
     assert found[1:] == found[:-1]
     steps, _, history, _ = found[0]
     assert (steps, len(history["loss"])) == (8, 2)
 
 
 def test_a_stop_in_the_last_step_ends_the_epoch():
-    found = ended(lambda rank: train(AtStep(rank, 1, 3, stop), 4))
+    found = end_processes(lambda rank: train(AtStep(rank, 1, 3, stop), 4))
     assert found[1:] == found[:-1]
     assert 1 <= len(found[0][2]["loss"]) <= 2
 
@@ -118,7 +118,7 @@ def test_a_stop_in_the_last_step_ends_the_epoch():
 @pytest.mark.parametrize("kind", [AtStep, AfterEpoch])
 def test_an_error_in_a_callback_leaves_one_model_in_all_processes(kind, wanting, tmp_path):
     path = tmp_path / "run"
-    found = ended(lambda rank: train(kind(rank, wanting, 1, fail), 4, path))
+    found = end_processes(lambda rank: train(kind(rank, wanting, 1, fail), 4, path))
     raised = [each[3] for each in found]
     expected = ["OwnError" if wanting in (rank, "all") else "PeerLostError" for rank in range(SIZE)]
     assert raised == expected
@@ -134,7 +134,7 @@ def test_a_group_stops_again_in_the_next_run():
     def body(rank):
         return [train(AtStep(rank, wanting, 2, stop))[0] for wanting in (1, 0, "all", 2)]
 
-    found = ended(body)
+    found = end_processes(body)
     assert found[1:] == found[:-1]
     assert found[0][2] == 3
     assert all(3 <= steps <= 5 for steps in found[0])

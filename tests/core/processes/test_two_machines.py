@@ -6,7 +6,7 @@ import time
 import pytest
 from d2ldev_conformance.machines import ADDRESSES, PORT, ip, launch_on, of_machine
 from d2ldev_conformance.suite.parallel.launching import command
-from launched import LIMIT, environment, shown, written
+from launched import LIMIT, environment, read_shown, write
 
 TRAIN = """
 import d2ldev, numpy as np
@@ -25,7 +25,7 @@ SOON = 30
 """Seconds, on a machine that is busy."""
 
 
-def begun(machines, program, *options, hosts=None):
+def begin_on_both(machines, program, *options, hosts=None):
     """Launch a program on both machines."""
     return [
         launch_on(
@@ -36,17 +36,17 @@ def begun(machines, program, *options, hosts=None):
 
 
 def test_they_learn_like_one_machine(machines, tmp_path):
-    program = written(tmp_path, TRAIN + "show(train())")
-    processes = begun(machines, program, "--processes", 2)
+    program = write(tmp_path, TRAIN + "show(train())")
+    processes = begin_on_both(machines, program, "--processes", 2)
     found = {}
     for process in processes:
         output, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, errors
-        found |= shown(output)
+        found |= read_shown(output)
     done = subprocess.run(
         command(program), env=environment(), capture_output=True, text=True, check=True
     )
-    (expected,) = shown(done.stdout)[0]
+    (expected,) = read_shown(done.stdout)[0]
     assert sorted(found) == [0, 1, 2, 3]
     for rank in range(4):
         ((sums, history),) = found[rank]
@@ -56,13 +56,13 @@ def test_they_learn_like_one_machine(machines, tmp_path):
 
 def test_all_hosts_are_reachable_if_the_first_name_is_a_loopback_address(machines, tmp_path):
     code = "from d2ldev import backend; show(backend.join_group().addresses)"
-    program = written(tmp_path, code)
-    processes = begun(machines, program, "--processes", 2, hosts=tmp_path)
+    program = write(tmp_path, code)
+    processes = begin_on_both(machines, program, "--processes", 2, hosts=tmp_path)
     found = {}
     for process in processes:
         output, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, errors
-        found |= shown(output)
+        found |= read_shown(output)
     for rank in range(4):
         (addresses,) = found[rank]
         hosts = [address.rpartition(":")[0] for address in addresses]
@@ -71,8 +71,8 @@ def test_all_hosts_are_reachable_if_the_first_name_is_a_loopback_address(machine
 
 def test_a_cable_that_is_pulled_ends_both_sides(machines, tmp_path):
     code = TRAIN + 'train(10_000, callbacks=lambda epoch, history: epoch == 1 and show("begun"))'
-    program = written(tmp_path, code)
-    processes = begun(machines, program, "--timeout", TIMEOUT)
+    program = write(tmp_path, code)
+    processes = begin_on_both(machines, program, "--timeout", TIMEOUT)
     assert all("begun" in process.stdout.readline() for process in processes)
     assert ip("-n", machines[1], "link", "set", "cable", "down") == (0, "")
     begin = time.monotonic()
@@ -86,9 +86,9 @@ def test_a_cable_that_is_pulled_ends_both_sides(machines, tmp_path):
 
 def test_a_machine_that_does_not_answer_ends_the_other(machines, tmp_path):
     code = TRAIN + "from d2ldev.processes import join; join.PATIENCE = 1; train()"
-    program = written(tmp_path, code)
+    program = write(tmp_path, code)
     ip("-n", machines[0], "link", "set", "cable", "down")
-    processes = begun(machines, program, "--timeout", 1)
+    processes = begin_on_both(machines, program, "--timeout", 1)
     errors = [process.communicate(timeout=LIMIT)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1]
     assert f"PeerLostError: cannot meet 2 processes at {ADDRESSES[0]}:{PORT}" in errors[0]

@@ -33,12 +33,12 @@ def raw():
     other.close()
 
 
-def packed(value):
+def pack(value):
     data = json.dumps(value).encode()
     return struct.pack(">I", len(data)) + data
 
 
-def received(connection, number):
+def receive(connection, number):
     found = []
     while len(found) < number:
         found += connection.receive()
@@ -48,7 +48,7 @@ def received(connection, number):
 def test_messages_arrive_in_order_however_they_are_cut(raw):
     one, other = raw
     messages = [{"n": i, "x": "y" * i} for i in range(50)]
-    data = b"".join(map(packed, messages))
+    data = b"".join(map(pack, messages))
 
     def send():
         for i in range(0, len(data), 7):
@@ -56,7 +56,7 @@ def test_messages_arrive_in_order_however_they_are_cut(raw):
 
     thread = threading.Thread(target=send)
     thread.start()
-    assert received(other, 50) == messages
+    assert receive(other, 50) == messages
     thread.join()
 
 
@@ -68,19 +68,19 @@ def test_many_threads_may_send_at_once(pair):
     ]
     for thread in threads:
         thread.start()
-    assert sorted(each["n"] for each in received(other, 200)) == sorted([*range(4)] * 50)
+    assert sorted(each["n"] for each in receive(other, 200)) == sorted([*range(4)] * 50)
     for thread in threads:
         thread.join()
 
 
 def test_waiting_for_one_message_leaves_the_next_one(raw):
     one, other = raw
-    one.sendall(packed({"n": 1}) + packed({"n": 2}))
+    one.sendall(pack({"n": 1}) + pack({"n": 2}))
     one.shutdown(socket.SHUT_WR)
     assert other.receive_one(time.monotonic() + 5) == {"n": 1}
-    assert received(other, 1) == [{"n": 2}]
+    assert receive(other, 1) == [{"n": 2}]
     with pytest.raises(ConnectionResetError):
-        received(other, 1)
+        receive(other, 1)
 
 
 def test_waiting_for_a_message_ends_at_the_deadline(raw):
@@ -120,11 +120,11 @@ def test_an_invalid_message_is_an_error(raw, data):
     one, other = raw
     one.sendall(data)
     with pytest.raises(OSError, match="not a message"):
-        received(other, 1)
+        receive(other, 1)
 
 
 def test_a_message_may_be_bounded(raw):
     one, other = raw
-    one.sendall(packed({"x": "y" * 100}))
+    one.sendall(pack({"x": "y" * 100}))
     with pytest.raises(OSError, match="not a message"):
         list(other.receive(64))

@@ -34,14 +34,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def shown(folder, imports, obj):
+def read_shown(folder, imports, obj):
     return run_python(PROGRAM.format(imports=imports, obj=obj), path=[folder])
 
 
 @pytest.mark.parametrize("obj", ["engine.Layer()", "[engine.Layer()]", "engine.Layer"])
 def test_a_class_of_a_required_module_belongs_to_the_backend(folder, obj):
     make_backend(folder, requires=["engine"])
-    assert shown(folder, "import engine", obj) == [[True, False], []]
+    assert read_shown(folder, "import engine", obj) == [[True, False], []]
 
 
 @pytest.mark.parametrize(
@@ -49,22 +49,22 @@ def test_a_class_of_a_required_module_belongs_to_the_backend(folder, obj):
 )
 def test_a_class_and_a_function_of_a_library_of_a_backend_alone_are_its_own(folder, obj):
     make_backend(folder, requires=["engine"], libraries=["layers"])
-    assert shown(folder, "import engine, layers", obj) == [[True, False], []]
+    assert read_shown(folder, "import engine, layers", obj) == [[True, False], []]
 
 
 def test_a_library_belongs_to_no_backend_before_its_framework_is_imported(folder):
     make_backend(folder, requires=["engine"], libraries=["layers"])
-    assert shown(folder, "import layers", "layers.Layer()") == [[False, False], []]
+    assert read_shown(folder, "import layers", "layers.Layer()") == [[False, False], []]
 
 
 def test_backends_that_share_a_library_are_asked(folder):
     make_backend(folder, "mine", requires=["engine"], libraries=["layers"])
     make_backend(folder, "other", requires=["engine"], libraries=["layers"], source=KNOWS)
-    found = shown(folder, "import engine, layers", "layers.Layer()")
+    found = read_shown(folder, "import engine, layers", "layers.Layer()")
     assert found == [[False, True], ["mine", "other"]]
 
 
 def test_a_package_that_is_broken_has_no_objects(folder):
     make_backend(folder, requires=["engine"])
     (folder / "mine_backend" / "__init__.py").write_text("requires = [", "utf-8")
-    assert shown(folder, "import engine", "engine.Layer()") == [[False, False], []]
+    assert read_shown(folder, "import engine", "engine.Layer()") == [[False, False], []]

@@ -111,14 +111,14 @@ REFUSED = """
 def impostor(tmp_path):
     """Installs a distribution that announces a name; the folder where it is."""
 
-    def installed(name):
+    def install(name):
         for framework in FRAMEWORKS:
             make_package(tmp_path, framework)
         make_package(tmp_path, "impostor", "raise SystemExit('it was imported')")
         make_distribution(tmp_path, "impostor-of-it", {name: "impostor.backend:MyFramework"})
         return tmp_path
 
-    return installed
+    return install
 
 
 @pytest.mark.parametrize("name", ["torch", "PyTorch", "jax", "tf", "mxnet", "reference"])

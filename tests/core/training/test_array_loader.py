@@ -17,7 +17,7 @@ def epoch(loader):
     return [x.tolist() for (x,) in loader]
 
 
-def shuffled(seed=0, n=20, **options):
+def shuffle_examples(seed=0, n=20, **options):
     return ArrayLoader(np.arange(n), batch_size=6, shuffle=True, seed=seed, **options)
 
 
@@ -99,26 +99,26 @@ def test_in_a_scope_batches_of_tensors_are_on_the_cpu_too(reference):
 
 
 def test_an_epoch_has_every_example_once():
-    assert sorted(chain.from_iterable(epoch(shuffled()))) == list(range(20))
+    assert sorted(chain.from_iterable(epoch(shuffle_examples()))) == list(range(20))
 
 
 def test_every_epoch_has_another_order():
-    loader = shuffled()
+    loader = shuffle_examples()
     orders = [str(epoch(loader)) for _ in range(5)]
     assert len(set(orders)) == 5
 
 
 def test_the_seed_and_the_epoch_make_the_order():
-    one, other = shuffled(seed=3), shuffled(seed=3)
+    one, other = shuffle_examples(seed=3), shuffle_examples(seed=3)
     assert [epoch(one) for _ in range(3)] == [epoch(other) for _ in range(3)]
 
 
 def test_another_seed_is_another_order():
-    assert epoch(shuffled(seed=0)) != epoch(shuffled(seed=1))
+    assert epoch(shuffle_examples(seed=0)) != epoch(shuffle_examples(seed=1))
 
 
 def test_seeds_next_to_each_other_have_no_epoch_in_common():
-    one, other = shuffled(seed=0), shuffled(seed=1)
+    one, other = shuffle_examples(seed=0), shuffle_examples(seed=1)
     orders = [str(epoch(loader)) for loader in (one, other) for _ in range(5)]
     assert len(set(orders)) == 10
 
@@ -136,11 +136,11 @@ def test_the_order_is_the_same_in_another_process():
         loader = d2ldev.ArrayLoader(np.arange(20), batch_size=6, shuffle=True, seed=0)
         show([x.tolist() for (x,) in loader])
     """
-    assert run_python(code) == [epoch(shuffled())]
+    assert run_python(code) == [epoch(shuffle_examples())]
 
 
 def test_other_draws_do_not_change_the_order():
-    loader, other = shuffled(), shuffled()
+    loader, other = shuffle_examples(), shuffle_examples()
     epoch(loader), epoch(other)
     np.random.seed(1)
     np.random.rand(3)
@@ -149,12 +149,12 @@ def test_other_draws_do_not_change_the_order():
 
 def test_numpys_random_state_is_not_touched():
     before = np.random.get_state()[1].tolist()
-    epoch(shuffled()), epoch(shuffled(seed=None))
+    epoch(shuffle_examples()), epoch(shuffle_examples(seed=None))
     assert np.random.get_state()[1].tolist() == before
 
 
 def test_without_a_seed_every_loader_has_its_own_order():
-    assert epoch(shuffled(seed=None)) != epoch(shuffled(seed=None))
+    assert epoch(shuffle_examples(seed=None)) != epoch(shuffle_examples(seed=None))
 
 
 # -- going on ---------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_without_a_seed_every_loader_has_its_own_order():
 @pytest.mark.parametrize("seed", [0, 2**62, None])
 @pytest.mark.parametrize("done", [0, 1, 3])
 def test_a_resumed_loader_has_the_orders_of_an_uninterrupted_one(seed, done):
-    loader, resumed = shuffled(seed), shuffled()
+    loader, resumed = shuffle_examples(seed), shuffle_examples()
     for _ in range(done):
         epoch(loader)
     resumed.load_state_dict(loader.state_dict())
@@ -171,7 +171,7 @@ def test_a_resumed_loader_has_the_orders_of_an_uninterrupted_one(seed, done):
 
 
 def test_an_epoch_that_was_left_early_counts():
-    loader, resumed = shuffled(), shuffled()
+    loader, resumed = shuffle_examples(), shuffle_examples()
     next(iter(loader))
     resumed.load_state_dict(loader.state_dict())
     assert epoch(resumed) == epoch(loader)
@@ -179,20 +179,20 @@ def test_an_epoch_that_was_left_early_counts():
 
 
 def test_making_an_iterator_does_not_count_an_epoch():
-    loader = shuffled()
+    loader = shuffle_examples()
     assert iter(loader) is not loader
     assert loader.state_dict()["epoch"] == 0
 
 
 def test_two_epochs_at_once_do_not_disturb_each_other():
-    loader, other = shuffled(), shuffled()
+    loader, other = shuffle_examples(), shuffle_examples()
     both = [(a.tolist(), b.tolist()) for (a,), (b,) in zip(loader, loader, strict=True)]
     assert [a for a, _ in both] == epoch(other)
     assert [b for _, b in both] == epoch(other)
 
 
 def test_a_pickled_loader_goes_on_with_the_same_order():
-    loader = shuffled()
+    loader = shuffle_examples()
     epoch(loader)
     assert epoch(pickle.loads(pickle.dumps(loader))) == epoch(loader)
 
@@ -203,7 +203,7 @@ def test_a_pickled_loader_goes_on_with_the_same_order():
     ids=repr,
 )
 def test_an_invalid_state_is_refused_and_changes_nothing(state):
-    loader = shuffled(seed=5)
+    loader = shuffle_examples(seed=5)
     with pytest.raises(CheckpointError):
         loader.load_state_dict(state)
     assert loader.state_dict() == {"seed": 5, "epoch": 0}

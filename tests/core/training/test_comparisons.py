@@ -141,11 +141,11 @@ def test_a_metric_in_the_order_of_keras_keeps_its_name(reference):
     ]
 
 
-def weighed(prediction, y, sample_weight):
+def weigh(prediction, y, sample_weight):
     return f"{prediction} against {y} by {sample_weight}"
 
 
-def weighed_as_in_keras(y_true, y_pred, sample_weight=None):
+def weigh_as_in_keras(y_true, y_pred, sample_weight=None):
     return f"{y_pred} against {y_true} by {sample_weight}"
 
 
@@ -162,7 +162,7 @@ class WeighingBlock(Module):
         return f"{prediction} against {y} by {sample_weight}" if scale == "1" else scale
 
 
-@pytest.mark.parametrize("function", [weighed, weighed_as_in_keras, WeighingBlock()])
+@pytest.mark.parametrize("function", [weigh, weigh_as_in_keras, WeighingBlock()])
 def test_a_loss_with_the_parameter_is_given_the_weights(function):
     loss = loss_among(Settings(loss=function), {})
     assert loss("prediction", Weighted("y", "weights")) == "prediction against y by weights"
@@ -175,7 +175,7 @@ def test_a_loss_without_the_parameter_cannot_weigh():
 
 
 def test_a_loss_that_needs_weights_is_refused_without_any():
-    loss = loss_among(Settings(loss=weighed), {})
+    loss = loss_among(Settings(loss=weigh), {})
     with pytest.raises(UnsupportedValueError, match="needs sample_weight") as error:
         loss("prediction", "y")
     assert error.value.fix.startswith("yield {'x': X, 'y': y, 'sample_weight': weights}")
@@ -199,7 +199,7 @@ def test_a_loss_or_metric_that_cannot_be_called_is_refused_at_once(reference, fu
 
 def test_a_metric_that_needs_weights_is_refused(reference):
     with pytest.raises(UnsupportedValueError, match="'sample_weight'"):
-        find_metrics(reference, [weighed])
+        find_metrics(reference, [weigh])
 
 
 @pytest.mark.parametrize("metric", [Running(), Evaluating()], ids=["Running", "Evaluating"])
@@ -237,9 +237,9 @@ def test_a_metric_is_refused_before_anything_is_trained(reference):
     ids=["tensor", "nesting", "deque"],
 )
 def test_a_metric_makes_its_tensors_where_the_predictions_are(reference, nested):
-    def made(prediction, y):
+    def build(prediction, y):
         return reference.ones(())
 
-    (measure,) = find_metrics(reference, [made]).values()
+    (measure,) = find_metrics(reference, [build]).values()
     prediction = nested(reference.zeros(1, device="gpu:1"))
     assert reference.device_of(measure(prediction, None)) == gpu(1)

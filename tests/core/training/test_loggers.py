@@ -22,7 +22,7 @@ def fit(path, epochs, *others, **options):
     return trainer.fit(backend.mlp([2, 1], seed=0), [BATCH] * 2, [BATCH], lr=0.1, **options)
 
 
-def expected(history):
+def expect(history):
     rows = zip(history["loss"], history["val_loss"], strict=True)
     return [
         ["epoch", "loss", "val_loss"],
@@ -40,7 +40,7 @@ def test_each_epoch_is_a_line_while_the_run_goes_on(tmp_path):
     path, seen = tmp_path / "run.csv", []
     history = fit(path, 3, lambda epoch, history: seen.append(len(lines(path))))
     assert seen == [2, 3, 4]
-    assert lines(path) == expected(history)
+    assert lines(path) == expect(history)
 
 
 def test_nan_is_written(tmp_path):
@@ -62,14 +62,14 @@ def test_a_resumed_run_repeats_no_line(tmp_path, is_same):
         fit(logger, 4, fail, checkpoint=checkpoint)
     assert len(lines(path)) == 4  # of three epochs, the last of which is in no checkpoint
     history = fit(logger if is_same else path, 4, checkpoint=checkpoint, resume=True)
-    assert lines(path) == expected(history)
+    assert lines(path) == expect(history)
 
 
 def test_another_run_takes_its_place(tmp_path):
     logger = CSVLogger(tmp_path / "run.csv")
     fit(logger, 3)
     history = fit(logger, 2)
-    assert lines(tmp_path / "run.csv") == expected(history)
+    assert lines(tmp_path / "run.csv") == expect(history)
 
 
 def test_a_process_that_is_killed_leaves_whole_lines(tmp_path):
@@ -97,7 +97,7 @@ def test_the_first_of_several_processes_writes(tmp_path):
         return history, path.exists() and lines(path)
 
     first, second = (each.value for each in together(body))
-    assert first == (second[0], expected(first[0]))
+    assert first == (second[0], expect(first[0]))
     assert second[1] is False
 
 

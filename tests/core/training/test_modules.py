@@ -214,11 +214,11 @@ class HybridDistance(HybridRegularizer):
         return 0
 
 
-def scaled(prediction, scale=1, *, shift=1):
+def scale_by(prediction, scale=1, *, shift=1):
     return prediction * scale + shift
 
 
-def scaled_by_keyword(prediction, *, scale):
+def scale_by_keyword(prediction, *, scale):
     return prediction + scale
 
 
@@ -230,9 +230,9 @@ def perhaps_weighted(prediction, sample_weight=None):
     "loss",
     [
         lambda prediction: prediction + 1,
-        scaled,
-        partial(scaled, scale=1),
-        partial(scaled_by_keyword, scale=1),
+        scale_by,
+        partial(scale_by, scale=1),
+        partial(scale_by_keyword, scale=1),
         perhaps_weighted,
         Regularizer(),
         HybridRegularizer(),

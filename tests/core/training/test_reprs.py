@@ -20,7 +20,7 @@ class Scheduler:
         pass
 
 
-def logged(reference):
+def log_values(reference):
     log = DeviceLog(reference, max_pending=8)
     log.add(loss=reference.full((), 1.0, device="gpu:0"), accuracy=0.5)
     return log
@@ -55,7 +55,7 @@ LINES = {
         lambda _: ArrayLoader(np.ones(5), batch_size=2).shard(1, 2),
         "ArrayLoader(1 array of 5 examples, batch_size=2, shuffle=False, shard 1 of 2)",
     ),
-    "a log": (logged, "<DeviceLog of loss, accuracy on gpu:0: 2 of 8 scalars wait>"),
+    "a log": (log_values, "<DeviceLog of loss, accuracy on gpu:0: 2 of 8 scalars wait>"),
     "an empty log": (
         lambda b: DeviceLog(b),
         "<DeviceLog of nothing yet: 0 of 1024 scalars wait>",

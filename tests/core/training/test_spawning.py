@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import completed, searched
+from processes import extend_path, run_interpreter
 
 from d2ldev import ArrayLoader, Backend, Trainer
 from d2ldev._backend import framework_of
@@ -232,11 +232,11 @@ def train():
 def environment(folder):
     kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     chosen = {"D2LDEV_BACKEND": "reference", "D2LDEV_VIRTUAL_GPUS": "2"}
-    chosen |= {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": searched(())}
+    chosen |= {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": extend_path(())}
     return kept | chosen
 
 
-def started(folder, source):
+def start(folder, source):
     for name in ("begun", "temporary"):
         (folder / name).mkdir()
     (folder / "train.py").write_text(source)
@@ -252,7 +252,7 @@ def started(folder, source):
 
 
 def test_the_error_of_an_unguarded_program_has_the_fix(tmp_path):
-    said = started(tmp_path, f"{PROGRAM}\ntrain()\n").communicate(timeout=120)[1]
+    said = start(tmp_path, f"{PROGRAM}\ntrain()\n").communicate(timeout=120)[1]
     assert "is not guarded by if __name__ == '__main__'" in said
     assert "d2ldev launch --processes 2 train.py" in said
 
@@ -300,7 +300,7 @@ def test_a_program_without_a_file_trains_or_is_refused_with_its_own_objects(
     (tmp_path / "temporary").mkdir()
     (tmp_path / name).write_text("%no Python")
     named = f"__file__ = {name!r}\n" if name.startswith("train") else ""
-    done = completed(
+    done = run_interpreter(
         *(["-"] if name == "stdin" else ["-c", named + SESSION]),
         input=SESSION if name == "stdin" else "",
         env=environment(tmp_path),
@@ -323,7 +323,7 @@ def test_a_program_without_a_file_trains_or_is_refused_with_its_own_objects(
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
 def test_no_process_and_no_file_is_left_where_the_first_one_is_ended(tmp_path, number):
-    process = started(tmp_path, f"{PROGRAM}\nif __name__ == '__main__': train()\n")
+    process = start(tmp_path, f"{PROGRAM}\nif __name__ == '__main__': train()\n")
     begun = tmp_path / "begun"
     try:
         wait_until(lambda: len([path for path in begun.iterdir() if path.read_text()]) == 2)

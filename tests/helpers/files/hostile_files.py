@@ -39,7 +39,7 @@ def sum_of(header, structure):
     return xxhash.xxh3_64_hexdigest(json.dumps([5, tensors, structure]).encode())
 
 
-def described(text, version=5):
+def describe_header(text, version=5):
     """Return the metadata of a description."""
     return {KEY: f"{version} {NO_SUM} {text}"}
 
@@ -63,7 +63,7 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-def told(version=5, **parts):
+def tell(version=5, **parts):
     """Return a header whose description has one tensor 'x', and the values given."""
     description = {
         "backend": "reference",
@@ -72,7 +72,7 @@ def told(version=5, **parts):
         "tensors": [["x", "float32", None]],
     }
     description.update(parts)
-    return {"__metadata__": described(json.dumps(description), version), "x": entry()}
+    return {"__metadata__": describe_header(json.dumps(description), version), "x": entry()}
 
 
 def row(kind, items, labels=None, **parts):
@@ -80,7 +80,7 @@ def row(kind, items, labels=None, **parts):
     return {"type": kind, "items": items, **({} if labels is None else {"labels": labels}), **parts}
 
 
-def shared_key():
+def share_key():
     """Return the rows of a key of 2**60 values."""
     pairs = [row("tuple", [{"at": i}, {"at": i}]) for i in range(60)]
     return [row("tuple", []), *pairs, row("dict", [{"tensor": 0}], [{"at": 60}])]
@@ -115,11 +115,11 @@ def deep(depth):
 
 
 def containers(*rows):
-    return told(containers=list(rows), root={"at": len(rows) - 1})
+    return tell(containers=list(rows), root={"at": len(rows) - 1})
 
 
 def leaf(node):
-    return told(containers=[row("list", [{"tensor": 0}, node])], root={"at": 0})
+    return tell(containers=[row("list", [{"tensor": 0}, node])], root={"at": 0})
 
 
 def layouts(*layout):
@@ -176,25 +176,25 @@ FORMAT = {
     "data that is missing": (file_of({"x": entry()}, DATA[1:]), DAMAGED),
 }
 
-SURROGATE = told()
+SURROGATE = tell()
 SURROGATE["__metadata__"][KEY] = "5 \ud800"
 
 DESCRIPTION = {
     "a checksum that is no Unicode": (SURROGATE, DAMAGED),
-    "a higher version": (told(version=6), "newer one wrote it"),
-    "a version that is none": (told(version="x"), "newer one wrote it"),
-    "an entry too few": (told(containers=None), "lacks an entry"),
-    "another dtype": (told(tensors=[["x", "float64", None]]), "stored as F32"),
-    "a dtype of objects": (told(tensors=[["x", "object", None]]), "stored as F32"),
-    "an attribute for a dtype": (told(tensors=[["x", "float8_finfo", None]]), "stored as F32"),
-    "a tensor that is not there": (told(tensors=[["y", "float32", None]]), "which is missing"),
-    "a tensor too few": (told(tensors=[], root=1), "other tensors than it has"),
-    "a tensor twice": (told(tensors=[["x", "float32", None]] * 2), "other tensors than it has"),
-    "a number that is not a tensor's": (told(root={"tensor": 1}), "lacks a tensor"),
-    "a negative number": (told(root={"tensor": -1}), "lacks a tensor"),
-    "a number that is none": (told(root={"tensor": True}), "lacks a reference"),
-    "a tensor that is unused": (told(root=1), "other tensors than it has"),
-    "a checksum that is wrong": (told(tensors=[["x", "float32", "0" * 8]]), "checksum differs"),
+    "a higher version": (tell(version=6), "newer one wrote it"),
+    "a version that is none": (tell(version="x"), "newer one wrote it"),
+    "an entry too few": (tell(containers=None), "lacks an entry"),
+    "another dtype": (tell(tensors=[["x", "float64", None]]), "stored as F32"),
+    "a dtype of objects": (tell(tensors=[["x", "object", None]]), "stored as F32"),
+    "an attribute for a dtype": (tell(tensors=[["x", "float8_finfo", None]]), "stored as F32"),
+    "a tensor that is not there": (tell(tensors=[["y", "float32", None]]), "which is missing"),
+    "a tensor too few": (tell(tensors=[], root=1), "other tensors than it has"),
+    "a tensor twice": (tell(tensors=[["x", "float32", None]] * 2), "other tensors than it has"),
+    "a number that is not a tensor's": (tell(root={"tensor": 1}), "lacks a tensor"),
+    "a negative number": (tell(root={"tensor": -1}), "lacks a tensor"),
+    "a number that is none": (tell(root={"tensor": True}), "lacks a reference"),
+    "a tensor that is unused": (tell(root=1), "other tensors than it has"),
+    "a checksum that is wrong": (tell(tensors=[["x", "float32", "0" * 8]]), "checksum differs"),
     "a cycle": (containers(row("list", [{"tensor": 0}, {"at": 0}])), "lacks a reference"),
     "a reference ahead": (
         containers(row("list", [{"at": 1}]), row("list", [{"tensor": 0}])),
@@ -235,7 +235,7 @@ DESCRIPTION = {
         containers(row("list", []), row("dict", [{"tensor": 0}], [{"at": 0}])),
         "keys are not all",
     ),
-    "a key without end": (containers(*shared_key()), "keys are not all"),
+    "a key without end": (containers(*share_key()), "keys are not all"),
     "a long key": (containers(*long_key(33)), "keys are not all"),
     "a long key in many places": (containers(*long_key(30_000)), "keys are not all"),
     "a large key": (

@@ -134,7 +134,7 @@ class ProgressBoard:
         return [trained[4 * i : 4 * i + 4] for i in range(epochs)]
 
 
-def adding_with(monkeypatch):
+def add_with(monkeypatch):
     """Return the book's ``add_to_class``, undone after the test."""
 
     def add_to_class(Class):  # noqa: N803

@@ -47,7 +47,7 @@ RUN = """
 """
 
 
-def interrupted_run(backend, made, folder, *, in_step):
+def interrupt_run(backend, made, folder, *, in_step):
     """Interrupt a run after its second step; its history, its steps, and whether it has the model.
 
     Args:

@@ -139,9 +139,9 @@ class NarrowLearner(ReferenceLearner):
     def narrow(self, x):
         """Return a tensor with fewer digits, and in ``'fp16'`` with a smaller range."""
         if self.settings.precision == "bf16":
-            return _rounded(x, 8)
+            return _round(x, 8)
         size = xp.abs(x)
-        x = xp.where(size > 65504, xp.full_like(x, math.inf), _rounded(x, 11))
+        x = xp.where(size > 65504, xp.full_like(x, math.inf), _round(x, 11))
         return xp.where(size < 2.0**-25, xp.zeros_like(x), x)
 
     def _gradients(self, model, activations, error):
@@ -162,7 +162,7 @@ class NarrowLearner(ReferenceLearner):
             super()._update(gradients)
 
 
-def _rounded(x, digits):
+def _round(x, digits):
     """Return float32 with fewer binary digits (Veltkamp)."""
     large = x * (2.0 ** (24 - digits) + 1)
     return large - (large - x)
@@ -227,7 +227,7 @@ class NetworkLearner(AnyLoss, NarrowLearner):
             return found
         if not isinstance(before, Network):
             return super().step(inputs, y)
-        loss, prediction = super().step(self.dropped(inputs), y)
+        loss, prediction = super().step(self.drop_some(inputs), y)
         layers = self.components["model"].layers
         if self.framework.is_frozen:
             layers = [before.layers[0], *layers[1:]]
@@ -240,7 +240,7 @@ class NetworkLearner(AnyLoss, NarrowLearner):
             return own_loss(model, self.settings.methods, *inputs, is_step=False), None
         return super().evaluate(inputs, y)
 
-    def dropped(self, inputs):
+    def drop_some(self, inputs):
         """Return the inputs without some of their numbers."""
         (x,) = inputs
         return (x * self.framework.backend.rand(x.shape, device=x.device),)
@@ -320,10 +320,10 @@ def attention_models(backend):
 def composites(backend):
     """Return what makes a dataclass with a number, and what tells of it."""
 
-    def made(number):
+    def build(number):
         return Factor(backend.ones(2), 0.5 + number)
 
-    return {"dataclass": (made, lambda found: (backend.to_numpy(found.x).tolist(), found.factor))}
+    return {"dataclass": (build, lambda found: (backend.to_numpy(found.x).tolist(), found.factor))}
 
 
 def models_without_parameters(backend):

@@ -51,14 +51,14 @@ class LetsGoOfWhatIsThere(Mutant, caught_by="strict.keeps-what-was-moved"):
 class ChangesWhatItRefuses(Mutant, caught_by="strict.refused-in-place"):
     class Strict(ReferenceStrict):
         def refuse_mixing(self, in_force):
-            def changing(add, x, y):
+            def change(add, x, y):
                 try:
                     return add(x, y)
                 except DeviceMismatchError:
                     x[...] = 0.0
                     raise
 
-            return _replacing("__iadd__", changing, super().refuse_mixing(in_force))
+            return _replace_method("__iadd__", change, super().refuse_mixing(in_force))
 
 
 class ComplainsAtTheEnd(Mutant, caught_by="strict.raises-at-the-operation"):
@@ -75,7 +75,7 @@ class ComplainsAtTheEnd(Mutant, caught_by="strict.raises-at-the-operation"):
 
 
 class Rewording(Backend):
-    """Raises ``reworded(error)`` for the error about operands that mix."""
+    """Raises ``reword(error)`` for the error about operands that mix."""
 
     @contextmanager
     def strict(self):
@@ -83,18 +83,18 @@ class Rewording(Backend):
             try:
                 yield
             except DeviceMismatchError as error:
-                raise self.reworded(error) from error
+                raise self.reword(error) from error
 
 
 class HasNoNameForTheOperation(Mutant, caught_by="strict.names-the-operation"):
     class Backend(Rewording):
-        def reworded(self, error):
+        def reword(self, error):
             return DeviceMismatchError("run something", error.problem, error.fix, error.devices)
 
 
 class NamesEveryOperation(Mutant, caught_by="strict.names-the-operation"):
     class Backend(Rewording):
-        def reworded(self, error):
+        def reword(self, error):
             return DeviceMismatchError(
                 "run add, mm or dot", error.problem, error.fix, error.devices
             )
@@ -102,23 +102,23 @@ class NamesEveryOperation(Mutant, caught_by="strict.names-the-operation"):
 
 class NamesNoDevices(Mutant, caught_by="strict.names-the-devices"):
     class Backend(Rewording):
-        def reworded(self, error):
+        def reword(self, error):
             return DeviceMismatchError(error.attempted, "devices differ", error.fix)
 
 
 class RefusesNumbers(Mutant, caught_by="strict.scalars-on-other-devices"):
     class Strict(ReferenceStrict):
         def refuse_mixing(self, in_force):
-            return _replacing("__add__", _refuse_numbers, super().refuse_mixing(in_force))
+            return _replace_method("__add__", _refuse_numbers, super().refuse_mixing(in_force))
 
 
 class MovesResults(Mutant, caught_by="strict.agreeing-operands"):
     class Strict(ReferenceStrict):
         def refuse_mixing(self, in_force):
-            def moved(add, x, y):
+            def move(add, x, y):
                 return self.framework.backend.to(add(x, y), CPU)
 
-            return _replacing("__add__", moved, super().refuse_mixing(in_force))
+            return _replace_method("__add__", move, super().refuse_mixing(in_force))
 
 
 class MakesNothingInABlock(Mutant, caught_by="strict.creation"):
@@ -284,7 +284,7 @@ class AddsOnTheFirstGpu(Mutant, caught_by="chapter.y-plus-z-stays"):
             def on_the_first(add, x, y):
                 return self.framework.backend.to(add(x, y), gpu(0))
 
-            return _replacing("__add__", on_the_first, super().refuse_mixing(in_force))
+            return _replace_method("__add__", on_the_first, super().refuse_mixing(in_force))
 
 
 class HasOneGpu(Mutant, caught_by="chapter.y-on-the-second-gpu"):
@@ -293,7 +293,7 @@ class HasOneGpu(Mutant, caught_by="chapter.y-on-the-second-gpu"):
             return super().try_gpu(0)
 
 
-def _replacing(name, function, restore):
+def _replace_method(name, function, restore):
     """Replace a method of the array's by one that is given the method that was there."""
     array = type(xp.zeros(0))
     was = vars(array)[name]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from book import HyperParameters, ProgressBoard, adding_with
+from book import HyperParameters, ProgressBoard, add_with
 from flax import linen as nn
 from jax import numpy as jnp
 from processes import run_python
@@ -38,7 +38,7 @@ def d2l(trained_with, monkeypatch):
         Trainer=Trainer,
         Module=Module,
         Classifier=Classifier,
-        add_to_class=adding_with(monkeypatch),
+        add_to_class=add_with(monkeypatch),
         num_gpus=trained_with.num_gpus,
         gpu=lambda i: trained_with.native(trained_with.gpu(i)),
         to=jax.device_put,
@@ -459,7 +459,7 @@ def test_gradients_are_clipped(trained_with, data):
     assert abs(float(trainer.state.params["net"]["bias"][0])) <= 4 * 1e-3
 
 
-def _returning_nothing(trainer, data):
+def _return_nothing(trainer, data):
     class Forgetful(LinearRegression):
         def training_step(self, params, batch, state):
             super().training_step(params, batch, state)
@@ -467,7 +467,7 @@ def _returning_nothing(trainer, data):
     trainer.fit(Forgetful(lr=0.1), data)
 
 
-def _measuring_each_example(trainer, data):
+def _measure_each_example(trainer, data):
     class Separate(LinearRegression):
         def validation_step(self, params, batch, state):
             return jnp.ones(3)
@@ -496,7 +496,7 @@ def _on_two_gpus(trainer, data):
     both.fit(LinearRegression(lr=0.1), data)
 
 
-def _accumulating(trainer, data):
+def _accumulate(trainer, data):
     trainer.accumulate_grad_batches = 2
     trainer.fit(LinearRegression(lr=0.1), data)
 
@@ -509,12 +509,12 @@ def _without_its_methods(trainer, data):
 
 
 REFUSED = {
-    r"training_step returned None.*return \(loss, gradients\)": _returning_nothing,
-    r"validation_step: the loss is of shape \(3,\)": _measuring_each_example,
+    r"training_step returned None.*return \(loss, gradients\)": _return_nothing,
+    r"validation_step: the loss is of shape \(3,\)": _measure_each_example,
     r"def training_step\(self, params, batch, state\)": _of_another_tab,
     "not an optax.GradientTransformation": _without_an_optimizer,
     r"trainer.fit\(module, data\)": _not_trained,
-    "leave accumulate_grad_batches out": _accumulating,
+    "leave accumulate_grad_batches out": _accumulate,
     r"methods=\('training_step', 'validation_step'\)": _without_its_methods,
     "training_step on one device": _on_two_gpus,
 }

@@ -14,7 +14,7 @@ from several_gpus import (
     assert_same_as_one,
     flat_batches,
     images,
-    trained,
+    train,
 )
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
@@ -101,7 +101,7 @@ def test_the_factor_of_fp16_is_saved_from_the_first_device(backend, tmp_path):
 def test_the_parts_of_a_batch_are_computed_on_both_devices(backend):
     places = []
     learner = backend.learner(
-        backend.place(Dense(), "gpu:0"), devices=["gpu:0", "gpu:1"], loss=_watching(places)
+        backend.place(Dense(), "gpu:0"), devices=["gpu:0", "gpu:1"], loss=_watch(places)
     )
     x, y = backend.to(flat_batches(4, 4)[0], "gpu:0")
     learner.step((x,), y)
@@ -111,7 +111,7 @@ def test_the_parts_of_a_batch_are_computed_on_both_devices(backend):
     assert (number, rows) == (2, 2)
 
 
-def _watching(places):
+def _watch(places):
     def loss(prediction, y):
         jax.debug.inspect_array_sharding(
             prediction,
@@ -125,11 +125,11 @@ def _watching(places):
 
 
 def test_a_second_fit_compiles_nothing(backend):
-    trained(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
+    train(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
         compiled = []
         patch.setattr(jax._src.interpreters.pxla.logger, "log", lambda *a: compiled.append(a))
-        trained(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
+        train(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
     assert not [each for each in compiled if "jit(step)" in str(each)]
 
 

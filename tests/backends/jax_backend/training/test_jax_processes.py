@@ -17,7 +17,7 @@ from d2ldev_jax import parallel
 from d2ldev_jax.parallel import JaxParallel
 from d2ldev_jax.provision import LeNet
 from launched import run_processes
-from several_gpus import flat_batches, images, trained
+from several_gpus import flat_batches, images, train
 from test_jax_parallel import Dense, Normalized, Own, Scaled
 
 import d2ldev
@@ -49,7 +49,7 @@ def _accuracy(both, y):
     return (both[0].argmax(-1) == y).mean()
 
 
-def _scheduled(_model):
+def _schedule(_model):
     return optax.adam(optax.cosine_decay_schedule(0.1, 10))
 
 
@@ -74,7 +74,7 @@ MORE = {
     ),
     "shared fp16": (Dense, flat_batches(7), {"optimizer": "adam", "precision": "fp16"} | SHARED),
     "two predictions": (Both, flat_batches(12, 4), {"loss": _of_both, "metrics": [_accuracy]}),
-    "optax": (Dense, flat_batches(), {"optimizer": _scheduled, "fits": 2}),
+    "optax": (Dense, flat_batches(), {"optimizer": _schedule, "fits": 2}),
     "numbers": (Scaled, [(x, 2.5, y) for x, y in flat_batches(7)], {"lr": 0.1}),
     "bf16": (Dense, flat_batches(), {"lr": 0.1, "precision": "bf16", "accumulate_grad_batches": 2}),
 }
@@ -95,13 +95,13 @@ def main():
     for name in names:
         make, data, options = {**CASES, **MORE}[name]
         options = {"loss": "cross_entropy", "metrics": ["accuracy"], **options}
-        result = trained(backend, make, _ended(data, how), int(num_gpus), **options)
+        result = train(backend, make, _end_processes(data, how), int(num_gpus), **options)
         if os.environ["RANK"] == "0":
             jax.distributed.shutdown()  # or training alone is refused
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("WORLD_SIZE", "1")
                 patch.setenv("LOCAL_WORLD_SIZE", "1")
-                expected = trained(backend, make, data, int(num_gpus), **options)
+                expected = train(backend, make, data, int(num_gpus), **options)
             found[name] = difference_of_runs(result, expected)
     print(json.dumps(found))
 
@@ -135,7 +135,7 @@ def test_the_library_between_gpus_is_xla_s(platform, library):
     assert JaxParallel(None, devices).gpu_library() == library
 
 
-def _ended(data, how):
+def _end_processes(data, how):
     """Return batches, in which one of the processes gets a signal."""
     if not how.startswith("SIG") or os.environ["RANK"] != os.environ["LOST"]:
         return data
@@ -152,14 +152,14 @@ class _Ended:
         yield from self._data[1:]
 
 
-def _trained(number, num_gpus, *names, how="", **options):
+def _train(number, num_gpus, *names, how="", **options):
     environment = {"D2LDEV_VIRTUAL_GPUS": str(num_gpus), **options.pop("environment", {})}
     return run_processes(
         PROGRAM, how, num_gpus, *names, number=number, path=PATH, environment=environment, **options
     )
 
 
-def _found(done):
+def _read_results(done):
     """Return what each process has printed."""
     assert [each.returncode for each in done] == [0] * len(done), done[-1].stderr
     return [json.loads(each.stdout.splitlines()[-1]) for each in done]
@@ -167,7 +167,7 @@ def _found(done):
 
 @pytest.fixture(scope="module")
 def two():
-    return _found(_trained(2, 0, *CASES, timeout=30))
+    return _read_results(_train(2, 0, *CASES, timeout=30))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -176,7 +176,7 @@ def test_two_processes_learn_what_one_learns(two, name):
 
 
 def test_a_process_has_its_own_devices_only():
-    found = _found(_trained(3, 1, "method", timeout=30))
+    found = _read_results(_train(3, 1, "method", timeout=30))
     assert [each["devices"] for each in found] == [["cpu", "gpu:0"]] * 3
     assert found[0]["method"] < DIGITS
 
@@ -184,14 +184,14 @@ def test_a_process_has_its_own_devices_only():
 @pytest.mark.nightly
 @pytest.mark.parametrize(("number", "num_gpus"), [(2, 0), (2, 1), (3, 1), (4, 0)])
 def test_any_number_of_processes_learns_what_one_learns(number, num_gpus):
-    found = _found(_trained(number, num_gpus, *CASES, *MORE, timeout=60))
+    found = _read_results(_train(number, num_gpus, *CASES, *MORE, timeout=60))
     off = {name: found[0][name] / FEWER_DIGITS.get(name, DIGITS) for name in {**CASES, **MORE}}
     assert max(off.values()) < 1, off
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_the_loss_of_the_process_with_the_service_of_jax_is_an_error_of_the_others(how):
-    first, other = _trained(2, 0, "method", how=how, lost=0, environment={"LOST": "0"})
+    first, other = _train(2, 0, "method", how=how, lost=0, environment={"LOST": "0"})
     assert first.returncode == -signal.SIGKILL
     assert other.returncode == 1, other.stderr
     assert "PeerLostError: cannot train in 2 processes: rank 0 on " in other.stderr
@@ -199,7 +199,7 @@ def test_the_loss_of_the_process_with_the_service_of_jax_is_an_error_of_the_othe
 
 def test_a_program_may_initialize_jax_itself():
     environment = {"OWN_ADDRESS": _free_address()}
-    found = _found(_trained(2, 0, "method", environment=environment, timeout=30))
+    found = _read_results(_train(2, 0, "method", environment=environment, timeout=30))
     assert found[0]["method"] < DIGITS
 
 
@@ -230,7 +230,7 @@ def test_jax_between_processes_that_no_launcher_has_named_is_refused():
 
 def test_a_program_that_has_initialized_jax_itself_ends_with_the_error_of_the_group():
     environment = {"OWN_ADDRESS": _free_address(), "LOST": "1"}
-    other, lost = _trained(2, 0, "method", how="SIGKILL", lost=1, environment=environment)
+    other, lost = _train(2, 0, "method", how="SIGKILL", lost=1, environment=environment)
     assert lost.returncode == -signal.SIGKILL
     assert other.returncode == 1, other.stderr
     assert "PeerLostError: cannot train in 2 processes: rank 1 on " in other.stderr
@@ -243,7 +243,7 @@ def _free_address():
 
 
 def test_devices_that_jax_has_looked_for_before_are_refused():
-    done = _trained(2, 0, how="in use")
+    done = _train(2, 0, how="in use")
     assert [each.returncode for each in done] == [1, 1]
     assert "d2ldev.set_backend('jax')" in done[0].stderr + done[1].stderr
 

@@ -55,11 +55,11 @@ def compiled(caplog):
 
 @pytest.fixture
 def train(backend):
-    def trained(net, trainer=None, data=DATA, **options):
+    def train_for(net, trainer=None, data=DATA, **options):
         options = {"optimizer": "adam", "lr": 0.1, **options}
         return (trainer or Trainer(2, backend=backend)).fit(net, data, data[:1], **options)
 
-    return trained
+    return train_for
 
 
 def test_a_second_fit_with_the_same_trainer_compiles_nothing(backend, train, compiled):
@@ -97,15 +97,15 @@ def test_another_learning_rate_compiles_nothing(train, compiled, optimizer):
     assert found == expected != before
 
 
-def squared(prediction, y):
+def square(prediction, y):
     return jnp.mean((prediction - y) ** 2)
 
 
 LOSSES = {
     "one object": (lambda: LOSS, 0),
-    "one function": (lambda: squared, 0),
+    "one function": (lambda: square, 0),
     "a method of one object": (lambda: LOSS.__call__, 0),
-    "a new function": (lambda: lambda prediction, y: squared(prediction, y), len(DATA) - 1),
+    "a new function": (lambda: lambda prediction, y: square(prediction, y), len(DATA) - 1),
 }
 
 
@@ -123,7 +123,7 @@ def test_a_loss_that_is_dropped_takes_its_data_with_it(train):
     weights = jnp.ones(1)
     gone = ref(weights)
     net = Net()
-    train(net, loss=lambda prediction, y, weights=weights: squared(prediction * weights, y))
+    train(net, loss=lambda prediction, y, weights=weights: square(prediction * weights, y))
     del weights
     gc.collect()
     assert gone() is None

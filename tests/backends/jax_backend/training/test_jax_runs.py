@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from nnx_models import Attentive, Convolutional, Recurrent, batches, made
+from nnx_models import Attentive, Convolutional, Recurrent, batches, build
 
 from d2ldev import CheckpointError, UnsupportedValueError, gpu
 from d2ldev.training.trainer import Trainer
@@ -31,7 +31,7 @@ def test_the_users_model_holds_what_was_learnt(backend, net):
 
 
 def test_the_users_model_holds_it_after_an_error_in_the_loop_too(backend, net):
-    def failing():
+    def fail_midway():
         for count in range(3):
             if count == 2:
                 raise OSError("the disk is gone")
@@ -40,7 +40,7 @@ def test_the_users_model_holds_it_after_an_error_in_the_loop_too(backend, net):
     before = np.asarray(net.dense.kernel[...])
     trainer = Trainer(1, num_gpus=1, backend=backend)
     with pytest.raises(OSError, match="disk"):
-        trainer.fit(net, failing(), **OPTIONS)
+        trainer.fit(net, fail_midway(), **OPTIONS)
     assert trainer.model is net
     assert not np.array_equal(net.dense.kernel[...], before)
     assert set(backend.placement(net).values()) == {gpu(0)}
@@ -101,22 +101,22 @@ def statistics(net):
 
 def test_what_was_put_into_evaluation_mode_in_a_model_stays_in_it(backend):
     ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
-    net = made(backend, Convolutional, "cpu")
+    net = build(backend, Convolutional, "cpu")
     net.norm.eval()
     before = np.asarray(net.norm.mean[...])
     learner = backend.learner(net, loss="cross_entropy", lr=0.0)
     losses = {float(learner.step(inputs, y)[0]) for _ in range(2)}
-    assert np.array_equal(synced(learner)["model"].norm.mean[...], before)
+    assert np.array_equal(sync_and_read(learner)["model"].norm.mean[...], before)
     assert len(losses) == 2  # there is still dropout
 
 
 def test_the_modes_of_the_users_model_are_left_alone(backend):
     ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
-    net = made(backend, Convolutional, "cpu")
+    net = build(backend, Convolutional, "cpu")
     net.eval()
     learner = backend.learner(net, loss="cross_entropy")
     learner.step(inputs, y)
-    assert synced(learner)["model"].dropout.deterministic
+    assert sync_and_read(learner)["model"].dropout.deterministic
     # A model that is in evaluation mode as a whole is trained all the same.
     assert net.norm.mean[...].any()
 
@@ -180,11 +180,11 @@ OPTIMIZERS = {
 
 def learner_of(backend, model=Convolutional, optimizer="adam", device="gpu:1", **options):
     return backend.learner(
-        made(backend, model, device), loss="cross_entropy", optimizer=optimizer, **options
+        build(backend, model, device), loss="cross_entropy", optimizer=optimizer, **options
     )
 
 
-def synced(learner):
+def sync_and_read(learner):
     """Return the model and the optimizer as they are after the last step."""
     learner.sync()
     return learner.components
@@ -192,19 +192,19 @@ def synced(learner):
 
 def keep(backend, learner, path):
     """Write what a checkpoint has of a learner."""
-    backend.save([synced(learner), learner.modes()], path)
+    backend.save([sync_and_read(learner), learner.modes()], path)
 
 
 def go_on(backend, learner, path):
     """Let another learner go on from there."""
-    loaded, modes = backend.load_into([synced(learner), learner.modes()], path)
+    loaded, modes = backend.load_into([sync_and_read(learner), learner.modes()], path)
     set_modes = learner.check_modes(modes)
     learner.replace(loaded)
     set_modes()
 
 
 def values(backend, learner):
-    named = backend.named_tensors(synced(learner))
+    named = backend.named_tensors(sync_and_read(learner))
     return {name: backend.to_numpy(x).tolist() for name, x in named.items()}
 
 
@@ -272,7 +272,7 @@ def test_the_state_of_another_run_is_refused_and_nothing_has_changed(backend, pa
     "modes", [None, {"norm/use_running_average": 1}, [["a"]], ["other/deterministic"]], ids=str
 )
 def test_modes_of_another_model_are_refused_and_nothing_has_changed(backend, modes):
-    net = made(backend, Convolutional, "cpu")
+    net = build(backend, Convolutional, "cpu")
     net.norm.eval()
     learner = backend.learner(net, loss="cross_entropy")
     with pytest.raises(CheckpointError, match="another model"):
@@ -283,19 +283,21 @@ def test_modes_of_another_model_are_refused_and_nothing_has_changed(backend, mod
 def test_a_model_in_which_nothing_is_frozen_is_restored_into_one_in_which_something_is(
     backend, path
 ):
-    learner = backend.learner(made(backend, Convolutional, "gpu:1"), loss="cross_entropy")
-    net = made(backend, Convolutional, "gpu:1")
+    learner = backend.learner(build(backend, Convolutional, "gpu:1"), loss="cross_entropy")
+    net = build(backend, Convolutional, "gpu:1")
     net.norm.eval()
     other = backend.learner(net, loss="cross_entropy")
     learner.sync()
     other.check_modes(learner.modes())()
     ((inputs, y),) = batches(backend, Convolutional, "gpu:1", 1)
     assert float(other.step(inputs, y)[0]) == float(learner.step(inputs, y)[0])
-    assert np.array_equal(statistics(synced(other)["model"]), statistics(synced(learner)["model"]))
+    assert np.array_equal(
+        statistics(sync_and_read(other)["model"]), statistics(sync_and_read(learner)["model"])
+    )
     assert statistics(net).any()
 
 
 def test_a_flag_that_is_neither_set_nor_unset_is_left_alone(backend):
-    learner = backend.learner(made(backend, Attentive, "cpu"), loss="cross_entropy")
+    learner = backend.learner(build(backend, Attentive, "cpu"), loss="cross_entropy")
     learner.check_modes(learner.modes())()
     assert learner.components["model"].attention.deterministic is None

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
-from nnx_models import INPUTS, TwoInputs, batches, made
+from nnx_models import INPUTS, TwoInputs, batches, build
 from training_batches import linear_model_and_batch
 
 from d2ldev import UnsupportedValueError, gpu
@@ -17,7 +17,7 @@ from d2ldev.training.trainer import Trainer
 RANDOM = np.random.default_rng(0)
 
 
-def synced(learner):
+def sync_and_read(learner):
     """Return the model and the optimizer as they are after the last step."""
     learner.sync()
     return learner.components
@@ -48,12 +48,12 @@ def line(backend):
 @models
 def test_the_losses_are_those_of_a_loop_that_is_written_by_hand(backend, model):
     data = batches(backend, model, "gpu:1")
-    net = made(backend, model, "gpu:1")
+    net = build(backend, model, "gpu:1")
     optimizer = backend.place(nnx.Optimizer(net, optax.adam(0.01), wrt=nnx.Param), "gpu:1")
     step = nnx.jit(by_hand)
     expected = [float(step(net, optimizer, inputs, y)) for inputs, y in data]
     learner = backend.learner(
-        made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam", lr=0.01
+        build(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam", lr=0.01
     )
     losses = [float(learner.step(inputs, y)[0]) for inputs, y in data]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
@@ -62,13 +62,15 @@ def test_the_losses_are_those_of_a_loop_that_is_written_by_hand(backend, model):
 @models
 def test_nothing_is_moved_and_nothing_leaves_the_device(backend, model):
     data = batches(backend, model, "gpu:1")
-    learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
+    learner = backend.learner(
+        build(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam"
+    )
     learner.step(*data[0])
     with jax.transfer_guard("disallow"):
         loss, prediction = learner.step(*data[1])
         learner.evaluate(*data[2])
     places = {backend.device_of(x) for x in (loss, prediction)}
-    assert places | set(backend.placement(synced(learner)).values()) == {gpu(1)}
+    assert places | set(backend.placement(sync_and_read(learner)).values()) == {gpu(1)}
     assert (loss.shape, loss.dtype) == ((), jnp.float32)
 
 
@@ -97,7 +99,7 @@ def test_only_parameters_are_trained(backend):
     learner = backend.learner(net, lr=0.1)
     x, y = backend.ones((4, 2), device="gpu:1"), backend.ones((4, 1), device="gpu:1")
     learner.step((x,), y)
-    after = dict(nnx.to_flat_state(nnx.state(synced(learner)["model"])))
+    after = dict(nnx.to_flat_state(nnx.state(sync_and_read(learner)["model"])))
     changed = {name for name, x in before.items() if not np.array_equal(x, after[name])}
     assert changed == {name for name in before if name != ("layers", 0, "kernel")}
 
@@ -108,7 +110,7 @@ def test_a_filter_of_the_optimizer_says_what_is_trained(backend):
     before = np.asarray(net.layers[0].kernel[...])
     learner = backend.learner(net, optimizer=nnx.Optimizer(net, optax.sgd(0.1), wrt=last))
     loss = [float(learner.step((backend.ones((4, 2)),), backend.ones((4, 1)))[0]) for _ in "ab"]
-    assert np.array_equal(synced(learner)["model"].layers[0].kernel[...], before)
+    assert np.array_equal(sync_and_read(learner)["model"].layers[0].kernel[...], before)
     assert loss[1] < loss[0]
 
 
@@ -128,7 +130,7 @@ def test_users_optimizers_train_on_the_device(backend, line, make):
     with backend.strict():
         losses = [float(learner.step(*batch)[0]) for _ in range(5)]
     assert losses[-1] < losses[0]
-    assert set(backend.placement(synced(learner)).values()) == {gpu(1)}
+    assert set(backend.placement(sync_and_read(learner)).values()) == {gpu(1)}
 
 
 WANTING_MORE = {
@@ -148,7 +150,7 @@ def test_an_optimizer_that_wants_more_than_a_step_has_is_refused(backend, line, 
     learner = backend.learner(net, optimizer=make())
     with pytest.raises(UnsupportedValueError, match=r"optimizer .*its update fails"):
         learner.step(*batch)
-    assert np.array_equal(synced(learner)["model"].layers[0].kernel[...], before)
+    assert np.array_equal(sync_and_read(learner)["model"].layers[0].kernel[...], before)
 
 
 def test_an_optimizer_with_state_goes_on_from_there(backend, line):
@@ -156,8 +158,10 @@ def test_an_optimizer_with_state_goes_on_from_there(backend, line):
     learner = backend.learner(net, optimizer="momentum", lr=0.1)
     for _ in range(2):
         learner.step(*batch)
-    again = backend.learner(synced(learner)["model"], optimizer=synced(learner)["optimizer"])
-    assert again.components["optimizer"] is synced(learner)["optimizer"]
+    again = backend.learner(
+        sync_and_read(learner)["model"], optimizer=sync_and_read(learner)["optimizer"]
+    )
+    assert again.components["optimizer"] is sync_and_read(learner)["optimizer"]
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
 
@@ -168,7 +172,7 @@ def test_the_users_model_and_optimizer_are_trained_themselves(backend, line):
     learner = backend.learner(net, optimizer=optimizer)
     before = np.asarray(net.layers[0].kernel[...])
     learner.step(*batch)
-    assert synced(learner) == {"model": net, "optimizer": optimizer}
+    assert sync_and_read(learner) == {"model": net, "optimizer": optimizer}
     assert not np.array_equal(net.layers[0].kernel[...], before)
     assert int(optimizer.step[...]) == 1
 
@@ -177,11 +181,11 @@ def test_what_the_user_changes_between_two_steps_counts(backend, line):
     net, batch = line
     learner = backend.learner(net, lr=0.0)
     learner.step(*batch)
-    kernel = synced(learner)["model"].layers[0].kernel
+    kernel = sync_and_read(learner)["model"].layers[0].kernel
     kernel[...] = kernel[...] * 0 + 5
     _, prediction = learner.step(*batch)
     assert float(prediction[0, 0]) == pytest.approx(5 * float(batch[0][0][0].sum()), rel=1e-5)
-    assert float(synced(learner)["model"].layers[0].kernel[0, 0]) == 5
+    assert float(sync_and_read(learner)["model"].layers[0].kernel[0, 0]) == 5
 
 
 def test_a_model_that_was_never_committed_is_trained_where_it_is(backend):
@@ -206,7 +210,7 @@ def test_a_model_of_bfloat16_has_a_loss_of_float32(backend):
     x = backend.ones((4, 2), device="gpu:1", dtype="bfloat16")
     loss, _ = learner.step((x,), x[:, :1])
     assert loss.dtype == jnp.float32
-    assert synced(learner)["model"].kernel[...].dtype == jnp.bfloat16
+    assert sync_and_read(learner)["model"].kernel[...].dtype == jnp.bfloat16
 
 
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow")
@@ -249,7 +253,7 @@ def test_linen_modules_are_trained_when_they_are_wrapped(backend):
     losses = []
     for _ in range(2):
         losses += [float(learner.step((x,), y)[0]) for _ in range(3)]
-        assert synced(learner)["model"] is net
+        assert sync_and_read(learner)["model"] is net
     assert losses[-1] < losses[0]
 
 
@@ -286,7 +290,7 @@ def test_a_module_that_takes_anything_gets_inputs_in_their_order(backend, num_gp
     assert history["loss"] == pytest.approx([expected], rel=1e-5)
 
 
-def numbered(backend, form, number=4):
+def number_batches(backend, form, number=4):
     """Yield batches of three tensors of the CPU, with their number in them."""
     for each in range(number):
         yield form(
@@ -305,7 +309,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("depth", [0, 2])
 def test_each_array_of_a_batch_is_copied_once(backend, copies, form, depth):
-    source = list(numbered(backend, FORMS[form]))
+    source = list(number_batches(backend, FORMS[form]))
     moved = list(backend.prefetch(source, "gpu:1", depth))
     assert copies == [(backend.native("gpu:1"), True)] * 3 * 4
     for batch, expected in zip(moved, source, strict=True):
@@ -329,17 +333,17 @@ def test_arrays_of_numpy_go_to_a_real_gpu_together(backend, copies, monkeypatch)
 
 
 def test_nothing_is_waited_for(backend, monkeypatch):
-    source = list(numbered(backend, FORMS["tuple"]))
+    source = list(number_batches(backend, FORMS["tuple"]))
 
-    def refused(*args):
+    def refuse(*args):
         raise AssertionError("it waits for the device")
 
     array = type(source[0][0])
     with monkeypatch.context() as patch:
-        patch.setattr(jax, "block_until_ready", refused)
-        patch.setattr(framework_of(backend).tensors, "to_numpy", refused)
+        patch.setattr(jax, "block_until_ready", refuse)
+        patch.setattr(framework_of(backend).tensors, "to_numpy", refuse)
         for name in ("block_until_ready", "_value"):
-            patch.setattr(array, name, property(refused))
+            patch.setattr(array, name, property(refuse))
         moved = list(backend.prefetch(source, "gpu:0"))
         with pytest.raises(AssertionError, match="waits"):
             float(moved[0][2])

@@ -2,7 +2,7 @@
 
 import numpy
 import pytest
-from book import ProgressBoard, adding_with
+from book import ProgressBoard, add_with
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 from d2ldev.training.trainer import Trainer
@@ -85,7 +85,7 @@ class SyntheticRegressionData:
 def the_books_gpus(backend, monkeypatch):
     """Section 6.7.3."""
 
-    add_to_class = adding_with(monkeypatch)
+    add_to_class = add_with(monkeypatch)
 
     @add_to_class(Trainer)
     def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: N807
@@ -131,7 +131,7 @@ def test_the_books_trainer_module_and_data_run(backend, num_gpus):
 def test_the_books_fit_epoch_runs(backend, num_gpus, monkeypatch):
     """Section 3.4."""
 
-    @adding_with(monkeypatch)(Trainer)
+    @add_with(monkeypatch)(Trainer)
     def fit_epoch(self):
         for batch in self.train_dataloader:
             with autograd.record():

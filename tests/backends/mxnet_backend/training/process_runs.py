@@ -12,7 +12,7 @@ import numpy as np
 from d2ldev_mxnet import provision
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.models import initialise
-from several_gpus import CLASSES, FEATURES, PAIR, flat_batches, images, trained
+from several_gpus import CLASSES, FEATURES, PAIR, flat_batches, images, train
 
 import d2ldev
 
@@ -21,7 +21,7 @@ BATCHES = [*flat_batches(14, 5), *flat_batches(1, 1)]
 """Of 5, 5, 4 and 1 examples."""
 
 
-def initialised(net, seed=0):
+def initialise_all(net, seed=0):
     mx.random.seed(seed)
     net.initialize(mx.init.Xavier())
     return net
@@ -30,7 +30,7 @@ def initialised(net, seed=0):
 def mlp(seed=0):
     net = nn.HybridSequential()
     net.add(nn.Dense(8, "tanh", in_units=FEATURES), nn.Dense(CLASSES, in_units=8))
-    return initialised(net, seed)
+    return initialise_all(net, seed)
 
 
 def lenet():
@@ -44,21 +44,21 @@ def unbuilt():
     value = 0.1 + int(os.environ.get("RANK", "0"))
     net = nn.HybridSequential()
     net.add(nn.Dense(CLASSES, weight_initializer=mx.init.Constant(value)))
-    return initialised(net)
+    return initialise_all(net)
 
 
-def seeded_by_rank():
+def seed_by_rank():
     """Return a model that each process makes with other values."""
     return mlp(seed=int(os.environ.get("RANK", "0")))
 
 
-def frozen():
+def freeze_layer():
     net = mlp()
     net[0].collect_params().setattr("grad_req", "null")
     return net
 
 
-def adding():
+def add_layers():
     net = mlp()
     net.collect_params().setattr("grad_req", "add")
     return net
@@ -78,7 +78,7 @@ class Branches(nn.Block):
         self.common, self.rare, self.never = (nn.Dense(3, in_units=FEATURES) for _ in range(3))
         for each in (self.common, self.rare, self.never):
             self.register_child(each)
-        initialised(self)
+        initialise_all(self)
 
     def forward(self, x):
         is_rare = x[:, :1] > 1
@@ -100,7 +100,7 @@ class Own(nn.Block):
     validation_step = training_step
 
 
-def weighted(sizes=(5, 4)):
+def weigh(sizes=(5, 4)):
     return [
         {"x": x, "y": y, "sample_weight": np.arange(len(y), dtype="float32")}
         for x, y in BATCHES
@@ -153,10 +153,10 @@ class Thawed(nn.Block):
         return self.net(x)
 
 
-def normalized():
+def normalize():
     net = nn.HybridSequential()
     net.add(nn.BatchNorm(in_channels=FEATURES, momentum=0), nn.Dense(CLASSES, in_units=FEATURES))
-    return initialised(net)
+    return initialise_all(net)
 
 
 def loader():
@@ -166,7 +166,7 @@ def loader():
     return mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(x, y), 5, shuffle=True)
 
 
-def dropped():
+def drop_some():
     net = nn.HybridSequential()
     net.add(nn.Dropout(0.5), nn.Dense(2, use_bias=False, in_units=32))
     net.initialize(mx.init.Zero())
@@ -187,14 +187,14 @@ CASES = {
     "adagrad": (mlp, BATCHES, {"optimizer": "adagrad"}),
     "clipped": (mlp, BATCHES, {"gradient_clip_val": 0.05}),
     "accumulated": (mlp, BATCHES, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05}),
-    "weighted": (mlp, weighted(), {}),
+    "weighted": (mlp, weigh(), {}),
     "lenet": (lenet, images(1, 28, 28), {"optimizer": "momentum"}),
     "unbuilt": (unbuilt, BATCHES, {"optimizer": "adam"}),
-    "seeded by rank": (seeded_by_rank, BATCHES, {}),
+    "seeded by rank": (seed_by_rank, BATCHES, {}),
     "scaled": (Scaled, BATCHES, {}),
-    "frozen": (frozen, BATCHES, {"optimizer": "momentum"}),
+    "frozen": (freeze_layer, BATCHES, {"optimizer": "momentum"}),
     "thawed": (Thawed, BATCHES, {"optimizer": "momentum"}),
-    "adding": (adding, BATCHES, {}),
+    "adding": (add_layers, BATCHES, {}),
     "double": (double, [(x.astype("float64"), y) for x, y in BATCHES], {}),
     "branches": (Branches, BATCHES, {"optimizer": "momentum", "gradient_clip_val": 0.3}),
     "branches, accumulated": (
@@ -214,8 +214,8 @@ CASES = {
 
 # Each process normalizes with the statistics of its own examples.
 OTHERS = {
-    "dropped": (dropped, PAIR, {"loss": own_output}),
-    "normalized": (normalized, BATCHES[:2], {"metrics": ["accuracy"]}),
+    "dropped": (drop_some, PAIR, {"loss": own_output}),
+    "normalized": (normalize, BATCHES[:2], {"metrics": ["accuracy"]}),
 }
 
 
@@ -228,7 +228,7 @@ def run(case, num_gpus):
     if options["loss"] is None:
         del options["loss"]
     data = data() if callable(data) else data
-    values, history = trained(d2ldev.get_backend("mxnet"), make, data, num_gpus, **options)
+    values, history = train(d2ldev.get_backend("mxnet"), make, data, num_gpus, **options)
     return list(values.values()), history
 
 

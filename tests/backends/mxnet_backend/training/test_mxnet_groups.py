@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from d2ldev_mxnet import parallel, servers
 from d2ldev_mxnet.framework import mx
-from process_runs import initialised, mlp, normalized
+from process_runs import initialise_all, mlp, normalize
 
 from d2ldev._backend import framework_of
 from d2ldev.framework import Settings
@@ -43,7 +43,7 @@ def learner_of(backend, net):
 
 
 def test_the_end_of_an_epoch_brings_the_running_statistics_of_the_first(backend, first):
-    net = normalized()
+    net = normalize()
     before = net[1].weight.data().asnumpy()
     learner_of(backend, net).end_epoch()
     assert first.shapes == [[net[0].running_mean.shape, net[0].running_var.shape]]
@@ -60,7 +60,7 @@ def test_a_model_without_statistics_gets_none_at_the_end_of_an_epoch(backend, fi
 def test_statistics_without_shapes_are_left_out_at_the_end_of_an_epoch(backend, first):
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(3))
-    learner_of(backend, initialised(net)).end_epoch()
+    learner_of(backend, initialise_all(net)).end_epoch()
     assert first.shapes == [[]]
 
 

@@ -55,7 +55,7 @@ def trainer_of(net, make):
         return make(net)
 
 
-def begun(backend, make):
+def begin(backend, make):
     """Return a model and a trainer that has made steps with it."""
     net = backend.mlp([2, 3, 1], seed=0)
     trainer = trainer_of(net, make)
@@ -70,8 +70,8 @@ def losses(backend, net, trainer, num_gpus=0):
 
 @made
 def test_what_was_placed_goes_on_as_what_was_not(backend, make):
-    expected = losses(backend, *begun(backend, make))
-    net, trainer = backend.place(begun(backend, make), "gpu:1")
+    expected = losses(backend, *begin(backend, make))
+    net, trainer = backend.place(begin(backend, make), "gpu:1")
     places = backend.placement(trainer)
     assert {str(place) for place in places.values()} == {"gpu:1"}
     assert len(places) > 2 * len(net.collect_params().keys())
@@ -80,7 +80,7 @@ def test_what_was_placed_goes_on_as_what_was_not(backend, make):
 
 @made
 def test_what_is_loaded_goes_on_as_what_was_saved(backend, tmp_path, make):
-    net, trainer = begun(backend, make)
+    net, trainer = begin(backend, make)
     backend.save((net, trainer), tmp_path / "both.safetensors")
     other = backend.mlp([2, 3, 1], seed=1)
     other = backend.load_into((other, trainer_of(other, make)), tmp_path / "both.safetensors")

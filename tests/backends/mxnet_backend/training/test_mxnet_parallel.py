@@ -5,10 +5,10 @@ import pytest
 from d2ldev_mxnet.framework import mx
 from process_runs import (
     Own,
-    dropped,
-    initialised,
+    drop_some,
+    initialise_all,
     lenet,
-    normalized,
+    normalize,
     own_output,
     unbuilt,
 )
@@ -19,7 +19,7 @@ from several_gpus import (
     assert_same_as_one,
     flat_batches,
     images,
-    trained,
+    train,
 )
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
@@ -32,7 +32,7 @@ class Dense(nn.Block):
     def __init__(self):
         super().__init__()
         self.dense = nn.Dense(CLASSES, in_units=FEATURES)
-        initialised(self)
+        initialise_all(self)
 
     def forward(self, x):
         return self.dense(x)
@@ -86,14 +86,14 @@ def test_gradients_are_compressed_between_gpus_as_the_trainer_says(backend):
 
 
 def test_each_virtual_gpu_has_masks_of_its_own(backend):
-    values, _ = trained(backend, dropped, PAIR, 2, loss=own_output)
+    values, _ = train(backend, drop_some, PAIR, 2, loss=own_output)
     ((first, second),) = values.values()
     assert ((first != 0) != (second != 0)).any()
 
 
 def test_running_statistics_are_the_means_of_the_devices(backend):
     x, y = flat_batches(4, 4)[0]
-    values, _ = trained(backend, normalized, [(x, y)], 2, loss="cross_entropy")
+    values, _ = train(backend, normalize, [(x, y)], 2, loss="cross_entropy")
     (mean,) = (value for name, value in values.items() if "running_mean" in name)
     np.testing.assert_allclose(mean, x.mean(0), rtol=1e-5)
     (variance,) = (value for name, value in values.items() if "running_var" in name)
@@ -101,13 +101,13 @@ def test_running_statistics_are_the_means_of_the_devices(backend):
 
 
 def test_running_statistics_that_no_step_changes_stay_as_they_are(backend):
-    def frozen():
-        net = normalized()
+    def freeze_layer():
+        net = normalize()
         net[0]._kwargs["use_global_stats"] = True
         net[0].running_mean.set_data(mx.np.full(FEATURES, 3e38))  # of which two make no sum
         return net
 
-    values, _ = trained(backend, frozen, flat_batches(), 2, loss="cross_entropy")
+    values, _ = train(backend, freeze_layer, flat_batches(), 2, loss="cross_entropy")
     (mean,) = (value for name, value in values.items() if "running_mean" in name)
     assert np.isfinite(mean).all()
 
@@ -115,7 +115,7 @@ def test_running_statistics_that_no_step_changes_stay_as_they_are(backend):
 def test_a_batch_without_examples_is_refused(backend):
     x, y = flat_batches(4, 4)[0]
     with pytest.raises(UnsupportedValueError, match="no examples"):
-        trained(backend, Dense, [(x[:0], y[:0])], 2, loss="cross_entropy")
+        train(backend, Dense, [(x[:0], y[:0])], 2, loss="cross_entropy")
 
 
 def test_parameters_have_one_array_again(backend):
@@ -156,8 +156,8 @@ def test_a_hybridized_block_is_replicated(backend):
 def test_statistics_of_the_whole_batch_are_refused(backend):
     options = {"loss": "cross_entropy", "lr": 0.1}
     trainer = Trainer(1, 2, backend=backend, batch_norm="local")
-    trainer.fit(normalized(), flat_batches(), **options)
+    trainer.fit(normalize(), flat_batches(), **options)
     with pytest.raises(UnsupportedValueError, match="SyncBatchNorm"):
         Trainer(1, 2, backend=backend, batch_norm="global").fit(
-            normalized(), flat_batches(), **options
+            normalize(), flat_batches(), **options
         )

@@ -13,8 +13,8 @@ import numpy as np
 import process_runs
 import pytest
 from d2ldev_mxnet import servers
-from launched import alive, environment, left, variables
-from processes import searched
+from launched import alive, environment, find_survivors, variables
+from processes import extend_path
 from several_gpus import TOLERANCE
 
 from d2ldev import Trainer, UnsupportedValueError
@@ -59,11 +59,11 @@ Trainer(1, num_gpus=0, backend=backend).fit(normalized(), data, loss="cross_entr
 """
 
 
-def started(command, size, **more):
+def start(command, size, **more):
     """Start processes of one launch; them, and the port by which their servers are known."""
     port = free_port()
     common = {
-        "PYTHONPATH": searched([Path(__file__).parent, Path(__file__).parents[3] / "helpers"]),
+        "PYTHONPATH": extend_path([Path(__file__).parent, Path(__file__).parents[3] / "helpers"]),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "D2LDEV_PEER_TIMEOUT": str(TIMEOUT),
@@ -82,7 +82,7 @@ def started(command, size, **more):
     return processes, port
 
 
-def ended(processes):
+def end_processes(processes):
     """Wait for processes; how each ended."""
     begin = time.monotonic()
     found = []
@@ -98,13 +98,13 @@ def ended(processes):
     return found
 
 
-def made(cases, folder, size, num_gpus):
+def run_cases(cases, folder, size, num_gpus):
     """Make runs in several processes; what each process has found, by rank."""
     program = [process_runs.__file__, str(folder), str(num_gpus), *cases]
-    processes, port = started(program, size, D2LDEV_VIRTUAL_GPUS=str(num_gpus))
-    for each in ended(processes):
+    processes, port = start(program, size, D2LDEV_VIRTUAL_GPUS=str(num_gpus))
+    for each in end_processes(processes):
         assert (each.status, each.errors) == (0, "")
-    assert not left(port)
+    assert not find_survivors(port)
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(size)]
 
 
@@ -112,7 +112,7 @@ def made(cases, folder, size, num_gpus):
 def two(tmp_path_factory):
     """What each of two processes with a virtual GPU finds."""
     cases = {**process_runs.CASES, **process_runs.OTHERS}
-    return made(cases, tmp_path_factory.mktemp("two"), 2, num_gpus=1)
+    return run_cases(cases, tmp_path_factory.mktemp("two"), 2, num_gpus=1)
 
 
 def assert_same_as_one(run, case, num_gpus):
@@ -156,7 +156,7 @@ def test_parts_of_the_same_size_have_the_same_masks(two):
 
 def test_three_processes_learn_what_one_learns(tmp_path):
     cases = ["adam", "branches", "accumulated"]
-    found = made(cases, tmp_path, 3, num_gpus=0)
+    found = run_cases(cases, tmp_path, 3, num_gpus=0)
     for case in cases:
         assert_same_as_one(found[0][case], case, 0)
         assert_same(found[0][case], found[1][case])
@@ -166,16 +166,16 @@ def test_three_processes_learn_what_one_learns(tmp_path):
 @nightly
 @pytest.mark.parametrize(("size", "num_gpus"), [(3, 1), (4, 0)])
 def test_any_number_of_processes_learns_what_one_learns(tmp_path, size, num_gpus):
-    first, *others = made(process_runs.CASES, tmp_path, size, num_gpus)
+    first, *others = run_cases(process_runs.CASES, tmp_path, size, num_gpus)
     for case in process_runs.CASES:
         assert_same_as_one(first[case], case, 0)
         for other in others:
             assert_same(first[case], other[case])
 
 
-def begun(folder):
+def begin_run(folder):
     """Start two processes, and wait until both train."""
-    processes, port = started(["-c", LONG], 2, FOLDER=str(folder))
+    processes, port = start(["-c", LONG], 2, FOLDER=str(folder))
     deadline = time.monotonic() + LIMIT
     while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -184,38 +184,38 @@ def begun(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
-    processes, port = begun(tmp_path)
+    processes, port = begin_run(tmp_path)
     lost = int(number == signal.SIGSTOP)  # once with the servers, and once beside them
     processes[lost].send_signal(number)
-    (other,) = ended([processes[1 - lost]])
+    (other,) = end_processes([processes[1 - lost]])
     processes[lost].kill()
-    ended([processes[lost]])
+    end_processes([processes[lost]])
     assert other.status == 1
     assert f"PeerLostError: cannot train in 2 processes: rank {lost} on " in other.errors
     assert other.seconds < 2 * TIMEOUT + 4
-    assert not left(port)
+    assert not find_survivors(port)
 
 
 def test_a_lost_server_ends_all(tmp_path):
-    processes, port = begun(tmp_path)
+    processes, port = begin_run(tmp_path)
     (*_, server) = sorted({*alive(port)} - {process.pid for process in processes})
     os.kill(server, signal.SIGKILL)
-    for each in ended(processes):
+    for each in end_processes(processes):
         assert each.status == 1
         assert "rank 0 on " in each.errors
         assert "is lost: MXNet's server has ended with status -9" in each.errors
         assert each.seconds < TIMEOUT + 4
-    assert not left(port)
+    assert not find_survivors(port)
 
 
 @nightly
 def test_batches_that_end_early_end_both_where_there_are_running_statistics():
-    processes, port = started(["-c", FEWER], 2)
-    for each in ended(processes):
+    processes, port = start(["-c", FEWER], 2)
+    for each in end_processes(processes):
         assert each.status == 1, each.errors
         assert "UnsupportedValueError: cannot train in 2 processes" in each.errors
         assert "batch 2 of epoch 0" in each.errors
-    assert not left(port)
+    assert not find_survivors(port)
 
 
 def test_variables_of_another_launch_of_mxnet_are_refused(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from d2ldev_mxnet import MXNetFramework
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.provision import Masked
-from interrupted_runs import interrupted_run
+from interrupted_runs import interrupt_run
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
@@ -170,7 +170,7 @@ SCHEDULES = {
 }
 
 
-def handed_in_alone(net, schedule):
+def hand_in_alone(net, schedule):
     """Return the optimizer, of which d2ldev makes the ``gluon.Trainer``."""
     return mx.optimizer.create("adam", learning_rate=0.1, lr_scheduler=schedule)
 
@@ -183,11 +183,11 @@ def in_a_trainer(net, schedule):
 
 @pytest.mark.usefixtures("set_np")
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("made", [handed_in_alone, in_a_trainer])
+@pytest.mark.parametrize("made", [hand_in_alone, in_a_trainer])
 def test_a_schedule_goes_on_where_it_was(backend, tmp_path, made, schedule):
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
 
-    def trained(epochs, seed=0, **options):
+    def train(epochs, seed=0, **options):
         """Return the history and the parameters; the model and the order begin with the seed."""
         loader = d2ldev.ArrayLoader(
             inputs, inputs[:, :1] ** 2, batch_size=4, shuffle=True, seed=seed
@@ -198,9 +198,9 @@ def test_a_schedule_goes_on_where_it_was(backend, tmp_path, made, schedule):
         return history, values(trainer.model)
 
     path = tmp_path / "run.safetensors"
-    expected, parameters = trained(4)
-    trained(2, checkpoint=path)
-    history, resumed = trained(4, 9, checkpoint=path, resume=True)
+    expected, parameters = train(4)
+    train(2, checkpoint=path)
+    history, resumed = train(4, 9, checkpoint=path, resume=True)
     assert history == expected
     assert len(parameters) == 4
     np.testing.assert_equal(resumed, parameters)
@@ -239,7 +239,7 @@ def test_ctrl_c_that_reaches_workers_too_ends_the_run_after_the_step(tmp_path, i
         net.initialize()
         loader = mx.gluon.data.DataLoader(Slow(), 4, num_workers=2)
     """
-    shown = interrupted_run("mxnet", made, tmp_path, in_step=in_step)
+    shown = interrupt_run("mxnet", made, tmp_path, in_step=in_step)
     assert shown == [{"loss": []}, 2, True]
 
 
@@ -291,15 +291,15 @@ def passes(loader, number):
     ids=["shuffled", "a sampler of Gluon's", "batches"],
 )
 def test_the_order_goes_on_in_another_process(set_np, options):
-    def made():
+    def build():
         return data.DataLoader(data.ArrayDataset(np.arange(70)), **options)
 
-    loader = made()
+    loader = build()
     passes(loader, 2)
     state = Order(loader).state()
     expected = passes(loader, 1)
     np.random.seed(5)
-    again = made()
+    again = build()
     Order(again).check(state)()
     assert passes(again, 1) == expected
 
@@ -334,7 +334,7 @@ class Whatever(Masked):
         return super().forward(*inputs)
 
 
-def initialized(model):
+def initialize(model):
     mx.random.seed(0)
     net = model()
     net.initialize()
@@ -347,35 +347,35 @@ def loss_of(net, *inputs):
 
 
 def test_a_hybridized_block_has_the_same_names(backend, set_np):
-    net = initialized(Hybrid)
+    net = initialize(Hybrid)
     net.hybridize()
     assert backend.learner(net).input_names == ("x", "mask", "scale")
 
 
 def test_a_block_s_own_parameters_are_no_inputs(backend, set_np):
-    assert backend.learner(initialized(Mixed)).input_names == ("x", "mask")
+    assert backend.learner(initialize(Mixed)).input_names == ("x", "mask")
 
 
 def test_a_block_that_takes_anything_gets_inputs_in_their_order(backend, set_np):
-    net = initialized(Whatever)
+    net = initialize(Whatever)
     expected = loss_of(net, MASK, INPUT)
     assert Trainer(1, backend=backend).fit(net, [ORDERS[0]])["loss"] == expected
 
 
 def test_a_gap_between_inputs_is_refused(backend, set_np):
-    net = initialized(Masked)
+    net = initialize(Masked)
     with pytest.raises(UnsupportedValueError, match="'mask' before 'scale'"):
         Trainer(1, backend=backend).fit(net, [{"x": INPUT, "scale": MASK, "y": TARGET}])
 
 
 def test_gluon_s_metrics_are_refused(backend, set_np):
-    net = initialized(Masked)
+    net = initialize(Masked)
     with pytest.raises(UnsupportedValueError, match="running value"):
         Trainer(1, backend=backend).fit(net, [ORDERS[0]], metrics=[mx.metric.MSE()])
 
 
 def test_what_is_proposed_instead_of_them_is_a_metric(backend, set_np):
-    net = initialized(Masked)
+    net = initialize(Masked)
     with pytest.raises(UnsupportedValueError) as error:
         Trainer(1, backend=backend).fit(net, [ORDERS[0]], metrics=[mx.metric.MAE()])
     names = {}
@@ -385,7 +385,7 @@ def test_what_is_proposed_instead_of_them_is_a_metric(backend, set_np):
 
 
 def test_gluon_s_losses_are_called_with_the_prediction_first(backend, set_np):
-    net = initialized(Masked)
+    net = initialize(Masked)
     entropy = mx.gluon.loss.SigmoidBinaryCrossEntropyLoss()
     prediction = net(mx.np.array(INPUT), mx.np.array(MASK))
     expected = entropy(prediction, mx.np.array(TARGET)).mean().item()
@@ -428,16 +428,16 @@ def no_waiting():
     """Makes everything fail that waits for MXNet's engine, until it is called."""
     patch = pytest.MonkeyPatch()
     for owner, name in WAITS:
-        patch.setattr(owner, name, _refusing(name))
+        patch.setattr(owner, name, _refuse_method(name))
     yield patch.undo
     patch.undo()
 
 
-def _refusing(name):
-    def refused(*args, **kwargs):
+def _refuse_method(name):
+    def refuse(*args, **kwargs):
         raise AssertionError(f"{name} waits for the engine")
 
-    return refused
+    return refuse
 
 
 @pytest.mark.parametrize("device", [d2ldev.gpu(0), d2ldev.gpu(1)])
@@ -463,11 +463,11 @@ def test_arrays_of_numpy_go_to_a_real_gpu_by_way_of_tensors_which_nobody_waits_f
     framework = MXNetFramework(virtual_gpus=2)
     backend, copied, copy_all = d2ldev.Backend(framework), [], framework.tensors.copy_all
 
-    def counting(xs, native):
+    def count(xs, native):
         copied.extend([native] * len(xs))
         return copy_all(xs, native)
 
-    monkeypatch.setattr(framework.tensors, "copy_all", counting)
+    monkeypatch.setattr(framework.tensors, "copy_all", count)
     monkeypatch.setattr(framework.devices, "platform", lambda device: "cuda")
     arrays = [(np.full((2, 3), number, "float32"), np.full(2, number)) for number in range(5)]
     batches = backend.prefetch(arrays, "gpu:0")

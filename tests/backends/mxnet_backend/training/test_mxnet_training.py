@@ -58,7 +58,7 @@ def batches(backend, model, device, number=4):
         yield tuple(backend.asarray(x, device=device) for x in inputs), y
 
 
-def initialized(backend, model, device, hybridized=False):
+def initialize(backend, model, device, hybridized=False):
     net = model()
     mx.random.seed(3)
     net.initialize(mx.init.Xavier(), ctx=backend.native(device))
@@ -105,9 +105,9 @@ def by_learner(backend, net, optimizer, largest, some):
 )
 def test_steps_give_the_hand_written_loop(backend, model, hybridized, optimizer, largest, where):
     some = list(batches(backend, model, where))
-    net = initialized(backend, model, where, hybridized)
+    net = initialize(backend, model, where, hybridized)
     expected, parameters = by_hand(backend, net, optimizer, largest, some)
-    net = initialized(backend, model, where, hybridized)
+    net = initialize(backend, model, where, hybridized)
     losses, found = by_learner(backend, net, optimizer, largest, some)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for x, y in zip(found, parameters, strict=True):
@@ -122,7 +122,7 @@ def calls(monkeypatch):
     """What waited for the engine, or copied an array, since the test began."""
     found = []
 
-    def counted(name, function):
+    def count(name, function):
         def call(*args, **options):
             found.append(name)
             return function(*args, **options)
@@ -132,10 +132,10 @@ def calls(monkeypatch):
     library = mx.base._LIB
     for name in WAITING:
         function = getattr(library, f"MXNDArray{name}")
-        monkeypatch.setattr(library, f"MXNDArray{name}", counted(name, function))
+        monkeypatch.setattr(library, f"MXNDArray{name}", count(name, function))
     for kind in (mx.nd.NDArray, mx.np.ndarray):
         for name in ("copyto", "as_in_context"):
-            monkeypatch.setattr(kind, name, counted(name, getattr(kind, name)))
+            monkeypatch.setattr(kind, name, count(name, getattr(kind, name)))
     return found
 
 
@@ -150,7 +150,7 @@ def test_the_counter_of_waits_counts(backend, calls):
 @pytest.mark.parametrize("hybridized", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_waits_for_nothing_and_moves_nothing(backend, calls, optimizer, hybridized):
-    net = initialized(backend, images, "gpu:1", hybridized)
+    net = initialize(backend, images, "gpu:1", hybridized)
     learner = backend.learner(net, loss="cross_entropy", optimizer=optimizer, gradient_clip_val=0.1)
     first, second, third = batches(backend, images, "gpu:1", 3)
     learner.step(*first)  # which initialises what was deferred
@@ -162,7 +162,7 @@ def test_a_step_waits_for_nothing_and_moves_nothing(backend, calls, optimizer, h
 
 
 def test_evaluation_inside_a_recording_records_nothing(backend):
-    net = initialized(backend, images, "cpu")
+    net = initialize(backend, images, "cpu")
     learner = backend.learner(net, loss="cross_entropy")
     ((inputs, y),) = batches(backend, images, "cpu", 1)
     learner.step(inputs, y)
@@ -183,7 +183,7 @@ class Either(mx.gluon.Block):
 
 
 def test_a_parameter_without_a_gradient_in_this_step_stays_as_it_is(backend):
-    net = initialized(backend, Either, "cpu")
+    net = initialize(backend, Either, "cpu")
     learner = backend.learner(net, optimizer="momentum")
     x, y = backend.ones((3, 2)), backend.zeros((3, 1))
     learner.step((x, True), y)
@@ -193,7 +193,7 @@ def test_a_parameter_without_a_gradient_in_this_step_stays_as_it_is(backend):
 
 
 def test_a_gradient_of_an_earlier_step_is_not_clipped_with(backend):
-    net = initialized(backend, Either, "cpu")
+    net = initialize(backend, Either, "cpu")
     learner = backend.learner(net, lr=0.0, gradient_clip_val=0.5)
     learner.step((backend.ones((3, 2)), True), backend.full((3, 1), 1e6))
     learner.step((backend.ones((3, 2)), False), backend.full((3, 1), 1e6))
@@ -204,7 +204,7 @@ def test_a_gradient_of_an_earlier_step_is_not_clipped_with(backend):
 
 def test_gradients_that_add_up_begin_anew_in_each_step(backend):
     def losses(request):
-        net = initialized(backend, lambda: nn.Dense(1, in_units=2), "cpu")
+        net = initialize(backend, lambda: nn.Dense(1, in_units=2), "cpu")
         net.collect_params().setattr("grad_req", request)
         learner = backend.learner(net, lr=0.1)
         x, y = backend.ones((3, 2)), backend.full((3, 1), 2.0)
@@ -215,7 +215,7 @@ def test_gradients_that_add_up_begin_anew_in_each_step(backend):
 
 def test_a_loss_of_gluons_is_refused_without_its_mean(backend):
     ((inputs, y),) = batches(backend, images, "cpu", 1)
-    net = initialized(backend, images, "cpu")
+    net = initialize(backend, images, "cpu")
     own = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     with pytest.raises(UnsupportedValueError, match=r"of shape \(8,\), and no scalar") as error:
         backend.learner(net, loss=own).step(inputs, y)
@@ -228,12 +228,12 @@ def test_a_loss_of_gluons_is_refused_without_its_mean(backend):
 
 
 def test_an_error_in_a_step_leaves_no_recording(backend):
-    net = initialized(backend, lambda: nn.Dense(1, in_units=2), "cpu")
+    net = initialize(backend, lambda: nn.Dense(1, in_units=2), "cpu")
 
-    def broken(prediction, y):
+    def fail_at_once(prediction, y):
         raise ZeroDivisionError
 
-    learner = backend.learner(net, loss=broken)
+    learner = backend.learner(net, loss=fail_at_once)
     semantics = mx.util.is_np_shape(), mx.util.is_np_array()
     with pytest.raises(ZeroDivisionError):
         learner.step((backend.ones((3, 2)),), backend.zeros((3, 1)))
@@ -243,7 +243,7 @@ def test_an_error_in_a_step_leaves_no_recording(backend):
 
 
 def test_arrays_of_the_old_kind_are_taken(backend):
-    net = initialized(backend, lambda: nn.Dense(1, in_units=2), "cpu")
+    net = initialize(backend, lambda: nn.Dense(1, in_units=2), "cpu")
     x, y = backend.ones((3, 2)), backend.zeros((3, 1))
     learner = backend.learner(net, lr=0.0)
     expected = learner.step((x,), y)[0].item()
@@ -272,7 +272,7 @@ def test_what_is_frozen_between_batches_of_a_step_stays_until_it_is_thawed(backe
 # -- what can be trained, and with what ---------------------------------------------------------
 
 
-def uninitialized():
+def make_uninitialized():
     return nn.Dense(1)
 
 
@@ -295,7 +295,7 @@ def in_a_store(net):
 
 REFUSED = {
     "a function": (lambda: len, None, "not a gluon.Block"),
-    "not initialised": (uninitialized, None, "net.initialize"),
+    "not initialised": (make_uninitialized, None, "net.initialize"),
     "without gradients": (without_gradients, None, "no parameter with a gradient"),
     "a class": (Either, lambda net: mx.optimizer.SGD, "gluon.Trainer"),
     "another's trainer": (Either, lambda net: of_another(), "none of its parameters"),
@@ -306,21 +306,21 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_trained_is_refused(backend, case):
     make, optimizer, words = REFUSED[case]
-    net = initialized(backend, make, "cpu") if make is Either else make()
+    net = initialize(backend, make, "cpu") if make is Either else make()
     with pytest.raises(UnsupportedValueError, match=words):
         backend.learner(net, optimizer="sgd" if optimizer is None else optimizer(net))
 
 
 def test_a_model_of_arrays_of_the_old_kind_is_refused(backend):
     mx.npx.reset_np()
-    net = initialized(backend, Either, "cpu")
+    net = initialize(backend, Either, "cpu")
     with pytest.raises(UnsupportedValueError, match="set_np"):
         backend.learner(net)
 
 
 @pytest.mark.parametrize("options", [{"learning_rate": 0.5}, {"learning_rate": 0.5, "wd": 0.1}])
 def test_the_learning_rate_of_a_trainer_is_its_own(backend, options):
-    net = initialized(backend, Either, "cpu")
+    net = initialize(backend, Either, "cpu")
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
     learner = backend.learner(net, optimizer=trainer)
     learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
@@ -330,7 +330,7 @@ def test_the_learning_rate_of_a_trainer_is_its_own(backend, options):
 
 def test_a_trainer_that_was_built_before_the_model_was_placed_trains_it(backend):
     def losses(device):
-        net = initialized(backend, Either, "cpu")
+        net = initialize(backend, Either, "cpu")
         trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
         learner = backend.learner(backend.place(net, device), optimizer=trainer)
         x, y = backend.ones((3, 2), device=device), backend.zeros((3, 1), device=device)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from book import ProgressBoard, adding_with
+from book import ProgressBoard, add_with
 
 from d2ldev.native import NativeDevices
 from d2ldev.training.trainer import Trainer
@@ -115,7 +115,7 @@ def test_the_books_module_and_data_run(backend, num_gpus):
 @pytest.fixture
 def the_books_trainer(backend, monkeypatch):
     """Sections 6.7.3, 3.4 and, of ``prepare_model``, 3.2.4."""
-    d2l, add_to_class = NativeDevices(backend), adding_with(monkeypatch)
+    d2l, add_to_class = NativeDevices(backend), add_with(monkeypatch)
 
     @add_to_class(Trainer)
     def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: N807

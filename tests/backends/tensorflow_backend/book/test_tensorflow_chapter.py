@@ -171,9 +171,9 @@ def test_a_native_device_is_a_context_in_a_traced_function(native, backend):
     import tensorflow as tf
 
     @tf.function(autograph=False)
-    def made():
+    def build():
         with native.gpu(1):
             return tf.random.uniform((2,))
 
-    operations = made.get_concrete_function().graph.get_operations()
+    operations = build.get_concrete_function().graph.get_operations()
     assert {each.device for each in operations if "uniform" in each.name} == {"/device:CPU:2"}

@@ -12,7 +12,7 @@ from several_gpus import (
     assert_same_as_one,
     flat_batches,
     images,
-    trained,
+    train,
 )
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
@@ -30,13 +30,13 @@ def unbuilt():
     return keras.Sequential([layers.Dense(CLASSES)])
 
 
-def normalized(**options):
+def normalize(**options):
     keras.utils.set_random_seed(0)
     norm = layers.BatchNormalization(momentum=0.0, **options)
     return keras.Sequential([keras.Input((FEATURES,)), norm, layers.Dense(CLASSES)])
 
 
-def dropped():
+def drop_some():
     keras.utils.set_random_seed(0)
     weights = layers.Dense(2, use_bias=False, kernel_initializer="zeros")
     return keras.Sequential([keras.Input((32,)), layers.Dropout(0.5), weights])
@@ -117,17 +117,17 @@ def test_a_loss_object_of_keras_is_a_mean(backend):
 
 
 def test_a_compiled_model_is_trained_as_on_one(backend):
-    def compiled():
+    def compile_model():
         net = dense()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         net.compile(keras.optimizers.SGD(0.1), loss)
         return net
 
-    assert_same_as_one(backend, compiled, flat_batches())
+    assert_same_as_one(backend, compile_model, flat_batches())
 
 
 def test_regularization_counts_where_no_example_does(backend):
-    def regularized():
+    def regularize():
         keras.utils.set_random_seed(0)
         return keras.Sequential(
             [keras.Input((FEATURES,)), layers.Dense(CLASSES, kernel_regularizer="l2")]
@@ -135,13 +135,13 @@ def test_regularization_counts_where_no_example_does(backend):
 
     x, y = flat_batches(4, 4)[0]
     data = [{"x": x, "y": y, "sample_weight": np.zeros(4, "float32")}]
-    assert_same_as_one(backend, regularized, data, loss="cross_entropy", lr=0.1)
+    assert_same_as_one(backend, regularize, data, loss="cross_entropy", lr=0.1)
 
 
 def test_a_batch_without_examples_is_refused(backend):
     x, y = flat_batches(4, 4)[0]
     with pytest.raises(UnsupportedValueError, match="no examples"):
-        trained(backend, dense, [(x[:0], y[:0])], 2, loss="cross_entropy")
+        train(backend, dense, [(x[:0], y[:0])], 2, loss="cross_entropy")
 
 
 @pytest.mark.parametrize(("precision", "digits"), [("bf16", 2e-3), ("fp16", 2e-4)])
@@ -167,7 +167,7 @@ def test_it_computes_under_strict(backend):
 
 
 def test_parts_of_the_same_size_have_the_same_masks(backend):
-    values, _ = trained(backend, dropped, PAIR, 2, loss=own_output)
+    values, _ = train(backend, drop_some, PAIR, 2, loss=own_output)
     (weight,) = (value for value in values.values() if value.shape == (32, 2))
     np.testing.assert_array_equal(weight[:, 0] != 0, weight[:, 1] != 0)
     assert not weight.all()
@@ -175,7 +175,7 @@ def test_parts_of_the_same_size_have_the_same_masks(backend):
 
 def test_statistics_are_those_of_the_first_device(backend):
     x, y = flat_batches(4, 4)[0]
-    values, _ = trained(backend, normalized, [(x, y)], 2, loss="cross_entropy")
+    values, _ = train(backend, normalize, [(x, y)], 2, loss="cross_entropy")
     (mean,) = (value for name, value in values.items() if "moving_mean" in name)
     np.testing.assert_allclose(mean, x[:2].mean(0), rtol=1e-5)
 
@@ -183,7 +183,7 @@ def test_statistics_are_those_of_the_first_device(backend):
 def test_synchronized_statistics_are_those_of_the_whole_batch(backend):
     assert_same_as_one(
         backend,
-        lambda: normalized(synchronized=True),
+        lambda: normalize(synchronized=True),
         flat_batches(4, 4),
         loss="cross_entropy",
         lr=0.1,
@@ -239,7 +239,7 @@ def test_a_model_without_a_configuration_is_not_replicated(backend):
 def test_statistics_that_a_layer_has_not_are_refused(backend, is_global, other):
     own = "global" if is_global else "local"
     options = {"loss": "cross_entropy", "lr": 0.1}
-    net, data = normalized(synchronized=is_global), flat_batches()
+    net, data = normalize(synchronized=is_global), flat_batches()
     Trainer(1, 2, backend=backend, batch_norm=own).fit(net, data, **options)
     with pytest.raises(UnsupportedValueError, match=f"synchronized={not is_global}"):
         Trainer(1, 2, backend=backend, batch_norm=other).fit(net, data, **options)

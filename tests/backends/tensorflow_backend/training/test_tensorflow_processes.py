@@ -18,8 +18,8 @@ import tensorflow as tf
 from d2ldev_tensorflow.provision import lenet
 from launched import run_processes
 from processes import WITHOUT_GPUS
-from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, trained
-from test_tensorflow_parallel import dropped, own_output
+from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, train
+from test_tensorflow_parallel import drop_some, own_output
 
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev._backend import framework_of
@@ -36,25 +36,25 @@ def dense(**options):
     return sequential(keras.Input((FEATURES,)), layers.Dense(CLASSES, **options))
 
 
-def compiled():
+def compile_model():
     net = dense()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(keras.optimizers.SGD(0.1), loss)
     return net
 
 
-def frozen():
+def freeze_layer():
     net = sequential(keras.Input((FEATURES,)), layers.Dense(8), layers.Dense(CLASSES))
     net.layers[0].trainable = False
     return net
 
 
-def normalized(**options):
+def normalize(**options):
     norm = layers.BatchNormalization(momentum=0.5, **options)
     return sequential(keras.Input((FEATURES,)), norm, layers.Dense(CLASSES))
 
 
-def embedded():
+def embed():
     return sequential(
         keras.Input((3,), dtype="int32"),
         layers.Embedding(11, 4),
@@ -105,7 +105,7 @@ def even():
     return flat_batches(8, 4)
 
 
-def unweighted():
+def leave_out_weights():
     x, y = flat_batches(4, 4)[0]
     return [{"x": x, "y": y, "sample_weight": np.zeros(4, "float32")}]
 
@@ -117,7 +117,7 @@ def huge():
     return [(x, y), *flat_batches(4, 4)]
 
 
-def shuffled():
+def shuffle():
     ((x, y),) = flat_batches(13, 13)
     tf.random.set_seed(0)  # a part of the seed of the order
     return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(13, seed=0).batch(5)
@@ -127,16 +127,16 @@ def shuffled():
 CASES = {
     "lenet": (lenet, lambda: images(28, 28, 1), {"lr": 0.1}),
     "own step": (Own, flat_batches, {"loss": None, "lr": 0.1}),
-    "compiled": (compiled, flat_batches, {"loss": None}),
+    "compiled": (compile_model, flat_batches, {"loss": None}),
     "module": (Scale, flat_batches, {"lr": 0.1}),
     "unbuilt": (lambda: sequential(layers.Dense(CLASSES)), flat_batches, {"lr": 0.1}),
-    "frozen": (frozen, flat_batches, {"optimizer": "adam"}),
-    "embedded": (embedded, words, {"optimizer": "adam"}),
-    "embedded and clipped": (embedded, words, {"gradient_clip_val": 0.1}),
+    "frozen": (freeze_layer, flat_batches, {"optimizer": "adam"}),
+    "embedded": (embed, words, {"optimizer": "adam"}),
+    "embedded and clipped": (embed, words, {"gradient_clip_val": 0.1}),
     "two dtypes": (of_two_dtypes, flat_batches, {"lr": 0.1}),
-    "regularized": (lambda: dense(kernel_regularizer="l2"), unweighted, {"lr": 0.1}),
+    "regularized": (lambda: dense(kernel_regularizer="l2"), leave_out_weights, {"lr": 0.1}),
     "clips": (dense, flat_batches, {"optimizer": lambda: sgd(global_clipnorm=0.1)}),
-    "clips and scales": (dense, flat_batches, {"optimizer": lambda: scaling(clipvalue=0.01)}),
+    "clips and scales": (dense, flat_batches, {"optimizer": lambda: make_scale(clipvalue=0.01)}),
     "accumulates": (dense, flat_batches, {"optimizer": lambda: sgd(gradient_accumulation_steps=2)}),
     "bf16": (
         dense,
@@ -145,14 +145,14 @@ CASES = {
     ),
     "left out": (dense, huge, {"precision": "fp16"}),
     "synchronized": (
-        lambda: normalized(synchronized=True),
+        lambda: normalize(synchronized=True),
         even,
         {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "lr": 0.1},
     ),
-    "a dataset": (dense, shuffled, {"lr": 0.1}),
-    "a part of a dataset": (dense, shuffled, {"lr": 0.1, "reads_shard": True}),
-    "normalized": (normalized, even, {"lr": 0.1}),
-    "dropped": (dropped, lambda: PAIR, {"loss": own_output}),
+    "a dataset": (dense, shuffle, {"lr": 0.1}),
+    "a part of a dataset": (dense, shuffle, {"lr": 0.1, "reads_shard": True}),
+    "normalized": (normalize, even, {"lr": 0.1}),
+    "dropped": (drop_some, lambda: PAIR, {"loss": own_output}),
 }
 _COARSE = {"bf16": {"rtol": 2e-3, "atol": 2e-3}}
 """Its numbers have 8 bits."""
@@ -165,7 +165,7 @@ def sgd(**options):
     return keras.optimizers.SGD(0.5, **options)
 
 
-def scaling(**options):
+def make_scale(**options):
     return keras.optimizers.LossScaleOptimizer(sgd(**options))
 
 
@@ -180,7 +180,7 @@ def learn(backend, case, rank=0):
     keras.utils.set_random_seed(rank)
     num_gpus = list(CASES).index(case) % 2
     with backend.strict() if num_gpus else nullcontext():
-        return trained(backend, make, data(), num_gpus, **options)
+        return train(backend, make, data(), num_gpus, **options)
 
 
 def learn_all(folder):
@@ -232,7 +232,7 @@ def folder(tmp_path_factory, size):
     return folder
 
 
-def learned(folder, case, rank=0):
+def read_learned(folder, case, rank=0):
     with np.load(folder / f"{case}-{rank}.npz") as values:
         history = json.loads((folder / f"{case}-{rank}.json").read_text())
         return dict(values), history
@@ -241,7 +241,7 @@ def learned(folder, case, rank=0):
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")  # as Keras says of it
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_THEIR_OWN])
 def test_several_processes_learn_what_one_does(backend, folder, case):
-    (values, history), (expected, curves) = learned(folder, case), learn(backend, case)
+    (values, history), (expected, curves) = read_learned(folder, case), learn(backend, case)
     tolerance = _COARSE.get(case, TOLERANCE)
     assert len(values) == len(expected)
     for value, wanted in zip(values.values(), expected.values(), strict=True):
@@ -253,16 +253,16 @@ def test_several_processes_learn_what_one_does(backend, folder, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_all_processes_end_with_the_same(folder, size, case):
-    values = learned(folder, case)[0]
+    values = read_learned(folder, case)[0]
     for rank in range(1, size):
-        others = learned(folder, case, rank)[0]
+        others = read_learned(folder, case, rank)[0]
         assert len(values) == len(others)
         for value, other in zip(values.values(), others.values(), strict=True):
             np.testing.assert_array_equal(value, other)
 
 
 def test_statistics_are_those_of_the_first_process(folder, size):
-    values, _ = learned(folder, "normalized")
+    values, _ = read_learned(folder, "normalized")
     (mean,) = (value for name, value in values.items() if "moving_mean" in name)
     expected = np.zeros(FEATURES)
     for x, _ in 2 * even():
@@ -271,7 +271,7 @@ def test_statistics_are_those_of_the_first_process(folder, size):
 
 
 def test_parts_of_the_same_size_have_the_same_masks(folder):
-    values, _ = learned(folder, "dropped")
+    values, _ = read_learned(folder, "dropped")
     (weight,) = (value for value in values.values() if value.shape == (32, 2))
     np.testing.assert_array_equal(weight[:, 0] != 0, weight[:, 1] != 0)
     assert not weight.all()

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import INPUTS, Plain, batches, convolutional, made, recurrent
+from keras_models import INPUTS, Plain, batches, build, convolutional, recurrent
 from training_batches import linear_model_and_batch
 
 from d2ldev import UnsupportedValueError, gpu
@@ -43,7 +43,9 @@ def test_weights_that_add_up_to_0_are_divided_by_1_as_in_the_other_frameworks(ba
 @models
 def test_everything_stays_on_the_device(backend, model):
     data = batches(backend, model, "gpu:1")
-    learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
+    learner = backend.learner(
+        build(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam"
+    )
     with backend.strict():
         steps = [learner.step(*batch) for batch in data]
         evaluated = learner.evaluate(*data[0])
@@ -55,7 +57,9 @@ def test_everything_stays_on_the_device(backend, model):
 @models
 def test_a_traced_step_has_no_copy_between_devices(backend, model):
     ((inputs, y),) = batches(backend, model, "gpu:1", 1)
-    learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
+    learner = backend.learner(
+        build(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam"
+    )
     learner.step(inputs, y)
     for step in learner._steps:
         nodes = list(_nodes(step.get_concrete_function(*inputs, y)))
@@ -77,7 +81,7 @@ def _nodes(function):
 def test_the_losses_fall_and_are_those_of_the_cpu(backend, model):
     losses = {}
     for device in ("cpu", "gpu:1"):
-        learner = backend.learner(made(backend, model, device), loss="cross_entropy", lr=0.1)
+        learner = backend.learner(build(backend, model, device), loss="cross_entropy", lr=0.1)
         (batch,) = batches(backend, model, device, 1)
         losses[device] = [float(learner.step(*batch)[0]) for _ in range(10)]
     assert losses["gpu:1"] == losses["cpu"]
@@ -88,11 +92,11 @@ def test_the_losses_fall_and_are_those_of_the_cpu(backend, model):
 def test_the_losses_are_those_of_keras_own_fit(backend, model):
     data = batches(backend, model, "cpu", 4)
     learner = backend.learner(
-        made(backend, model, "cpu"), loss="cross_entropy", optimizer="adam", lr=0.01
+        build(backend, model, "cpu"), loss="cross_entropy", optimizer="adam", lr=0.01
     )
     losses = [float(learner.step(*batch)[0]) for batch in data]
     evaluated = float(learner.evaluate(*data[0])[0])
-    net = made(backend, model, "cpu")
+    net = build(backend, model, "cpu")
     net.compile(
         keras.optimizers.Adam(0.01, epsilon=1e-8),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -113,7 +117,7 @@ def test_a_step_is_traced_once_for_each_shape(backend, model):
 
     data = batches(backend, model, "cpu", 3)
     data.append(tf.nest.map_structure(lambda x: x[:3], data[0]))
-    learner = backend.learner(made(backend, model, "cpu"), loss=loss, optimizer="adam")
+    learner = backend.learner(build(backend, model, "cpu"), loss=loss, optimizer="adam")
     for _ in range(2):  # epochs
         for batch in data:
             learner.step(*batch)
@@ -122,7 +126,7 @@ def test_a_step_is_traced_once_for_each_shape(backend, model):
 
 
 def test_frozen_variables_of_a_module_are_not_trained(backend):
-    net = made(backend, Plain, "gpu:1")
+    net = build(backend, Plain, "gpu:1")
     before = values(net.weight)
     learner = backend.learner(net, loss="cross_entropy", lr=0.1)
     learner.step(*batches(backend, Plain, "gpu:1", 1)[0])
@@ -256,7 +260,7 @@ def test_a_model_of_which_all_is_frozen_is_refused(backend):
 LENGTHS = [None, None, None], [None, None]
 
 
-def _traced(function, shapes, dtype="int32"):
+def _trace(function, shapes, dtype="int32"):
     signature = [tf.TensorSpec(shapes[0], tf.float32), tf.TensorSpec(shapes[1], dtype)]
     return tf.function(function, input_signature=signature, autograph=False)
 
@@ -278,7 +282,7 @@ def test_accuracy_is_traced_in_a_function(backend):
 
 
 def test_accuracy_is_that_of_labels_whose_lengths_are_not_known_yet(backend, of_sequences):
-    found = _traced(backend.accuracy, LENGTHS)(*of_sequences)
+    found = _trace(backend.accuracy, LENGTHS)(*of_sequences)
     np.testing.assert_allclose(found, 0.75, rtol=1e-6)
 
 
@@ -296,7 +300,7 @@ class Scaled(tf.Module):
 def test_cross_entropy_is_that_of_labels_whose_lengths_are_not_known_yet(backend, of_sequences):
     logits, labels = of_sequences
     learner = backend.learner(Scaled(), loss="cross_entropy")
-    found, _ = _traced(lambda x, y: learner.evaluate((x,), y), LENGTHS)(logits, labels)
+    found, _ = _trace(lambda x, y: learner.evaluate((x,), y), LENGTHS)(logits, labels)
     logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -np.take_along_axis(logarithms, labels[..., np.newaxis], -1).mean()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -304,20 +308,20 @@ def test_cross_entropy_is_that_of_labels_whose_lengths_are_not_known_yet(backend
 
 def test_accuracy_does_not_broadcast_labels_whose_lengths_were_not_known(backend, of_sequences):
     logits, labels = of_sequences
-    traced = _traced(backend.accuracy, LENGTHS)
+    traced = _trace(backend.accuracy, LENGTHS)
     with pytest.raises(tf.errors.InvalidArgumentError):
         traced(logits, labels[:, :1])
 
 
 def test_labels_that_are_no_integers_are_refused_whatever_their_lengths(backend):
-    traced = _traced(backend.accuracy, LENGTHS, "float32")
+    traced = _trace(backend.accuracy, LENGTHS, "float32")
     with pytest.raises(UnsupportedValueError, match="a label is the number of a class"):
         traced.get_concrete_function()
 
 
 @pytest.mark.parametrize("shapes", [([None, 3], [None, 1]), ([4, 3], [None, None])], ids=str)
 def test_labels_of_which_enough_is_known_are_refused_when_a_function_is_traced(backend, shapes):
-    traced = _traced(backend.accuracy, shapes)
+    traced = _trace(backend.accuracy, shapes)
     with pytest.raises(UnsupportedValueError, match="one label for each row"):
         traced.get_concrete_function()
 
@@ -451,7 +455,7 @@ def attention(part):
     return keras.Model(x, part(keras.layers.MultiHeadAttention(2, 3)(x, x)))
 
 
-def cloned(part):
+def clone_model(part):
     """Return a model with a layer that was made from a configuration, and one by hand."""
     backbone = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     return keras.Sequential([keras.Input((3,)), keras.models.clone_model(backbone), part])
@@ -460,7 +464,7 @@ def cloned(part):
 MIXED = {
     "a sequence": lambda part: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), part]),
     "an attention": attention,
-    "a clone": cloned,
+    "a clone": clone_model,
 }
 
 
@@ -540,7 +544,7 @@ def test_a_tf_module_has_no_policy(backend):
         backend.learner(Plain(), precision="bf16")
 
 
-def _sharded(backend, dataset, size=3):
+def _shard(backend, dataset, size=3):
     return [
         framework_of(backend).training.shard_loader(dataset, rank, size) for rank in range(size)
     ]
@@ -549,7 +553,7 @@ def _sharded(backend, dataset, size=3):
 def test_a_sharded_dataset_has_each_example_once_and_in_the_same_batches(backend):
     numbers = np.random.default_rng(5).permutation(13)
     dataset = tf.data.Dataset.from_tensor_slices({"x": numbers, "y": -numbers}).batch(4)
-    shards = [list(each) for each in _sharded(backend, dataset)]
+    shards = [list(each) for each in _shard(backend, dataset)]
     batches = [
         np.concatenate([shard.operands["x"].numpy()[: shard.number] for shard in parts]).tolist()
         for parts in zip(*shards, strict=True)
@@ -570,7 +574,7 @@ def test_what_a_sharded_dataset_maps_is_done_for_the_part_alone(backend):
         return x * 2, y
 
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(5), np.arange(5))).batch(5)
-    first, second = (list(each.map(read)) for each in _sharded(backend, dataset, 2))
+    first, second = (list(each.map(read)) for each in _shard(backend, dataset, 2))
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert [x.numpy().tolist() for x in first[0].operands] == [[0, 2, 4], [0, 1, 2]]
     assert [x.numpy().tolist() for x in second[0].operands] == [[6, 8], [3, 4]]
@@ -583,7 +587,7 @@ def test_a_sharded_dataset_hands_over_named_tuples_as_the_dataset_does(backend):
     def double(batch):  # one argument
         return pair(batch.x * 2, batch.y)
 
-    _, second = _sharded(backend, dataset, 2)
+    _, second = _shard(backend, dataset, 2)
     for shard, x in ((second, [3, 4]), (second.map(double).map(double), [12, 16])):
         (part,) = shard
         assert type(part.operands).__name__ == "Pair"

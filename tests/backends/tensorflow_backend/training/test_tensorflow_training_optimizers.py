@@ -38,7 +38,7 @@ def train(backend):
     """Makes steps with a model and an optimizer; the losses, as bits."""
     x, target = (backend.rand((8, n), seed=n) for n in (3, 1))
 
-    def training(net, optimizer, steps):
+    def train_model(net, optimizer, steps):
         losses = []
         for _ in range(steps):
             with tf.GradientTape() as tape:
@@ -48,7 +48,7 @@ def train(backend):
             losses.append(float(loss))
         return losses
 
-    return training
+    return train_model
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def expected(backend, train):
     return lambda make, steps: train(backend.mlp([3, 4, 1]), make(), steps)
 
 
-def placed_on(backend, obj):
+def list_devices(backend, obj):
     return set(backend.placement(obj).values())
 
 
@@ -68,7 +68,7 @@ def test_training_goes_on_after_both_have_moved_together(backend, train, expecte
     backend.place({"net": net, "optimizer": optimizer}, "gpu:1")
     losses += train(net, optimizer, 4)
     assert losses == expected(make, 7)
-    assert placed_on(backend, [net, optimizer]) == {gpu(1)}
+    assert list_devices(backend, [net, optimizer]) == {gpu(1)}
 
 
 @moved
@@ -80,7 +80,7 @@ def test_training_goes_on_after_one_has_moved_after_the_other(backend, train, ex
     backend.place(net, "gpu:0")
     losses += train(net, optimizer, 3)
     assert losses == expected(make, 7)
-    assert placed_on(backend, [net, optimizer]) == {gpu(0)}
+    assert list_devices(backend, [net, optimizer]) == {gpu(0)}
 
 
 @moved
@@ -90,7 +90,7 @@ def test_an_optimizer_that_is_not_built_makes_its_state_where_it_was_placed(
     net = backend.mlp([3, 4, 1], device="gpu:1")
     optimizer = backend.place(make(), "gpu:1")
     assert train(net, optimizer, 4) == expected(make, 4)
-    assert placed_on(backend, [net, optimizer]) == {gpu(1)}
+    assert list_devices(backend, [net, optimizer]) == {gpu(1)}
 
 
 def test_the_rate_and_the_steps_of_an_optimizer_move_with_it(backend, train):
@@ -137,7 +137,7 @@ def test_a_step_under_tf_function_is_made_on_the_device(backend):
 
     losses = [float(step(tf.ones((2, 3)) * 0.1)) for _ in range(3)]
     assert losses == sorted(losses, reverse=True)
-    assert placed_on(backend, [net, optimizer]) == {gpu(1)}
+    assert list_devices(backend, [net, optimizer]) == {gpu(1)}
 
 
 # -- A network whose layers are frozen and thawed --------------------------------------------------
@@ -195,7 +195,7 @@ def values(obj):
     return [np.array(v.numpy()) for v in obj.variables]
 
 
-def changed(obj, before):
+def find_changed(obj, before):
     """Return for each of its variables whether its value has changed."""
     return [not np.array_equal(v, old) for v, old in zip(obj.variables, before, strict=True)]
 
@@ -214,7 +214,7 @@ def test_what_is_frozen_between_two_steps_stays_as_it_is(backend, batch, make):
         freeze(net, [0, 1])
         before = values(net)
         losses(learner, batch, 4)
-    assert changed(net, before) == [False] * 6 + [True] * 2
+    assert find_changed(net, before) == [False] * 6 + [True] * 2
 
 
 @optimizers
@@ -264,7 +264,7 @@ def test_what_was_frozen_at_the_beginning_is_trained_when_it_is_thawed(backend, 
         freeze(net, [])
         before = values(net)
         losses(learner, batch, 2)
-    assert changed(net, before) == [True] * 8
+    assert find_changed(net, before) == [True] * 8
     assert {id(v) for v in optimizer.variables} >= had
     assert learner.components["optimizer"] is optimizer
     assert set(backend.placement(learner.components).values()) == {gpu(1)}
@@ -308,7 +308,7 @@ def test_a_layer_without_parameters_of_its_own_is_frozen_too(backend, batch):
     norm.trainable = False
     before = values(norm)
     losses(learner, batch, 1)
-    assert changed(norm, before) == [False, False]
+    assert find_changed(norm, before) == [False, False]
 
 
 def test_a_model_of_which_all_is_frozen_is_refused_until_something_is_thawed(backend, batch):
@@ -322,7 +322,7 @@ def test_a_model_of_which_all_is_frozen_is_refused_until_something_is_thawed(bac
     net.trainable = True
     before = values(net)
     losses(learner, batch, 1)
-    assert all(changed(net, before))
+    assert all(find_changed(net, before))
 
 
 def test_an_optimizer_of_another_model_is_refused(backend):
@@ -368,7 +368,7 @@ def test_an_optimizer_that_was_built_for_some_trains_no_others(backend, batch):
     freeze(net, [0])
     before = values(net)
     losses(learner, batch, 1)
-    assert changed(net, before) == [False] * 2 + [True] * 6
+    assert find_changed(net, before) == [False] * 2 + [True] * 6
 
 
 @pytest.mark.parametrize("modes", [None, [True], ["yes"] * 12, {}], ids=repr)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from keras_models import Plain, Subclassed, convolutional, made
+from keras_models import Plain, Subclassed, build, convolutional
 
 from d2ldev import ArrayLoader, CheckpointError, Trainer, UnsupportedValueError, cpu, gpu
 from d2ldev._backend import framework_of
@@ -26,14 +26,14 @@ OPTIONS = {"loss": "cross_entropy", "optimizer": "adam"}
 
 @pytest.fixture
 def net(backend):
-    return made(backend, convolutional, "cpu")
+    return build(backend, convolutional, "cpu")
 
 
 def test_a_dataset_gives_the_same_as_its_arrays(backend):
     dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
     losses = [
         Trainer(2, 1, backend=backend).fit(
-            made(backend, convolutional, "cpu"), data, dataset, **OPTIONS
+            build(backend, convolutional, "cpu"), data, dataset, **OPTIONS
         )
         for data in (BATCHES, dataset, dataset.prefetch(1))
     ]
@@ -42,7 +42,7 @@ def test_a_dataset_gives_the_same_as_its_arrays(backend):
 
 
 def test_a_model_that_is_not_built_is_trained_on_the_gpu(backend):
-    net = made(backend, Subclassed, "cpu")
+    net = build(backend, Subclassed, "cpu")
     pairs = [(X[:, 0, 0], X[:, 1, 1], y) for X, y in BATCHES]
     trainer = Trainer(10, num_gpus=1, backend=backend)
     history = trainer.fit(net, pairs, pairs, loss="cross_entropy", lr=0.1)
@@ -84,15 +84,15 @@ def traced():
 
 @pytest.fixture
 def loss(traced):
-    def noted(prediction, y):
+    def note(prediction, y):
         traced.append(prediction.shape[0])
         logits = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=prediction)
         return tf.reduce_mean(logits)
 
-    return noted
+    return note
 
 
-def traced_batches(model, size=4):
+def trace_batches(model, size=4):
     """Return batches of 4, 4 and 2."""
     return [
         (*(x[i : i + size] for x in TRACED[model]), CLASSES[i : i + size])
@@ -109,17 +109,17 @@ def test_a_step_and_an_evaluation_are_traced_once_for_each_shape(
     trainer = Trainer(
         EPOCHS, num_gpus, backend=backend, callbacks=lambda *_: counts.append(len(traced))
     )
-    data = traced_batches(model)
-    trainer.fit(made(backend, model, "cpu"), data, data, loss=loss, optimizer="adam")
+    data = trace_batches(model)
+    trainer.fit(build(backend, model, "cpu"), data, data, loss=loss, optimizer="adam")
     assert traced == [4, 2, 4, 2]
     assert counts == [4] * EPOCHS
 
 
 def test_a_checkpoint_and_a_metric_have_nothing_traced_again(backend, loss, traced, path):
-    data = traced_batches(convolutional)
+    data = trace_batches(convolutional)
     trainer = Trainer(EPOCHS, 1, gradient_clip_val=1.0, backend=backend)
     trainer.fit(
-        made(backend, convolutional, "cpu"),
+        build(backend, convolutional, "cpu"),
         data,
         data,
         loss=loss,
@@ -130,10 +130,10 @@ def test_a_checkpoint_and_a_metric_have_nothing_traced_again(backend, loss, trac
 
 
 def test_a_resumed_run_traces_as_often_as_a_new_one(backend, loss, traced, path):
-    data = traced_batches(convolutional)
+    data = trace_batches(convolutional)
     for epochs in (2, EPOCHS):
         traced.clear()
-        net = made(backend, convolutional, "cpu")
+        net = build(backend, convolutional, "cpu")
         trainer = Trainer(epochs, backend=backend)
         trainer.fit(net, data, data, loss=loss, checkpoint=path, resume=True)
         assert traced == [4, 2, 4, 2]
@@ -213,7 +213,7 @@ POINTS = np.random.default_rng(0).normal(size=(16, 2)).astype("float32")
 BINARY = [(POINTS, (POINTS[:, :1] > 0).astype("float32"))]
 
 
-def fitted(backend, loss, metrics=(), num_gpus=1):
+def fit_model(backend, loss, metrics=(), num_gpus=1):
     """Return the history of a run, and the parameters after it."""
     net = backend.mlp([2, 1], seed=0)
     trainer = Trainer(3, num_gpus, backend=backend)
@@ -246,8 +246,8 @@ def rate(y_true, y_pred):
     ids=["object", "function", "partial", "tf.function"],
 )
 def test_keras_losses_are_called_with_y_first(backend, loss, num_gpus):
-    history, parameters = fitted(backend, loss, num_gpus=num_gpus)
-    expected, expected_parameters = fitted(backend, by_hand, num_gpus=num_gpus)
+    history, parameters = fit_model(backend, loss, num_gpus=num_gpus)
+    expected, expected_parameters = fit_model(backend, by_hand, num_gpus=num_gpus)
     np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
     for x, y in zip(parameters, expected_parameters, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
@@ -255,14 +255,14 @@ def test_keras_losses_are_called_with_y_first(backend, loss, num_gpus):
 
 def test_a_loss_for_each_example_is_refused_with_what_to_do(backend):
     with pytest.raises(UnsupportedValueError, match="no scalar") as error:
-        fitted(backend, keras.losses.binary_crossentropy)
+        fit_model(backend, keras.losses.binary_crossentropy)
     call = "lambda y_true, y_pred: keras.ops.mean(binary_crossentropy(y_true, y_pred))"
     assert error.value.fix == f"loss={call}"
 
 
 def test_a_metric_for_each_example_is_refused_with_what_to_do(backend):
     with pytest.raises(UnsupportedValueError, match="no scalar") as error:
-        fitted(backend, "bce", metrics=[keras.metrics.binary_accuracy])
+        fit_model(backend, "bce", metrics=[keras.metrics.binary_accuracy])
     call = "lambda y_true, y_pred: keras.ops.mean(binary_accuracy(y_true, y_pred))"
     assert error.value.fix == f"metrics=[{call}]"
 
@@ -272,7 +272,7 @@ def test_keras_metrics_are_called_with_y_first(backend, num_gpus):
     def share(prediction, y):
         return tf.reduce_mean(tf.cast((prediction > 0) == (y > 0.5), tf.float32))
 
-    history, _ = fitted(backend, by_hand, [rate, share], num_gpus)
+    history, _ = fit_model(backend, by_hand, [rate, share], num_gpus)
     assert history["rate"] == history["share"]
     assert history["rate"][-1] > 0.5
 
@@ -280,25 +280,25 @@ def test_keras_metrics_are_called_with_y_first(backend, num_gpus):
 @pytest.mark.parametrize("metric", [keras.metrics.BinaryAccuracy, keras.metrics.AUC])
 def test_keras_metrics_with_a_state_are_refused(backend, metric):
     with pytest.raises(UnsupportedValueError, match="running value"):
-        fitted(backend, by_hand, [metric()])
+        fit_model(backend, by_hand, [metric()])
 
 
 def test_a_keras_metric_with_a_state_is_no_loss(backend):
     with pytest.raises(UnsupportedValueError, match="running value"):
-        fitted(backend, keras.metrics.BinaryCrossentropy(from_logits=True))
+        fit_model(backend, keras.metrics.BinaryCrossentropy(from_logits=True))
 
 
 # -- compiled models -------------------------------------------------------------------------------
 
 
-def compiled(backend, **options):
+def compile_model(backend, **options):
     net = backend.mlp([2, 1], seed=0)
     net.compile(**options)
     return net
 
 
 def test_a_run_says_what_the_model_was_compiled_with(backend, caplog):
-    net = compiled(backend, optimizer="adam", loss="mae")
+    net = compile_model(backend, optimizer="adam", loss="mae")
     with caplog.at_level("INFO", logger="d2ldev"):
         Trainer(1, num_gpus=0, backend=backend).fit(net, BINARY)
     (said,) = caplog.messages
@@ -322,7 +322,7 @@ def test_a_run_says_what_the_model_was_compiled_with(backend, caplog):
 )
 @pytest.mark.parametrize("num_gpus", [0, 1])
 def test_a_compiled_model_is_trained_as_keras_trains_it(backend, make, num_gpus):
-    net, twin = (compiled(backend, **make(), jit_compile=False) for _ in range(2))
+    net, twin = (compile_model(backend, **make(), jit_compile=False) for _ in range(2))
     history = Trainer(3, num_gpus, backend=backend).fit(net, BINARY)
     expected = [float(twin.train_on_batch(*BINARY[0])) for _ in range(3)]
     np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
@@ -334,7 +334,7 @@ def test_a_compiled_model_is_trained_as_keras_trains_it(backend, make, num_gpus)
 def test_a_compiled_function_gets_targets_of_the_rank_and_dtype_of_predictions(backend, dtype):
     batch = (BINARY[0][0], BINARY[0][1][:, 0].astype(dtype))
     net, twin = (
-        compiled(backend, optimizer=keras.optimizers.SGD(0.5), loss=squares, jit_compile=False)
+        compile_model(backend, optimizer=keras.optimizers.SGD(0.5), loss=squares, jit_compile=False)
         for _ in range(2)
     )
     history = Trainer(1, backend=backend).fit(net, [batch])
@@ -347,14 +347,14 @@ def squares(y_true, y_pred):
 
 def test_what_a_call_of_fit_names_wins_over_compile(backend):
     options = {"loss": "mse", "optimizer": "momentum", "lr": 0.1}
-    net = compiled(backend, optimizer="adam", loss={"output": "mae"})
+    net = compile_model(backend, optimizer="adam", loss={"output": "mae"})
     history = Trainer(3, backend=backend).fit(net, BINARY, **options)
     expected = Trainer(3, backend=backend).fit(backend.mlp([2, 1], seed=0), BINARY, **options)
     assert history == expected
 
 
 def test_a_model_that_was_compiled_without_a_loss_needs_one(backend):
-    net = compiled(backend, optimizer=keras.optimizers.SGD(0.5))
+    net = compile_model(backend, optimizer=keras.optimizers.SGD(0.5))
     before = net.get_weights()
     for verb, word in (("fit", "train"), ("validate", "validate")):
         with pytest.raises(UnsupportedValueError, match=rf"cannot {word} .*without a loss"):
@@ -429,7 +429,7 @@ def test_a_method_that_is_not_wanted_does_not_matter(backend, verb, make):
 
 
 def test_a_learning_rate_for_the_compiled_optimizer_is_refused(backend):
-    net = compiled(backend, optimizer="adam", loss="mse")
+    net = compile_model(backend, optimizer="adam", loss="mse")
     with pytest.raises(UnsupportedValueError, match="a learning rate of its own") as error:
         Trainer(3, backend=backend).fit(net, BINARY, lr=0.5)
     assert error.value.fix == "optimizer='sgd', lr=0.5, or leave lr out"
@@ -476,7 +476,7 @@ def test_a_model_with_two_outputs_is_trained_as_keras_trains_it(backend, options
 
 def test_the_weight_of_a_compiled_loss_counts_for_one_output_too(backend):
     options = {"optimizer": keras.optimizers.SGD(0.5), "loss": "mse", "jit_compile": False}
-    net, twin = (compiled(backend, **options, loss_weights=[10.0]) for _ in range(2))
+    net, twin = (compile_model(backend, **options, loss_weights=[10.0]) for _ in range(2))
     found = Trainer(1, backend=backend).validate(net, BINARY)
     assert found["loss"] == pytest.approx(float(twin.test_on_batch(*BINARY[0])), rel=1e-5)
 
@@ -499,7 +499,7 @@ def test_compiled_metrics_are_those_of_keras(backend, num_gpus):
     share = keras.metrics.BinaryAccuracy("share", threshold=0.3)
     metrics = ["accuracy", "mae", keras.metrics.binary_accuracy, squares, share]
     options = {"optimizer": "adam", "loss": "mse", "metrics": metrics, "jit_compile": False}
-    net, twin = (compiled(backend, **options) for _ in range(2))
+    net, twin = (compile_model(backend, **options) for _ in range(2))
     x, y = BINARY[0]
     data = [(x[:12], y[:12]), (x[12:], y[12:])]
     trainer = Trainer(2, num_gpus, backend=backend)
@@ -515,13 +515,13 @@ def test_compiled_metrics_are_those_of_keras(backend, num_gpus):
 
 
 def test_metrics_that_a_call_of_fit_names_win_over_compile(backend):
-    net = compiled(backend, optimizer="adam", loss="mse", metrics=["mae"])
+    net = compile_model(backend, optimizer="adam", loss="mse", metrics=["mae"])
     assert Trainer(1, backend=backend).fit(net, BINARY, metrics=[rate]).keys() == {"loss", "rate"}
 
 
 def test_a_compiled_object_keeps_no_value_of_ours(backend):
     metric = keras.metrics.MeanAbsoluteError()
-    net = compiled(backend, optimizer="adam", loss="mse", metrics=[metric])
+    net = compile_model(backend, optimizer="adam", loss="mse", metrics=[metric])
     Trainer(1, backend=backend).fit(net, BINARY)
     assert [float(x.numpy()) for x in metric.variables] == [0, 0]
 
@@ -536,14 +536,14 @@ UNUSED = {
 
 @pytest.mark.parametrize(("name", "options"), UNUSED.items(), ids=UNUSED)
 def test_what_of_compile_is_not_used_is_said_with_what_to_do(backend, name, options):
-    net = compiled(backend, optimizer="adam", loss="mse", **options)
+    net = compile_model(backend, optimizer="adam", loss="mse", **options)
     with pytest.warns(UserWarning, match=rf"(?i)leaves out .*{name}, which(.|\n)*fix: "):
         history = Trainer(1, backend=backend).fit(net, BINARY)
     assert history.keys() == {"loss", *({"mae"} & {*options.get("metrics", ())})}
 
 
 def test_what_compile_sets_by_itself_is_not_warned_about(backend, recwarn):
-    net = compiled(backend, optimizer="adam", loss="mse", metrics=["mae"])
+    net = compile_model(backend, optimizer="adam", loss="mse", metrics=["mae"])
     Trainer(1, backend=backend).fit(net, BINARY)
     assert not [each for each in recwarn if "leaves out" in str(each.message)]
 
@@ -551,11 +551,11 @@ def test_what_compile_sets_by_itself_is_not_warned_about(backend, recwarn):
 def test_a_model_that_runs_eagerly_runs_each_step_in_python(backend):
     calls = []
 
-    def noted(y_true, y_pred):
+    def note(y_true, y_pred):
         calls.append(y_pred.numpy())
         return tf.square(y_true - y_pred)
 
-    net = compiled(backend, optimizer="adam", loss=noted, run_eagerly=True)
+    net = compile_model(backend, optimizer="adam", loss=note, run_eagerly=True)
     trainer = Trainer(3, backend=backend)
     trainer.fit(net, BINARY, BINARY)
     assert len(calls) == 6
@@ -575,7 +575,7 @@ def dataset():
     return tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).batch(2)
 
 
-def failing():
+def fail_midway():
     """Yield two batches, then raise an error."""
 
     def source():
@@ -604,7 +604,7 @@ def test_tf_data_brings_a_dataset_to_the_device(backend, dataset, monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_error_of_a_dataset_comes_in_the_place_of_its_batch(backend, device):
-    batches = backend.prefetch(failing(), device)
+    batches = backend.prefetch(fail_midway(), device)
     assert [float(next(batches)), float(next(batches))] == [0.0, 1.0]
     with pytest.raises(tf.errors.InvalidArgumentError, match="the third is broken"):
         next(batches)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from book import HyperParameters, ProgressBoard, adding_with
+from book import HyperParameters, ProgressBoard, add_with
 from torch import nn
 
 from d2ldev.training.trainer import Trainer
@@ -27,7 +27,7 @@ def d2l(virtual, monkeypatch):
         Trainer=Trainer,
         HyperParameters=HyperParameters,
         ProgressBoard=ProgressBoard,
-        add_to_class=adding_with(monkeypatch),
+        add_to_class=add_with(monkeypatch),
         num_gpus=virtual.num_gpus,
         gpu=lambda i: virtual.native(virtual.gpu(i)),
         cpu=lambda: torch.device("cpu"),

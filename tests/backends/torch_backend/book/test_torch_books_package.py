@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from launched import environment
-from processes import completed, searched
+from processes import extend_path, run_interpreter
 
 # In a file that is imported: the board of the book has IPython take the place of ``__main__``.
 MODELS = """
@@ -199,16 +199,16 @@ class Trainer(HyperParameters):
 """
 
 
-def _trained(folder, *names):
+def _train(folder, *names):
     """Return what the program shows, with the packages of a folder on the path."""
     _write(folder, {"train.py": PROGRAM, "models.py": MODELS})
     given = environment(
-        PYTHONPATH=searched([folder]),
+        PYTHONPATH=extend_path([folder]),
         D2LDEV_BACKEND="torch",
         D2LDEV_VIRTUAL_GPUS="2",
         MPLBACKEND="agg",
     )
-    done = completed(str(folder / "train.py"), *names, cwd=folder, env=given)
+    done = run_interpreter(str(folder / "train.py"), *names, cwd=folder, env=given)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -231,7 +231,7 @@ def _check(results):
 
 def test_a_package_of_the_books_shape_trains_with_d2ldevs_trainer(tmp_path):
     _write(tmp_path, {"d2l/__init__.py": "", "d2l/torch.py": STAND_IN})
-    results = _trained(tmp_path, "LinearRegression")
+    results = _train(tmp_path, "LinearRegression")
     _check(results)
     ((_, values),) = results["own"]
     np.testing.assert_allclose(values, [2, -3.4, 4.2], atol=2)
@@ -244,4 +244,4 @@ def test_the_books_package_trains_with_d2ldevs_trainer(tmp_path):
     # The package imports torchvision, of which the program uses nothing.
     files = {"torchvision/__init__.py": "from . import transforms", "torchvision/transforms.py": ""}
     _write(tmp_path, files)
-    _check(_trained(tmp_path, "LinearRegression", "MLP"))
+    _check(_train(tmp_path, "LinearRegression", "MLP"))

@@ -130,7 +130,7 @@ class ScaledLoss(torch.nn.Module):
         return torch.nn.functional.cross_entropy(prediction * self.scale, y)
 
 
-def _seeded(make):
+def _seed(make):
     torch.manual_seed(0)
     return make()
 
@@ -177,7 +177,7 @@ def _with_overflow():
     return _fit(mlp(), data, precision="fp16", lr=0.01)
 
 
-def _weighted():
+def _weigh():
     data = []
     for x, y in batches():
         data.append({"x": x, "y": y, "sample_weight": np.linspace(0, 2, len(y)).astype("float32")})
@@ -215,7 +215,7 @@ def _lazy():
     return _fit(net, optimizer="adam")
 
 
-def _loaded(*, has_generator, **options):
+def _load(*, has_generator, **options):
     """Train on shuffled loaders, which would have another order in each process."""
     net = mlp()
 
@@ -237,37 +237,37 @@ RUNS = {
     "adamw, accumulated": lambda: _fit(
         mlp(), optimizer="adamw", lr=0.02, accumulate_grad_batches=3, gradient_clip_val=0.05
     ),
-    "a part that few batches use": lambda: _fit(_seeded(Branches), optimizer="adamw", lr=0.02),
+    "a part that few batches use": lambda: _fit(_seed(Branches), optimizer="adamw", lr=0.02),
     "such a part, accumulated": lambda: _fit(
-        _seeded(Branches), optimizer="adamw", lr=0.02, accumulate_grad_batches=2
+        _seed(Branches), optimizer="adamw", lr=0.02, accumulate_grad_batches=2
     ),
-    "weights": _weighted,
+    "weights": _weigh,
     "bf16": lambda: _fit(mlp(), precision="bf16"),
     "fp16 with a step left out": _with_overflow,
     "fp16, accumulated": lambda: _fit(mlp(), precision="fp16", accumulate_grad_batches=3),
-    "its own training_step": lambda: _fit(_seeded(Own), optimizer="adam", lr=0.02),
-    "ties": lambda: _fit(_seeded(Tied)),
+    "its own training_step": lambda: _fit(_seed(Own), optimizer="adam", lr=0.02),
+    "ties": lambda: _fit(_seed(Tied)),
     "lazy modules": _lazy,
     "compiled": lambda: _fit(torch.compile(mlp(), backend="eager")),
     "thawed in a callback": _with_thawing,
     "lbfgs": _lbfgs,
     "a loss that is trained": _with_trained_loss,
     "a used optimizer": _with_used_optimizer,
-    "a loader": lambda: _loaded(has_generator=False),
-    "a loader with a generator": lambda: _loaded(has_generator=True),
-    "a part of a loader": lambda: _loaded(has_generator=False, reads_shard=True),
-    "a part of a loader with a generator": lambda: _loaded(has_generator=True, reads_shard=True),
+    "a loader": lambda: _load(has_generator=False),
+    "a loader with a generator": lambda: _load(has_generator=True),
+    "a part of a loader": lambda: _load(has_generator=False, reads_shard=True),
+    "a part of a loader with a generator": lambda: _load(has_generator=True, reads_shard=True),
 }
 
 
-def _shared(net, **options):
+def _share(net, **options):
     return _fit(net, shard="parameters", **options)
 
 
 def _blocks():
     # Attention goes over all of a batch: one process computes what a part of one would.
     data = [(np.repeat(x[:1], 6, 0), np.repeat(y[:1], 6)) for x, y in batches()]
-    return _shared(_seeded(Blocks), data=data, optimizer="momentum")
+    return _share(_seed(Blocks), data=data, optimizer="momentum")
 
 
 def _with_changes():
@@ -281,20 +281,20 @@ def _with_changes():
         with torch.no_grad():
             net[2].bias.mul_(2)
 
-    return _shared(net, optimizer=optimizer, callbacks=on_epoch_end)
+    return _share(net, optimizer=optimizer, callbacks=on_epoch_end)
 
 
 SHARED = {
-    "shared: momentum, clipped": lambda: _shared(
+    "shared: momentum, clipped": lambda: _share(
         mlp(), optimizer="momentum", gradient_clip_val=0.05, val_data=batches((4, 3), seed=1)
     ),
-    "shared: adamw, accumulated": lambda: _shared(
+    "shared: adamw, accumulated": lambda: _share(
         mlp(), optimizer="adamw", lr=0.02, accumulate_grad_batches=3, gradient_clip_val=0.05
     ),
-    "shared: bf16": lambda: _shared(mlp(), precision="bf16"),
-    "shared: its own training_step": lambda: _shared(_seeded(Own), optimizer="adam", lr=0.02),
-    "shared: lazy modules": lambda: _shared(
-        _seeded(lambda: torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Linear(8, 3)))
+    "shared: bf16": lambda: _share(mlp(), precision="bf16"),
+    "shared: its own training_step": lambda: _share(_seed(Own), optimizer="adam", lr=0.02),
+    "shared: lazy modules": lambda: _share(
+        _seed(lambda: torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Linear(8, 3)))
     ),
     "shared: changes in a callback": _with_changes,
     "shared: units": _blocks,
@@ -305,7 +305,7 @@ RUNS |= SHARED
 NORMALIZED = batches((8, 8))
 
 
-def normalized():
+def normalize():
     """Return a model with a batch normalisation."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
@@ -326,7 +326,7 @@ def masks():
     return (net[1].weight != 0).int().tolist()
 
 
-def resumed(path):
+def resume(path):
     """Return what a run with dropout has learned, and one that goes on within its second epoch."""
 
     def fit(file, **options):
@@ -358,14 +358,14 @@ class Ending:
             self.trainer.should_stop = True
 
 
-def left():
+def leave():
     """Return whether an error leaves the optimizer with the model, and that as it was trained."""
     nets = []
     for is_error in (False, True):  # the error last: no process goes on with the others after it
         net = mlp()
         optimizer = torch.optim.Adam(net.parameters())
         with contextlib.suppress(ZeroDivisionError, PeerLostError):
-            _shared(net, optimizer=optimizer, callbacks=Ending(is_error))
+            _share(net, optimizer=optimizer, callbacks=Ending(is_error))
         nets.append(_values(net))
     own = {id(x) for x in optimizer.param_groups[0]["params"]} == {id(x) for x in net.parameters()}
     state = {id(x) for x in optimizer.state} == {id(x) for x in net.parameters()}
@@ -376,9 +376,9 @@ def main(path):
     warnings.simplefilter("ignore")
     d2ldev.set_backend("torch")
     found = {name: make() for name, make in RUNS.items()}
-    found["batch_norm"] = _fit(normalized(), NORMALIZED, 2)
-    found["masks"], found["resumed"] = masks(), resumed(path)
-    found["left"] = left()
+    found["batch_norm"] = _fit(normalize(), NORMALIZED, 2)
+    found["masks"], found["resumed"] = masks(), resume(path)
+    found["left"] = leave()
     with open(f"{path}{RANK}", "wb") as file:
         pickle.dump(found, file)
 

@@ -39,7 +39,7 @@ def _torch_is_active(torch_backend):
         yield
 
 
-def compiled(function, compiler):
+def compile_model(function, compiler):
     return torch.compile(function, backend=compiler, fullgraph=True)
 
 
@@ -73,7 +73,7 @@ NEEDS_IDS = needs_torch(2, 12, "traces no id() of a tensor that the program has 
 )
 def test_a_function_is_compiled_as_one_graph(compiler, name, how):
     x = torch.arange(3.0)
-    y = compiled(FUNCTIONS[name], how)(x)
+    y = compile_model(FUNCTIONS[name], how)(x)
     assert torch.equal(y, FUNCTIONS[name](x))
 
 
@@ -99,12 +99,12 @@ def test_it_may_be_the_first_use_of_a_device():
     assert done.stdout.split("\n")[0] == "vgpu:1", done.stderr
 
 
-def scaled(x):
+def scale(x):
     return x * 2 if backend.name == "torch" else x * 3
 
 
 def test_a_program_holds_for_the_backend_that_it_was_compiled_with(compiler):
-    function = compiled(scaled, compiler)
+    function = compile_model(scale, compiler)
     x = torch.ones(1)
     first = function(x)
     with d2ldev.use_backend("reference"):
@@ -114,7 +114,7 @@ def test_a_program_holds_for_the_backend_that_it_was_compiled_with(compiler):
 
 
 def test_a_thread_runs_the_program_of_its_own_backend(compiler, torch_backend):
-    function = compiled(scaled, compiler)
+    function = compile_model(scale, compiler)
     found = []
 
     def work():
@@ -130,7 +130,7 @@ def test_a_thread_runs_the_program_of_its_own_backend(compiler, torch_backend):
 
 
 def test_a_program_holds_for_the_device_of_the_block_that_it_was_compiled_in(compiler, virtual):
-    function = compiled(lambda: backend.ones(1), compiler)
+    function = compile_model(lambda: backend.ones(1), compiler)
     with d2ldev.use_backend(virtual):
         places = [str(function().device)]
         with backend.on("gpu:1"):
@@ -141,7 +141,7 @@ def test_a_program_holds_for_the_device_of_the_block_that_it_was_compiled_in(com
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
 def test_copies_to_and_from_virtual_gpus_are_compiled(virtual, vgpu, compiler, device):
-    y = compiled(lambda x: virtual.to(x, device) + 1, compiler)(torch.zeros(2, device=vgpu))
+    y = compile_model(lambda x: virtual.to(x, device) + 1, compiler)(torch.zeros(2, device=vgpu))
     assert virtual.device_of(y) == virtual.device(device)
     assert y.tolist() == [1, 1]
 
@@ -151,7 +151,7 @@ def test_copies_to_and_from_virtual_gpus_are_compiled(virtual, vgpu, compiler, d
 def test_numbers_of_a_seed_are_drawn_on_virtual_gpus_and_are_the_same_each_time(virtual, name, how):
     draw = getattr(virtual, name)
     torch.compiler.reset()
-    function = compiled(lambda x: (x + 1) * draw(3, seed=7, device="gpu:1"), how)
+    function = compile_model(lambda x: (x + 1) * draw(3, seed=7, device="gpu:1"), how)
     x = virtual.ones(3, device="gpu:1")
     results = [function(x), function(x)]
     assert [virtual.device_of(y) for y in results] == [virtual.device("gpu:1")] * 2
@@ -160,7 +160,7 @@ def test_numbers_of_a_seed_are_drawn_on_virtual_gpus_and_are_the_same_each_time(
 
 def test_a_batch_is_moved_to_a_virtual_gpu_in_one_graph(virtual, compiler):
     batch = {"x": torch.ones(2), "rest": (torch.zeros(2), [torch.ones(1), 3])}
-    moved = compiled(lambda batch: virtual.to(batch, "gpu:1"), compiler)(batch)
+    moved = compile_model(lambda batch: virtual.to(batch, "gpu:1"), compiler)(batch)
     assert compiler.programs == 1
     assert set(virtual.placement(moved).values()) == {virtual.device("gpu:1")}
     assert moved["rest"][1][1] == 3
@@ -182,7 +182,7 @@ def network():
     return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.LSTM(3, 1))
 
 
-def compiled_network():
+def compile_network():
     return torch.compile(network(), backend="eager")
 
 
@@ -193,7 +193,7 @@ def network_with_a_compiled_layer():
 
 
 NETWORKS = pytest.mark.parametrize(
-    "make", [compiled_network, network_with_a_compiled_layer], ids=["whole", "a layer of it"]
+    "make", [compile_network, network_with_a_compiled_layer], ids=["whole", "a layer of it"]
 )
 
 
@@ -253,7 +253,7 @@ def test_a_compiled_model_without_shapes_gets_those_of_the_file(torch_backend, p
 
 
 def test_a_compiled_model_is_placed_as_it_is(virtual, vgpu):
-    net = compiled_network()
+    net = compile_network()
     assert virtual.place(net, "gpu:1") is net
     assert {x.device for x in [*net.parameters(), *net.buffers()]} == {vgpu}
 

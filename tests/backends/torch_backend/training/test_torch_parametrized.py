@@ -46,7 +46,7 @@ def used(layer):
     return layer
 
 
-def scaled(layer):
+def scale(layer):
     parametrize.register_parametrization(layer, "weight", Scaled())
     return layer
 
@@ -68,7 +68,7 @@ class Halved(nn.Linear):
         return self.factor * gradient
 
 
-def halved(layer):
+def halve(layer):
     made = Halved(layer.in_features, layer.out_features)
     made.load_state_dict(layer.state_dict())
     return made
@@ -82,10 +82,10 @@ COMPUTED = {
     "spectral_norm of hooks, used": lambda layer: used(nn.utils.spectral_norm(layer)),
     "spectral_norm": parametrizations.spectral_norm,
     "orthogonal": parametrizations.orthogonal,
-    "own": scaled,
-    "two": lambda layer: scaled(parametrizations.weight_norm(layer)),
+    "own": scale,
+    "two": lambda layer: scale(parametrizations.weight_norm(layer)),
     "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 3),
-    "hooks on gradients": halved,
+    "hooks on gradients": halve,
     "left in an attribute": lambda layer: used(Attention(4, 4)),
 }
 

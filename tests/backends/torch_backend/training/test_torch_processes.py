@@ -18,8 +18,8 @@ from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.parallel import TorchParallel
 from d2ldev_torch.training import replicated
 from launched import environment, variables
-from processes import completed, searched
-from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
+from processes import extend_path, run_interpreter
+from processes_program import NORMALIZED, RUNS, batches, mlp, normalize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
@@ -45,7 +45,10 @@ def together(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     program = Path(__file__).with_name("processes_program.py")
     kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    kept |= {"PYTHONPATH": searched([Path(several_gpus.__file__).parent]), "OMP_NUM_THREADS": "1"}
+    kept |= {
+        "PYTHONPATH": extend_path([Path(several_gpus.__file__).parent]),
+        "OMP_NUM_THREADS": "1",
+    }
     port = free_port()
     processes = [
         subprocess.Popen(
@@ -83,7 +86,7 @@ def test_all_processes_end_with_the_same_parameters(together):
 
 
 def test_a_batch_normalization_has_the_statistics_of_each_part_and_keeps_those_of_rank_0(together):
-    net = normalized()
+    net = normalize()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
     for _ in range(2):
@@ -154,8 +157,8 @@ def test_torchrun_needs_no_launcher_of_ours(tmp_path, argument):
     (tmp_path / "train.py").write_text(FIT)
     run = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
     run += ["--log-dir", "logs", "train.py", argument]
-    given = environment(PYTHONPATH=searched(FOLDERS), OMP_NUM_THREADS="1")
-    completed(*run, cwd=tmp_path, env=given)
+    given = environment(PYTHONPATH=extend_path(FOLDERS), OMP_NUM_THREADS="1")
+    run_interpreter(*run, cwd=tmp_path, env=given)
     net = mlp()
     fit = Trainer(2, backend="torch").fit
     fit(net, batches(), loss="cross_entropy", optimizer="adam", lr=0.02)
@@ -167,7 +170,7 @@ def test_torchrun_needs_no_launcher_of_ours(tmp_path, argument):
 
 
 @contextmanager
-def started(*arguments, **options):
+def start(*arguments, **options):
     """Have torch's engine in the block."""
     torch.distributed.init_process_group(*arguments, **options)
     try:
@@ -177,7 +180,7 @@ def started(*arguments, **options):
 
 
 def test_an_engine_between_processes_that_no_launcher_has_named_is_refused(torch_backend):
-    with started("fake", rank=0, world_size=2, store=FakeStore()):
+    with start("fake", rank=0, world_size=2, store=FakeStore()):
         with pytest.raises(
             UnsupportedValueError, match="RANK and WORLD_SIZE are not set"
         ) as caught:
@@ -190,14 +193,14 @@ def test_an_engine_between_processes_that_no_launcher_has_named_is_refused(torch
 def test_an_engine_of_other_ranks_than_the_launcher_s_is_refused(torch_backend, rank, size):
     group = SimpleNamespace(rank=0, size=2)
     with (
-        started("fake", rank=rank, world_size=size, store=FakeStore()),
+        start("fake", rank=rank, world_size=size, store=FakeStore()),
         pytest.raises(UnsupportedValueError, match=f"has rank {rank} of {size} here.*rank 0 of 2"),
     ):
         framework_of(torch_backend).parallel.join(group)
 
 
 def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
-    with started("fake", rank=0, world_size=1, store=FakeStore()):
+    with start("fake", rank=0, world_size=1, store=FakeStore()):
         Trainer(1, backend=torch_backend).fit(mlp(), batches(), loss="cross_entropy")
         assert torch.distributed.is_initialized()
 
@@ -207,7 +210,7 @@ def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend, shard):
     group = SimpleNamespace(rank=0, size=2)
     learner = framework_of(torch_backend).parallel.learner_of_group
     with (
-        started("cuda:fake", rank=0, world_size=2, store=FakeStore()),
+        start("cuda:fake", rank=0, world_size=2, store=FakeStore()),
         pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU") as caught,
     ):
         learner(mlp(), Settings(shard=shard), group)
@@ -349,7 +352,7 @@ def test_the_loss_that_lbfgs_searches_with_is_added_up_on_its_device(virtual, mo
     net = virtual.place(mlp(), "gpu:1")
     settings = Settings(loss="mse", optimizer=torch.optim.LBFGS(net.parameters(), max_iter=1))
     x = virtual.ones((2, 3), device="gpu:1")
-    with started("gloo", rank=0, world_size=1, store=torch.distributed.HashStore()):
+    with start("gloo", rank=0, world_size=1, store=torch.distributed.HashStore()):
         group = SimpleNamespace(rank=0, size=1)
         learner = framework_of(virtual).parallel.learner_of_group(net, settings, group)
         learner.portion = Portion(2, 2, 1.0)
@@ -377,7 +380,7 @@ def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
 def test_an_optimizer_of_narrow_parameters_begins_with_the_digits_of_the_first(
     torch_backend, monkeypatch
 ):
-    def made(filled):
+    def build(filled):
         weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         optimizer = torch.optim.NAdam([weight])
         optimizer.state[weight] = {
@@ -395,7 +398,7 @@ def test_an_optimizer_of_narrow_parameters_begins_with_the_digits_of_the_first(
         state[:] = pickle.loads(sent[0])
 
     monkeypatch.setattr(replicated.distributed, "broadcast_object_list", broadcast)
-    pair = [made(0.0912143), made(0.5)]
+    pair = [build(0.0912143), build(0.5)]
     for rank, (_, optimizer) in enumerate(pair):
         monkeypatch.setattr(replicated.distributed, "get_rank", lambda rank=rank: rank)
         replicated.begin_as_the_first(framework_of(torch_backend), optimizer)
@@ -408,7 +411,7 @@ def test_an_optimizer_of_narrow_parameters_begins_with_the_digits_of_the_first(
 @pytest.mark.parametrize("precision", ["model", "bf16"])
 def test_a_batch_normalization_of_the_whole_batch_is_that_of_one_gpu(virtual, precision):
     def fit(number):
-        net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalized())
+        net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalize())
         trainer = Trainer(2, number, backend=virtual, batch_norm="global", precision=precision)
         history = trainer.fit(net, batches((8, 7)), batches((8,)), loss="cross_entropy", lr=0.1)
         return {name: x.detach().cpu().numpy() for name, x in net.state_dict().items()}, history
@@ -458,8 +461,8 @@ except d2ldev.UnsupportedValueError as error:
 
 @pytest.mark.nightly
 def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(virtual, tmp_path):
-    given = environment(PYTHONPATH=searched(FOLDERS), D2LDEV_VIRTUAL_GPUS="2")
-    done = completed("-", input=SESSION, cwd=tmp_path, env=given)
+    given = environment(PYTHONPATH=extend_path(FOLDERS), D2LDEV_VIRTUAL_GPUS="2")
+    done = run_interpreter("-", input=SESSION, cwd=tmp_path, env=given)
     loss, refusal, fix = done.stdout.splitlines()
     history = Trainer(2, 1, backend=virtual).fit(mlp(), batches(), loss="cross_entropy")
     np.testing.assert_allclose(json.loads(loss), history["loss"], rtol=TOLERANCE)

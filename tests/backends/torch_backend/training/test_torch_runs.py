@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from d2ldev_torch.training import SideStream
-from interrupted_runs import interrupted_run
+from interrupted_runs import interrupt_run
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import data
@@ -72,7 +72,7 @@ def test_ctrl_c_that_reaches_workers_too_ends_the_run_after_the_step(tmp_path, o
         if loader.persistent_workers:
             next(iter(loader))
     """
-    shown = interrupted_run("torch", made, tmp_path, in_step=in_step)
+    shown = interrupt_run("torch", made, tmp_path, in_step=in_step)
     assert shown == [{"loss": []}, 2, True]
 
 
@@ -153,12 +153,12 @@ def test_a_schedule_that_is_a_callback_goes_on_with_its_count(
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0"])
 def test_a_global_seed_decides_new_layers_and_dropout(virtual, device):
-    def drawn():
+    def draw():
         virtual.seed(7)
         layer = torch.nn.Linear(3, 3, device=virtual.native(device))
         return virtual.to_numpy(torch.nn.functional.dropout(layer.weight.detach(), 0.5))
 
-    assert drawn().tobytes() == drawn().tobytes()
+    assert draw().tobytes() == draw().tobytes()
 
 
 def learner_that_has_stepped(backend, device="cpu"):
@@ -211,25 +211,30 @@ class Augmented(data.Dataset):
         return x + torch.rand(()), y
 
 
-def seeded():
+def seed_workers():
     return torch.Generator().manual_seed(3)
 
 
 LOADERS = {
     "torch's generator": lambda: DataLoader(DATASET, shuffle=True),
-    "its own generator": lambda: DataLoader(DATASET, shuffle=True, generator=seeded()),
+    "its own generator": lambda: DataLoader(DATASET, shuffle=True, generator=seed_workers()),
     "a sampler's": lambda: DataLoader(
-        DATASET, sampler=data.WeightedRandomSampler(torch.ones(SIZE), SIZE, generator=seeded())
+        DATASET,
+        sampler=data.WeightedRandomSampler(torch.ones(SIZE), SIZE, generator=seed_workers()),
     ),
     "that of a sampler of batches": lambda: DataLoader(
         DATASET,
-        batch_sampler=data.BatchSampler(data.RandomSampler(DATASET, generator=seeded()), 4, False),
+        batch_sampler=data.BatchSampler(
+            data.RandomSampler(DATASET, generator=seed_workers()), 4, False
+        ),
     ),
     "loaded in bulk": lambda: DataLoader(
         DATASET, batch_size=None, sampler=data.BatchSampler(data.RandomSampler(DATASET), 3, False)
     ),
-    "augmented": lambda: DataLoader(Augmented(), 4, shuffle=True, generator=seeded()),
-    "workers": lambda: DataLoader(Augmented(), 4, shuffle=True, generator=seeded(), num_workers=1),
+    "augmented": lambda: DataLoader(Augmented(), 4, shuffle=True, generator=seed_workers()),
+    "workers": lambda: DataLoader(
+        Augmented(), 4, shuffle=True, generator=seed_workers(), num_workers=1
+    ),
     "numbered epochs": lambda: DataLoader(
         DATASET, sampler=data.DistributedSampler(DATASET, num_replicas=1, rank=0, seed=1)
     ),
@@ -722,7 +727,7 @@ def test_an_input_that_stays_on_the_cpu_does_not_choose_the_precision(virtual):
 @pytest.mark.parametrize("call", ["fit", "within", "validate", "predict", "prefetch"])
 def test_a_loader_that_shuffles_is_gone_through_in_a_block(virtual, tmp_path, options, call):
     if "generator" in options:
-        options = {"generator": seeded()}
+        options = {"generator": seed_workers()}
     loader = DataLoader(DATASET, 4, shuffle=True, **options)
     net, trainer = virtual.mlp([1, 1]), Trainer(1, 1, backend=virtual)
     with virtual.on("gpu:0"):

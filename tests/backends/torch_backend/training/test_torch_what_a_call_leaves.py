@@ -68,7 +68,7 @@ class Smoothed(torch.nn.Module):
         return y - self.mean
 
 
-def smoothed(backend):
+def smooth(backend):
     return Smoothed(backend.mlp([2, 4, 1]))
 
 
@@ -76,15 +76,15 @@ def smoothed(backend):
 def test_a_run_goes_on_with_a_buffer_that_is_none_at_first(virtual, tmp_path, num_gpus):
     path = tmp_path / "run.safetensors"
 
-    def fitted(epochs, **options):
-        net = smoothed(virtual)
+    def fit_model(epochs, **options):
+        net = smooth(virtual)
         trainer = Trainer(epochs, num_gpus=num_gpus, backend=virtual)
         history = trainer.fit(net, DATA, lr=0.1, **options)
         return history["loss"], net.mean.cpu()
 
-    losses, mean = fitted(3)
-    fitted(1, checkpoint=path)
-    resumed, resumed_mean = fitted(3, checkpoint=path, resume=True)
+    losses, mean = fit_model(3)
+    fit_model(1, checkpoint=path)
+    resumed, resumed_mean = fit_model(3, checkpoint=path, resume=True)
     assert resumed == losses
     assert torch.equal(resumed_mean, mean)
 
@@ -102,7 +102,7 @@ def test_copies_have_what_the_last_call_has_left(virtual):
 
 
 def test_a_parameter_in_a_plain_list_is_still_needed(virtual, tmp_path):
-    def made(size):
+    def build(size):
         net = torch.nn.Sequential(torch.nn.Linear(2, 2))
         net.hidden = [torch.nn.Linear(2, size)]
         return net
@@ -115,6 +115,6 @@ def test_a_parameter_in_a_plain_list_is_still_needed(virtual, tmp_path):
     virtual.save(Holder(["a"]), tmp_path / "holder")
     with pytest.raises(d2ldev.CheckpointError, match=r"it lacks weights\.b"):
         virtual.load_into(Holder(["a", "b"]), tmp_path / "holder")
-    virtual.save(made(2), tmp_path / "net")
+    virtual.save(build(2), tmp_path / "net")
     with pytest.raises(d2ldev.CheckpointError, match=r"hidden\.0\.weight"):
-        virtual.load_into(made(3), tmp_path / "net")
+        virtual.load_into(build(3), tmp_path / "net")

@@ -35,7 +35,7 @@ def operators():
     return op_db
 
 
-def moved(values, device):
+def move_values(values, device):
     def move(value):
         if isinstance(value, torch.Tensor):
             return value.detach().to(device, copy=True).requires_grad_(value.requires_grad)
@@ -89,7 +89,7 @@ def gradients(results, inputs, seeds):
 def compare(op, sample, differentiable):
     """Return what differs in one call and its gradient; False if the CPU cannot do it."""
     values = ((sample.input, *sample.args), sample.kwargs)
-    inputs, theirs = moved(values, torch.device("cpu")), moved(values, PLACE)
+    inputs, theirs = move_values(values, torch.device("cpu")), move_values(values, PLACE)
 
     def run(inputs, device):
         torch.manual_seed(1)
@@ -124,7 +124,7 @@ def compare_written(op, sample, _differentiable, view):
     values = ((sample.input, *sample.args), sample.kwargs)
 
     def run(device):
-        inputs = moved(values, device)
+        inputs = move_values(values, device)
         buffers, outs = [], []
         for x in shapes:
             buffer, part = VIEWS[view](x.shape)
@@ -138,7 +138,7 @@ def compare_written(op, sample, _differentiable, view):
         return [buffers, outs, same, addresses]
 
     try:
-        inputs = moved(values, torch.device("cpu"))
+        inputs = move_values(values, torch.device("cpu"))
         expected = op(*inputs[0], **inputs[1])
         shapes = tensors(expected)
         written = run(torch.device("cpu"))
@@ -152,7 +152,7 @@ def compare_mapped(op, sample, _differentiable):
     values = ((sample.input, *sample.args), sample.kwargs)
 
     def run(device):
-        (x, *args), kwargs = moved(values, device)
+        (x, *args), kwargs = move_values(values, device)
         torch.manual_seed(1)
         mapped = torch.vmap(lambda one: op(one, *args, **kwargs), randomness="different")
         return mapped(torch.stack([x.detach(), x.detach()]))

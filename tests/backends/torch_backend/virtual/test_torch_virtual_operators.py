@@ -234,7 +234,7 @@ def test_in_a_strict_block_it_is_the_same_error(virtual, x):
 # -- batch normalization of several parts, whose kernels are not the CPU's -------------------------
 
 
-def _normalized_in_parts(parts, gradients, weight, bias, running):
+def _normalize_shards(parts, gradients, weight, bias, running):
     """Return results and gradients as ``SyncBatchNorm`` computes them, here in one process."""
     stats = [torch.batch_norm_stats(part, 1e-5) for part in parts]
     means, invstds = map(torch.stack, zip(*stats, strict=True))
@@ -265,7 +265,7 @@ def test_parts_of_a_batch_are_normalized_as_the_whole(virtual, dtype, tolerance)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     weight, bias, *running = (torch.rand(3, dtype=wide) + i for i in range(4))
     there = [each.clone().to("vgpu:1") for each in (weight, bias, *running)]
-    found = _normalized_in_parts(
+    found = _normalize_shards(
         x.to("vgpu:1").split([4, 3]), gradient.to("vgpu:1").split([4, 3]), *there[:2], there[2:]
     )
     operands = [each.to(wide).requires_grad_() for each in (x, weight, bias)]

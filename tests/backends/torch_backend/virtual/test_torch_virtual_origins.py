@@ -32,7 +32,7 @@ def test_usual_calls_make_no_aliases(vgpu, monkeypatch, name):
     assert torch.equal(y.cpu(), USUAL[name](x))
 
 
-def transposed(x):
+def transpose(x):
     x.data = x.data.t()
     return x
 
@@ -54,7 +54,7 @@ def of_another_size(x):
 @pytest.mark.parametrize(
     "change",
     [
-        transposed,
+        transpose,
         of_another_dtype,
         in_the_memory_of,
         of_another_size,

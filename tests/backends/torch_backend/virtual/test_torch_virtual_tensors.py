@@ -140,13 +140,13 @@ def test_a_lazy_conjugate_that_is_written_is_the_conjugate(vgpu, shape):
 def test_a_result_with_gaps_grows(vgpu):
     dtypes = (torch.float32, torch.float32, torch.int64, torch.float32)
 
-    def solved(device):
+    def solve(device):
         outs = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in dtypes)
         x = torch.tensor([[1.0, 2], [0, 1], [1, 1]], device=device)
         torch.linalg.lstsq(x, x + 1, driver="gels", out=outs)
         return outs[0].cpu(), outs[0].stride()
 
-    (made, strides), (expected, expected_strides) = solved(vgpu), solved("cpu")
+    (made, strides), (expected, expected_strides) = solve(vgpu), solve("cpu")
     assert torch.equal(made, expected)
     assert strides == expected_strides
 
@@ -335,7 +335,7 @@ SPARSE = {
 }
 
 
-def placed_in_a_model(backend, x):
+def place_in_a_model(backend, x):
     net = nn.Linear(4, 4)
     net.adjacency = x
     try:
@@ -354,7 +354,7 @@ def placed_in_a_model(backend, x):
         lambda backend, x: backend.copy(x, "gpu:0"),
         lambda backend, x: backend.asarray(x, device="gpu:0"),
         lambda backend, x: list(backend.prefetch([x], "gpu:0")),
-        placed_in_a_model,
+        place_in_a_model,
     ],
     ids=["torch", "to", "copy", "asarray", "prefetch", "place"],
 )
@@ -392,7 +392,7 @@ def test_nested_tensors_are_held(vgpu):
 # -- memory: copied deeply, pickled, saved, loaded, counted ----------------------------------------
 
 
-def trained(device):
+def train(device):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(device)
     optimizer = torch.optim.Adam(net.parameters())
@@ -401,7 +401,7 @@ def trained(device):
     return net, optimizer
 
 
-def saved(obj, **how):
+def save(obj, **how):
     file = io.BytesIO()
     torch.save(obj, file, **how)
     file.seek(0)
@@ -464,7 +464,7 @@ def test_deep_copies_share_what_was_shared(vgpu):
 
 
 def test_a_model_and_its_optimizer_are_copied_deeply(vgpu):
-    net, optimizer = copy.deepcopy(trained(vgpu))
+    net, optimizer = copy.deepcopy(train(vgpu))
     state = [x for kept in optimizer.state.values() for x in kept.values() if x.dim()]
     assert {x.device for x in [*net.parameters(), *net.buffers(), *state]} == {vgpu}
     assert optimizer.param_groups[0]["params"][0] is net[0].weight
@@ -472,7 +472,7 @@ def test_a_model_and_its_optimizer_are_copied_deeply(vgpu):
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_pickling_keeps_the_device(vgpu, protocol):
-    net, _ = trained(vgpu)
+    net, _ = train(vgpu)
     x, other = pickle.loads(pickle.dumps([torch.arange(4.0, device=vgpu)[1:], net], protocol))
     assert (x.device, x.tolist()) == (vgpu, [1, 2, 3])
     assert isinstance(other[0].weight, nn.Parameter)
@@ -482,8 +482,8 @@ def test_pickling_keeps_the_device(vgpu, protocol):
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("where", [None, "cpu", "vgpu:0", "vgpu:1"])
 def test_a_saved_state_is_loaded_where_it_was_or_where_it_is_wanted(vgpu, zipped, where):
-    net, optimizer = trained(vgpu)
-    file = saved([net.state_dict(), optimizer.state_dict()], _use_new_zipfile_serialization=zipped)
+    net, optimizer = train(vgpu)
+    file = save([net.state_dict(), optimizer.state_dict()], _use_new_zipfile_serialization=zipped)
     state, kept = torch.load(file, map_location=where)
     assert {x.device for x in state.values()} == {torch.device(where or vgpu)}
     assert torch.equal(state["0.weight"].cpu(), net[0].weight.detach().cpu())
@@ -493,18 +493,18 @@ def test_a_saved_state_is_loaded_where_it_was_or_where_it_is_wanted(vgpu, zipped
 
 
 def test_what_was_saved_on_the_cpu_is_loaded_on_a_virtual_gpu(vgpu):
-    assert torch.load(saved(torch.ones(3)), map_location="vgpu:1").device == vgpu
+    assert torch.load(save(torch.ones(3)), map_location="vgpu:1").device == vgpu
 
 
 def test_a_place_that_does_not_exist_loads_nothing(virtual):
     with pytest.raises(RuntimeError, match="device_count"):
-        torch.load(saved(torch.ones(3)), map_location="vgpu:5")
+        torch.load(save(torch.ones(3)), map_location="vgpu:5")
 
 
 @pytest.mark.parametrize("source", ["cpu", "vgpu:0"])
 def test_a_state_is_loaded_into_a_model_where_the_model_is(vgpu, source):
-    net, _ = trained(vgpu)
-    other, _ = trained(source)
+    net, _ = train(vgpu)
+    other, _ = train(source)
     net.load_state_dict(other.state_dict())
     assert net[0].weight.device == vgpu
     assert torch.equal(net[0].weight.cpu(), other[0].weight.cpu())
@@ -541,7 +541,7 @@ def test_memory_is_counted_by_device(virtual):
 def test_a_trained_model_gives_its_memory_back(virtual, vgpu):
     gc.collect()
     before = virtual.memory("gpu:1").used
-    kept = trained(vgpu)
+    kept = train(vgpu)
     held = virtual.memory("gpu:1").used
     del kept
     gc.collect()

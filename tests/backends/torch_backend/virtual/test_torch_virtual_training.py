@@ -287,7 +287,7 @@ def test_autocast_reaches_what_a_layer_is_composed_of(vgpu, name):
     torch.manual_seed(0)
     net, x = LAYERS_OF_SEVERAL_OPERATORS[name](), torch.randn(2, 3, 4)
 
-    def computed(device):
+    def compute(device):
         # Without oneDNN, which has an LSTM in bfloat16 for some CPUs only.
         with (
             torch.backends.mkldnn.flags(enabled=False),
@@ -296,7 +296,7 @@ def test_autocast_reaches_what_a_layer_is_composed_of(vgpu, name):
             y = net.to(device)(x.to(device))
         return (y[0] if isinstance(y, tuple) else y).cpu()
 
-    expected, y = computed(CPU), computed(vgpu)
+    expected, y = compute(CPU), compute(vgpu)
     assert y.dtype == expected.dtype
     assert torch.equal(y, expected)
 

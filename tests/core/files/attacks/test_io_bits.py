@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from hostile_files import DATA, KEY, entry, file_of, told
+from hostile_files import DATA, KEY, entry, file_of, tell
 
 from d2ldev import CheckpointError
 
@@ -28,7 +28,7 @@ class Flipping:
         begin = self.whole.index(text)
         return range(8 * begin, 8 * (begin + len(text)))
 
-    def unnoticed(self, flips):
+    def find_unnoticed(self, flips):
         """Return which of the flips do not keep the file from being loaded."""
         found = []
         with open(self.path, "r+b", buffering=0) as file:
@@ -56,21 +56,21 @@ def small(reference, path):
 
 def test_every_bit_of_a_file_is_found(small):
     every = itertools.chain(small.header, small.data)
-    assert small.unnoticed((bit,) for bit in every) == []
+    assert small.find_unnoticed((bit,) for bit in every) == []
 
 
 def test_every_bit_of_the_header_with_one_of_the_data_is_found(small):
-    assert small.unnoticed(itertools.product(small.header, small.data)) == []
+    assert small.find_unnoticed(itertools.product(small.header, small.data)) == []
 
 
 def test_a_file_with_a_key_that_is_damaged_twice_is_not_that_of_another_program(small):
     key = small.places(f'"{KEY}"'.encode())
-    assert small.unnoticed(itertools.combinations(key, 2)) == []
+    assert small.find_unnoticed(itertools.combinations(key, 2)) == []
 
 
 @pytest.mark.nightly
 def test_every_two_bits_of_the_header_are_found(small):
-    assert small.unnoticed(itertools.combinations(small.header, 2)) == []
+    assert small.find_unnoticed(itertools.combinations(small.header, 2)) == []
 
 
 @pytest.mark.nightly
@@ -80,14 +80,14 @@ def test_every_bit_of_the_header_of_a_run_with_every_bit_of_its_last_tensor_is_f
     x, y = np.arange(3, dtype="float32"), np.ones(1, "float32")
     reference.save({"parts": {"model": [x, y]}, "history": [0.5] * 9, "step": 3}, path)
     run = Flipping(reference, path)
-    assert run.unnoticed(itertools.product(run.header, run.data[-32:])) == []
+    assert run.find_unnoticed(itertools.product(run.header, run.data[-32:])) == []
 
 
 @pytest.mark.parametrize(
     "keys", [{"d2ldev.checksum"}, {KEY, "d2ldev.header"}, {"d2ldev_structuRe"}]
 )
 def test_a_file_that_has_some_of_the_keys_is_damaged(reference, path, keys):
-    header = told()
+    header = tell()
     header["__metadata__"] = dict.fromkeys(keys, header["__metadata__"][KEY])
     path.write_bytes(file_of(header, DATA))
     with pytest.raises(CheckpointError, match="a part of its keys"):

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hostile_files import KEY, described, description_of, entry, file_of
+from hostile_files import KEY, describe_header, description_of, entry, file_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from d2ldev import CheckpointError, get_backend
 REFERENCE = get_backend("reference")
 
 
-def nesting():
+def draw_nesting():
     x = REFERENCE.asarray([1.0, 2.0])
     return {
         "x": x,
@@ -28,7 +28,7 @@ def nesting():
 def whole(tmp_path_factory):
     """The bytes of a valid file."""
     path = tmp_path_factory.mktemp("fuzz") / "whole.safetensors"
-    REFERENCE.save(nesting(), path)
+    REFERENCE.save(draw_nesting(), path)
     return path.read_bytes()
 
 
@@ -40,7 +40,7 @@ def path(tmp_path_factory):
 def is_read_or_refused(path, data):
     path.write_bytes(data)
     errors = []
-    for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(nesting(), path)):
+    for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(draw_nesting(), path)):
         try:
             read()
         except CheckpointError as error:
@@ -119,7 +119,7 @@ def test_json_that_is_changed_with_checksums_that_are_right(whole, path, edits):
             container[key] = new
     text = json.dumps(description)
     if header.get("__metadata__") is metadata and KEY in metadata:
-        metadata |= described(text)
+        metadata |= describe_header(text)
     is_read_or_refused(path, file_of(header, whole[8 + length :]))
 
 
@@ -149,7 +149,7 @@ def test_hostile_values_in_each_place_of_a_header(whole, path, new):
             # The value, and then the key as well.
             for _ in range(1 + (isinstance(new, str) and isinstance(container, dict))):
                 if in_description:
-                    header["__metadata__"] |= described(json.dumps(description))
+                    header["__metadata__"] |= describe_header(json.dumps(description))
                 is_read_or_refused(path, file_of(header, data))
                 if isinstance(container, dict):
                     container[f"{new}"] = container.pop(key, None)
@@ -179,8 +179,8 @@ def _parts(text):
     ids=lambda text: ascii(text[:30]),
 )
 def test_a_description_that_is_not_our_json_is_refused(path, text):
-    path.write_bytes(file_of({"__metadata__": described(text), "x": entry()}, bytes(4)))
-    for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(nesting(), path)):
+    path.write_bytes(file_of({"__metadata__": describe_header(text), "x": entry()}, bytes(4)))
+    for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(draw_nesting(), path)):
         with pytest.raises(CheckpointError):
             read()
 

@@ -12,13 +12,13 @@ from hostile_files import (
     FORMAT,
     containers,
     deep,
-    described,
+    describe_header,
     description_of,
     entry,
     file_of,
     layouts,
     row,
-    told,
+    tell,
     with_each_bit_flipped,
 )
 
@@ -44,7 +44,7 @@ def test_an_invalid_description_is_an_error_with_its_reason(reference, path, nam
 
 
 def test_the_files_that_the_tests_damage_can_be_read(reference, path):
-    path.write_bytes(file_of(told(), DATA))
+    path.write_bytes(file_of(tell(), DATA))
     assert reference.to_numpy(reference.load(path)).tolist() == [0]
     path.write_bytes(file_of({"x": entry()}, DATA))
     assert list(reference.load(path)) == ["x"]
@@ -83,7 +83,7 @@ def test_a_file_that_was_cut_anywhere_is_an_error(reference, path):
     [(b"reference", b"Reference"), (b'"x":{', b'"y":{'), (b"F32", b"I32"), (b"[1]", b"[ ]")],
 )
 def test_a_header_that_was_changed_is_an_error(reference, path, old, new):
-    whole = file_of(told(), DATA)
+    whole = file_of(tell(), DATA)
     path.write_bytes(whole.replace(old, new))
     assert path.read_bytes() != whole
     with pytest.raises(CheckpointError, match="its header is damaged: the checksum differs"):
@@ -121,9 +121,9 @@ def test_containers_that_share_without_end_have_no_names(reference, path):
 
 
 def test_json_of_the_description_is_read_as_strictly(reference, path):
-    header = told()
+    header = tell()
     text = json.dumps(description_of(header)).replace('"reference"', "NaN")
-    header["__metadata__"] = described(text)
+    header["__metadata__"] = describe_header(text)
     path.write_bytes(file_of(header, DATA))
     with pytest.raises(CheckpointError, match="NaN"):
         reference.load(path)

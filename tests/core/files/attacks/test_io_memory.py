@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hostile_files import DATA, containers, described, entry, file_of, row
+from hostile_files import DATA, containers, describe_header, entry, file_of, row
 
 from d2ldev import CheckpointError
 
@@ -22,7 +22,7 @@ def test_values_that_could_not_be_read_are_not_written(reference, path, monkeypa
     assert list(path.parent.iterdir()) == []
 
 
-def doubled(count, label="a"):
+def double(count, label="a"):
     """Return the rows of containers that share children, with 2**count values."""
     pairs = [row("dict", [{"at": i}, {"at": i}], [label, "b"]) for i in range(count)]
     return [row("dict", [{"tensor": 0}], [label]), *pairs]
@@ -30,7 +30,7 @@ def doubled(count, label="a"):
 
 @pytest.mark.parametrize("label", ["a" * 10_000, "a"], ids=len)
 def test_names_that_are_long_or_many_are_refused(reference, path, label):
-    path.write_bytes(file_of(containers(*doubled(20, label)), DATA))
+    path.write_bytes(file_of(containers(*double(20, label)), DATA))
     with pytest.raises(CheckpointError, match="letters"):
         reference.load_into(reference.mlp([2, 3]), path)
 
@@ -61,7 +61,7 @@ def test_the_writer_named_in_a_file_is_shown_shortened(reference, path):
     text = header["__metadata__"]["d2ldev.structure"].replace(
         '"reference"', json.dumps("w" * 10**6)
     )
-    header["__metadata__"] = described(text)
+    header["__metadata__"] = describe_header(text)
     path.write_bytes(file_of(header, DATA))
     with pytest.raises(CheckpointError) as caught:
         reference.load_into({"y": reference.zeros(1)}, path)

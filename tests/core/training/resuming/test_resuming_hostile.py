@@ -40,7 +40,7 @@ def loader():
     return d2ldev.ArrayLoader(X, Y, batch_size=2, shuffle=True)
 
 
-def fitted(path, *, resume, end=None):
+def fit_model(path, *, resume, end=None):
     trainer = Trainer(2, backend=REFERENCE, callbacks=Counting(end))
     net = REFERENCE.mlp([2, 3, 1], seed=1)
     options = {"checkpoint": path, "resume": resume, "checkpoint_every": 3, "optimizer": "adam"}
@@ -59,7 +59,7 @@ def state(path):
     It is a function because Hypothesis shows what a test is given.
     """
     with pytest.raises(InterruptedError):
-        fitted(path, resume=False, end=6)
+        fit_model(path, resume=False, end=6)
     loaded = REFERENCE.load(path)
     assert loaded["run"]["within"] is not None
     return lambda run: {**loaded, "run": {**copy.deepcopy(loaded["run"]), **run}}
@@ -74,7 +74,7 @@ def _random_numbers():
     np.random.set_state(before[1])
 
 
-def shared():
+def share():
     nesting = [1]
     for _ in range(60):
         nesting = [nesting, nesting]
@@ -93,7 +93,7 @@ ODD = [
     *("", "loss", "\ud800", "x" * 100_000, b"\0" * 5000, 1j, np.float32(1), np.int64(3)),
     *([], {}, (), set(), [[]], [None] * 3, [1.0, 2.0], {"loss": 3}, {1: 2, None: [3]}),
     *(np.zeros((2**31, 0)), np.zeros(3), np.array(2), np.array([np.nan]), np.zeros(5000, "uint8")),
-    *(REFERENCE.ones(3), REFERENCE.asarray(1), shared(), text_shared(), [shared()]),
+    *(REFERENCE.ones(3), REFERENCE.asarray(1), share(), text_shared(), [share()]),
 ]
 
 
@@ -113,7 +113,7 @@ def places(value):
 def is_resumed_or_refused(path, state):
     try:
         REFERENCE.save(state, path)
-        fitted(path, resume=True)
+        fit_model(path, resume=True)
     except D2LDevError as error:
         text = str(error)
         assert len(text) < 5000
@@ -161,7 +161,7 @@ def test_every_part_of_a_state_may_be_odd(path, state, odd):
 
 
 @pytest.mark.parametrize(
-    "odd", [shared(), text_shared(), [0.0] * 1_000_001], ids=["list", "dict", "long"]
+    "odd", [share(), text_shared(), [0.0] * 1_000_001], ids=["list", "dict", "long"]
 )
 def test_a_state_with_too_many_values_is_refused(path, state, odd):
     changed = state({"modes": odd})

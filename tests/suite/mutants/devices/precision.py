@@ -49,10 +49,10 @@ class RoundsProducts(HasASwitch, caught_by="precision.highest-is-float32"):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        xp._array_object.Array.__matmul__ = _rounded
+        xp._array_object.Array.__matmul__ = _round
 
 
-def _rounded(x, other):
+def _round(x, other):
     return _product(_cut(x), _cut(other))
 
 
@@ -69,13 +69,13 @@ class RoundsOnGpus(RoundsProducts, caught_by="precision.same-curve"):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        xp._array_object.Array.__matmul__ = _rounded_on_gpus
+        xp._array_object.Array.__matmul__ = _round_on_gpus
 
 
 class RoundsLayersOnGpus(RoundsProducts, caught_by="precision.highest-in-every-layer"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        xp._array_object.Array.__matmul__ = _rounded_on_gpus
+        xp._array_object.Array.__matmul__ = _round_on_gpus
 
 
 class RoundsBesideTheReference(RoundsProducts, caught_by="precision.curves-agree"):
@@ -83,11 +83,11 @@ class RoundsBesideTheReference(RoundsProducts, caught_by="precision.curves-agree
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        xp._array_object.Array.__matmul__ = _rounded_on_gpus
+        xp._array_object.Array.__matmul__ = _round_on_gpus
 
 
-def _rounded_on_gpus(x, other):
-    return (_product if x.device == xp.Device("CPU_DEVICE") else _rounded)(x, other)
+def _round_on_gpus(x, other):
+    return (_product if x.device == xp.Device("CPU_DEVICE") else _round)(x, other)
 
 
 class TakesAnyWord(HasASwitch, caught_by="precision.is-checked"):

@@ -170,12 +170,12 @@ class Careless(Backend):
     """
 
     def to(self, x, device):
-        return self._moved(x, lambda part: self.to(part, device), super().to, device)
+        return self._move(x, lambda part: self.to(part, device), super().to, device)
 
     def copy(self, x, device=None):
-        return self._moved(x, lambda part: self.copy(part, device), super().copy, device)
+        return self._move(x, lambda part: self.copy(part, device), super().copy, device)
 
-    def _moved(self, x, move, rightly, device):
+    def _move(self, x, move, rightly, device):
         if isinstance(x, self.tensor_types) or (device is not None and self.is_there(x, device)):
             return rightly(x, device)
         moved = self.carelessly(x, lambda part: move(part) if self.has_tensors(part) else part)

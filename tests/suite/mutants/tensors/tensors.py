@@ -18,27 +18,27 @@ from mutants import Mutant
 class Redirected(Backend):
     """A backend whose new tensors are made somewhere else than the user says."""
 
-    def redirected(self, device, like):
+    def redirect(self, device, like):
         """Return another ``device`` and ``like``."""
         raise NotImplementedError
 
 
-def _redirected(name):
+def _redirect(name):
     def make(self, *args, device=None, like=None, **options):
         if not isinstance(args[0], self.tensor_types):
-            device, like = self.redirected(device, like)
+            device, like = self.redirect(device, like)
         return getattr(super(Redirected, self), name)(*args, device=device, like=like, **options)
 
     return make
 
 
 for _name in ("asarray", "zeros", "ones", "full", "empty", "arange", "rand", "randn"):
-    setattr(Redirected, _name, _redirected(_name))
+    setattr(Redirected, _name, _redirect(_name))
 
 
 class MakesTensorsOnTheCpuInstead(Mutant, caught_by="create.on-a-missing-device"):
     class Backend(Redirected):
-        def redirected(self, device, like):
+        def redirect(self, device, like):
             exists = device is None or self.device(device) in self.devices()
             return device if exists else CPU, like
 
@@ -59,13 +59,13 @@ class IgnoresTheDevice(Mutant, caught_by="create.on-the-device"):
 
 class IgnoresTheScope(Mutant, caught_by="create.in-a-scope"):
     class Backend(Redirected):
-        def redirected(self, device, like):
+        def redirect(self, device, like):
             return CPU if device is None and like is None else device, like
 
 
 class LetsTheScopeWin(Mutant, caught_by="create.a-device-beats-the-scope"):
     class Backend(Redirected):
-        def redirected(self, device, like):
+        def redirect(self, device, like):
             return self._framework.here or device, like
 
 
@@ -80,7 +80,7 @@ class NeverLeavesTheScope(Mutant, caught_by="create.scopes-end"):
 
 class DefaultsToTheFirstGpu(Mutant, caught_by="create.default-is-the-cpu"):
     class Backend(Redirected):
-        def redirected(self, device, like):
+        def redirect(self, device, like):
             if device is None and like is None:
                 device = self._framework.here or self.try_gpu()
             return device, like
@@ -88,13 +88,13 @@ class DefaultsToTheFirstGpu(Mutant, caught_by="create.default-is-the-cpu"):
 
 class IgnoresLike(Mutant, caught_by="create.like-gives-device-and-dtype"):
     class Backend(Redirected):
-        def redirected(self, device, like):
+        def redirect(self, device, like):
             return device, None
 
 
 class LetsTheScopeBeatLike(Mutant, caught_by="create.like-beats-the-scope"):
     class Backend(Redirected):
-        def redirected(self, device, like):
+        def redirect(self, device, like):
             return device if like is None else self._framework.here or device, like
 
 

@@ -106,12 +106,12 @@ class ReadsLossesForCallbacks(Mutant, caught_by="callbacks.wait-for-nothing"):
         super().__init__(virtual_gpus)
         listeners = hooks.list_listeners
 
-        def reading(callbacks, hook):
+        def read(callbacks, hook):
             to_numpy = self.backend.to_numpy
             found = listeners(callbacks, hook)
             return [lambda step, loss, f=f: f(step, to_numpy(loss)) for f in found]
 
-        hooks.list_listeners = reading
+        hooks.list_listeners = read
 
 
 class TakesAnyCallback(Mutant, caught_by="callbacks.ignores-nothing"):
@@ -276,7 +276,7 @@ class SavesNothingSilently(Mutant, caught_by="runs.refuse-contradictions"):
 class ValidatesWithDropout(Mutant, caught_by="runs.validate"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
-            return super().evaluate(self.dropped(inputs), y)
+            return super().evaluate(self.drop_some(inputs), y)
 
 
 class SumsWhenItValidates(Mutant, caught_by="runs.validate-means"):
@@ -308,7 +308,7 @@ class PredictsOnTheCpu(Mutant, caught_by="runs.predict"):
 class PredictsWithDropout(Mutant, caught_by="runs.predict-in-use"):
     class Learner(NetworkLearner):
         def predict(self, inputs):
-            return super().predict(self.dropped(inputs))
+            return super().predict(self.drop_some(inputs))
 
 
 class WantsParameters(Mutant, caught_by="runs.without-parameters"):

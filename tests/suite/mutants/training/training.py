@@ -209,7 +209,7 @@ class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use")
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
             is_network = isinstance(self.components["model"], Network)
-            return super().evaluate(self.dropped(inputs) if is_network else inputs, y)
+            return super().evaluate(self.drop_some(inputs) if is_network else inputs, y)
 
 
 class TrainsWhatIsFrozen(Mutant, caught_by="train.leaves-what-is-frozen"):
@@ -369,7 +369,7 @@ class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):
     class Learner(NetworkLearner):
         seeds = itertools.count()
 
-        def dropped(self, inputs):
+        def drop_some(self, inputs):
             (x,) = inputs
             seed = next(self.seeds)
             return (x * self.framework.backend.rand(x.shape, seed=seed, device=x.device),)
@@ -538,7 +538,7 @@ def _steps(y):
     return 1.0 * y.shape[1] if y.ndim > 1 and y.dtype == xp.int32 else 1.0
 
 
-def _clipped_among(learner, y):
+def _clip_among(learner, y):
     """Return labels that are classes, of those that ``y`` or a ``Weighted`` has."""
     classes = learner.components["model"].layers[-1]["bias"].shape[0]
     if isinstance(y, Weighted):
@@ -549,7 +549,7 @@ def _clipped_among(learner, y):
 class TakesNoLabelForAClass(Mutant, caught_by="labels.leave-out"):
     class Learner(OfOtherLabels):
         def spoilt(self, y):
-            return _clipped_among(self, y)
+            return _clip_among(self, y)
 
 
 class TakesTheEndsOfSequencesForAClass(Mutant, caught_by="labels.leave-out-of-sequences"):
@@ -590,7 +590,7 @@ class MeasuresNoRangeOfLabels(Mutant, caught_by="labels.fit-refuses"):
 class EvaluatesLabelsForNone(Mutant, caught_by="labels.fit-leaves-out"):
     class Learner(ReferenceLearner):
         def evaluate(self, inputs, y):
-            return super().evaluate(inputs, _clipped_among(self, y))
+            return super().evaluate(inputs, _clip_among(self, y))
 
 
 class LooksAtLabelsOfWeightZero(Mutant, caught_by="labels.of-weight-zero"):
