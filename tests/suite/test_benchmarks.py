@@ -145,7 +145,7 @@ def test_a_ratio_is_the_median_of_the_rounds(work):
 
 
 @pytest.mark.parametrize(("ours", "note", "met"), [(2, "because", False), (1, "", True)])
-def test_the_reason_is_told_where_the_aim_is_missed(work, ours, note, met):
+def test_the_table_gives_the_reason_for_a_missed_aim(work, ours, note, met):
     result = work.compare(WHAT, "einops", ([ours] * 3, [1] * 3), 1.0, "because")
     assert (result.note, result.met) == (note, met)
 
@@ -165,7 +165,7 @@ def test_the_rows_that_miss_their_aim_come_first(work):
 ROWS = (("a", 0.5), ("b", 1.0), ("c", 1.1), ("d", 3.0))
 
 
-def test_a_peer_that_is_missing_is_named_with_what_installs_it(work, monkeypatch):
+def test_a_missing_peer_is_named_with_its_install_line(work, monkeypatch):
     missing = work.Peer("einops", "no_such_module.at_all", "the-package")
     monkeypatch.setitem(work.PEERS, "einops", missing)
     names = {"einops": lambda: pytest.fail("asked for the names of what is not installed")}
@@ -237,7 +237,7 @@ def growth():
 
 
 @pytest.mark.parametrize(("power", "met"), [(1, True), (2, False)])
-def test_what_is_quadratic_misses_its_aim(growth, power, met):
+def test_a_quadratic_function_misses_its_aim(growth, power, met):
     samples = [growth.Sample(size, 1e-6 * size**power, 0, 0) for size in (10, 100, 1000)]
     work = growth.Growth("work", "work()", "leaves", (10, 100, 1000), lambda size: lambda: None)
     (result,) = growth.results_of(work, samples)

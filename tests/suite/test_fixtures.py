@@ -203,7 +203,7 @@ def state():
     return os.environ["KEPT"], os.getpid, Path.cwd(), d2ldev.backend.num_gpus()
 
 
-def test_what_was_changed_is_put_back(monkeypatch):
+def test_changed_settings_are_restored(monkeypatch):
     monkeypatch.setenv("KEPT", "before")
     before = state()
     with pytest.raises(LeakError):

@@ -54,7 +54,7 @@ def run_suite(folder, *, is_wrong, gaps):
     )
 
 
-def test_a_gap_that_its_package_declares_is_no_failure(tmp_path):
+def test_a_declared_gap_is_not_a_failure(tmp_path):
     done = run_suite(tmp_path, is_wrong=True, gaps=GAP)
     assert done.returncode == 0, done.stdout
     assert f"known gap: {REQUIREMENT}: ['it counts from 1 (https://example.org/" in done.stdout
@@ -111,6 +111,6 @@ def test_a_package_without_the_file_has_no_gaps(reference):
     ],
     ids=["a field that there is not", "no TOML"],
 )
-def test_a_file_that_cannot_be_read_is_told(make_framework, gaps, problem):
+def test_an_unreadable_file_is_reported(make_framework, gaps, problem):
     with pytest.raises(pytest.UsageError, match=re.escape(problem)):
         read_known_gaps(make_framework(gaps))

@@ -133,7 +133,7 @@ def test_a_sound_backend_passes_what_takes_minutes(outcomes, requirement, skip_w
     assert found == {requirement: "passed"}
 
 
-def test_what_takes_minutes_is_counted_and_waits_until_it_is_asked_for(outcomes, tmp_path):
+def test_nightly_tests_are_counted_and_skipped_by_default(outcomes, tmp_path):
     found = outcomes(Queued, ["mlp.seeds", *AT_NIGHT])
     assert found == {"mlp.seeds": "passed", **dict.fromkeys(AT_NIGHT, "skipped")}
     report = json.loads((tmp_path / "conformance.json").read_text())

@@ -133,7 +133,7 @@ def test_a_warning_of_d2ldev_or_of_the_backend_fails_a_test(pytester, monkeypatc
     result.assert_outcomes(failed=4, passed=1, warnings=1)
 
 
-def test_a_driver_that_is_missing_is_said_once_and_fails_nothing(tmp_path):
+def test_a_missing_driver_gives_one_warning(tmp_path):
     make_backend(tmp_path, "mine", source=BACKEND)
     done = conform(tmp_path, "mine", "--d2ldev-requirement=log.means", "-n", "1")
     assert done.returncode == 0, done.stdout + done.stderr

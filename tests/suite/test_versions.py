@@ -71,7 +71,7 @@ def tool():
     return runpy.run_path(str(ROOT / "tools" / "matrix.py"))
 
 
-def test_an_environment_is_made_with_what_a_row_asks_for(tool, tmp_path):
+def test_an_environment_has_the_versions_of_its_row(tool, tmp_path):
     row = {"backend": "jax", "python": "3.12", "install": ["jax==1.2", "flax==3.4"], "oldest": True}
     venv, install = tool["install_commands"](row, tmp_path)
     assert venv[venv.index("--python") + 1] == "3.12"
@@ -93,7 +93,7 @@ def test_a_row_runs_where_its_version_can_make_gpus(tool, tmp_path):
     assert command[-1] == "--"
 
 
-def test_a_command_that_fails_is_told_with_its_last_line(tool, tmp_path):
+def test_a_failed_command_is_reported_with_its_last_line(tool, tmp_path):
     commands = [["echo", "fine"], ["ls", "/nowhere"], ["touch", str(tmp_path / "not reached")]]
     with (tmp_path / "log").open("w", encoding="utf-8") as output:
         problem = tool["_run"](commands, tmp_path, output)

@@ -78,6 +78,6 @@ def test_nothing_is_set_where_there_are_gpus(tmp_path):
     assert names == [*["nobody"] * 4, "reference", "torch", "tensorflow", "mxnet", "jax"]
 
 
-def test_no_virtual_gpus_are_made_for_what_is_no_tensor(tmp_path):
+def test_virtual_gpus_are_made_only_for_tensors(tmp_path):
     names = print_program(tmp_path, NO_TENSORS, D2LDEV_VIRTUAL_GPUS="2")
     assert names == [*["nobody"] * 4, "reference"]

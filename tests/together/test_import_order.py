@@ -58,7 +58,7 @@ def test_frameworks_imported_by_d2ldev_are_usable(order):
     assert done.stdout == f"used {' '.join(order)}\n", done.stderr
 
 
-def test_mxnet_after_tensorflow_is_an_error_that_says_what_to_do():
+def test_mxnet_after_tensorflow_is_an_error_with_a_fix():
     program = """
 import tensorflow
 import d2ldev

@@ -26,7 +26,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
-def test_an_mlp_computes_what_the_one_it_was_loaded_from_computes(pair, path, activation):
+def test_a_loaded_mlp_computes_like_the_saved_one(pair, path, activation):
     source, target = pair
     data = np.random.default_rng(0).normal(size=(7, 5)).astype("float32")
     net = source.mlp([5, 4, 3, 2], activation=activation, seed=1)

@@ -155,7 +155,7 @@ HOLDERS = [(owner, other) for owner, other in PAIRS if other in OBJECTS]
 
 
 @pytest.mark.parametrize(("owner", "other"), HOLDERS)
-def test_place_and_save_name_the_framework_of_what_a_model_keeps(owner, other, tmp_path):
+def test_place_and_save_name_the_framework_of_foreign_tensors(owner, other, tmp_path):
     backend = d2ldev.get_backend(other)
     kept = next(iter(OBJECTS[owner].values()))()
     net = _holder(other, backend.mlp([2, 1]), kept)

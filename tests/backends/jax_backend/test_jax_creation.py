@@ -38,12 +38,12 @@ def wide(configure):
 
 @creators
 @places
-def test_what_is_made_is_committed(backend, make, place):
+def test_new_arrays_are_committed(backend, make, place):
     assert make(backend, device=place).committed
 
 
 @creators
-def test_what_is_made_without_a_device_is_committed_to_the_cpu(backend, make):
+def test_new_arrays_without_a_device_are_committed_to_the_cpu(backend, make):
     x = make(backend)
     assert x.committed
     assert backend.device_of(x) is cpu()
@@ -62,7 +62,7 @@ def test_nothing_goes_through_jax_s_default_device(backend, make, place, default
 
 
 @creators
-def test_what_is_made_in_jit_is_part_of_the_computation(backend, make):
+def test_arrays_made_in_jit_are_part_of_the_computation(backend, make):
     made = jax.jit(lambda: make(backend, device="cpu"))()
     assert made.dtype == make(backend, device="cpu").dtype
 
@@ -306,7 +306,7 @@ def test_what_is_large_is_made_under_a_transfer_guard_as_what_is_small(backend, 
 
 
 @large
-def test_what_does_not_fit_is_an_error_of_the_call(backend, card, make):
+def test_an_array_that_does_not_fit_is_an_error_of_the_call(backend, card, make):
     full = card(NBYTES - 1)
     with pytest.raises(OutOfDeviceMemoryError, match="gpu:0 has too little free memory") as caught:
         make(backend, "gpu:0")
@@ -335,7 +335,7 @@ def test_what_is_little_against_the_free_memory_is_not_waited_for(backend, card,
 
 
 @creators
-def test_nothing_is_asked_about_what_is_small(backend, card, make):
+def test_small_tensors_are_not_checked(backend, card, make):
     full = card(0)
     make(backend, device="gpu:0")
     backend.to(make(backend), "gpu:0")
@@ -354,7 +354,7 @@ def test_a_promise_that_is_not_kept_is_an_error_of_the_call(backend, card, make,
         make(backend, "gpu:0")
 
 
-def test_what_is_traced_has_no_memory_yet(backend, card):
+def test_a_traced_tensor_has_no_memory_yet(backend, card):
     full = card(0)
     x = jax.jit(lambda: backend.zeros(COUNT, device="gpu:0").sum())()
     assert (float(x), full.asked) == (0, 0)
@@ -368,7 +368,7 @@ def test_what_is_traced_has_no_memory_yet(backend, card):
         ({"bytes_in_use": 99}, "gpu"),
     ],
 )
-def test_where_the_limit_is_none_jax_is_waited_for(backend, stats, platform):
+def test_without_a_limit_jax_is_waited_for(backend, stats, platform):
     native = SimpleNamespace(memory_stats=lambda: stats, platform=platform)
     assert framework_of(backend).devices.is_large(100, native)
 

@@ -84,7 +84,7 @@ def settled(monkeypatch):
     monkeypatch.setenv("D2LDEV_GPU_MEMORY", "framework")
 
 
-def test_a_plugin_for_cuda_says_once_that_there_is_no_driver(plugin, allow, settled, monkeypatch):
+def test_a_plugin_for_cuda_warns_once_without_a_driver(plugin, allow, settled, monkeypatch):
     plugin("cuda")
     allow(None)
     monkeypatch.setattr(nvml, "cards", list)
@@ -316,7 +316,7 @@ def test_memory_that_was_taken_already_is_warned_about(untouched, monkeypatch):
     assert PREALLOCATE not in os.environ
 
 
-def test_a_policy_that_is_none_is_an_error(monkeypatch):
+def test_an_invalid_policy_is_an_error(monkeypatch):
     monkeypatch.setenv("D2LDEV_GPU_MEMORY", "all")
     with pytest.raises(UnsupportedValueError, match="D2LDEV_GPU_MEMORY='all'"):
         HardwareDevices().gpus()
@@ -375,7 +375,7 @@ def test_waiting_is_over_when_all_results_are_there(backend, work, device):
     assert all(x.is_ready() for x in results)
 
 
-def test_work_whose_results_nobody_took_is_waited_for(backend, work):
+def test_synchronize_waits_for_work_with_dropped_results(backend, work):
     del work("gpu:0")[:-1]
     assert not backend.is_idle("gpu:0")
     backend.synchronize("gpu:0")
@@ -400,7 +400,7 @@ def test_another_thread_s_results_are_waited_for(backend, work):
     assert all(x.is_ready() for x in results)
 
 
-def test_an_array_that_was_deleted_is_no_hindrance(backend, work):
+def test_a_deleted_array_does_not_matter(backend, work):
     for x in work("gpu:0"):
         x.delete()
     backend.synchronize("gpu:0")
@@ -461,7 +461,7 @@ def used(backend, device):
     return backend.memory(device).used
 
 
-def test_what_an_array_holds_is_counted_on_its_device_only(backend):
+def test_the_memory_of_an_array_counts_only_on_its_device(backend):
     before = {device: used(backend, device) for device in (gpu(0), gpu(1))}
     x = backend.zeros((256, 1024), device="gpu:1")
     after = {device: used(backend, device) for device in before}
@@ -505,7 +505,7 @@ def test_each_device_lists_its_part_of_an_array_that_is_spread(backend):
     assert (shapes.count((1, 12347)), shapes.count(x.shape)) == (2, 0)
 
 
-def test_a_deleted_array_is_no_live_tensor(backend):
+def test_a_deleted_array_is_not_a_live_tensor(backend):
     x = backend.zeros(12347, device="gpu:1")
     x.delete()
     assert (12347,) not in [live.shape for live in backend.live_tensors("gpu:1")]
@@ -776,7 +776,7 @@ show([str(backend.device_of(x)), str(backend.default_device()), backend.to(x, "g
     assert run(code, JAX_PLATFORMS="cuda") == [["gpu:1", "gpu:0", True]]
 
 
-def test_told_to_leave_gpus_alone_jax_has_none_and_says_nothing(run):
+def test_with_hidden_gpus_jax_has_none_and_does_not_warn(run):
     shown, caught = run(FAILING, FAILURE, JAX_PLATFORMS="cpu")
     assert shown == [[1, 1], 0, "cpu"]
     assert caught == []
@@ -808,7 +808,7 @@ def test_importing_jax_before_is_early_enough():
     assert run_virtual("import jax, jax.numpy\n" + USE, D2LDEV_VIRTUAL_GPUS="2")[0][-1] == "gpu:1"
 
 
-def test_using_jax_before_is_too_late_and_the_error_says_what_to_do():
+def test_using_jax_before_is_an_error_with_a_fix():
     code = """
 import d2ldev
 try:
@@ -821,7 +821,7 @@ except d2ldev.DeviceUnavailableError as error:
     assert f"{XLA_FLAGS}3" in text
 
 
-def test_using_jax_before_with_enough_cpu_devices_is_no_hindrance():
+def test_using_jax_before_with_enough_cpu_devices_is_allowed():
     shown = run_virtual(IN_USE + USE, D2LDEV_VIRTUAL_GPUS="2", XLA_FLAGS=f"{XLA_FLAGS}4")
     assert shown == [["cpu", "gpu:0", "gpu:1"]]
 
@@ -832,7 +832,7 @@ def test_the_user_s_own_cpu_devices_are_not_taken_away():
     assert shown == [["cpu", "gpu:0"], 5]
 
 
-def test_cpu_devices_that_are_no_virtual_gpu_are_the_cpu():
+def test_other_cpu_devices_are_the_cpu():
     code = USE + "import jax; show([str(backend.device(device)) for device in jax.devices()])"
     shown = run_virtual(code, D2LDEV_VIRTUAL_GPUS="1", XLA_FLAGS=f"{XLA_FLAGS}3")
     assert shown == [["cpu", "gpu:0"], ["cpu", "gpu:0", "cpu"]]

@@ -89,7 +89,7 @@ def test_random_keys_come_back_as_keys_and_draw_the_same(backend, path, generato
     np.testing.assert_array_equal(*drawn)
 
 
-def test_what_was_tied_in_a_module_is_tied_in_the_one_that_it_is_loaded_into(backend, path):
+def test_load_into_keeps_the_ties_of_a_module(backend, path):
     begin, _ = provision.loops(backend)["module"]
     backend.save(begin(1, backend.cpu()), path)
     net = backend.load_into(begin(2, backend.gpu(1)), path)["net"]
@@ -190,7 +190,7 @@ def test_no_layers_are_claimed_for_other_models(backend, make):
     assert ModelInventory(framework_of(backend), make(), "test").layouts is None
 
 
-def test_a_linen_module_is_told_that_its_parameters_are_elsewhere(backend, path):
+def test_the_error_of_a_linen_module_points_to_its_parameters(backend, path):
     module = linen.Dense(2)
     variables = module.init(jax.random.key(0), jnp.ones((1, 3)))
     backend.save(variables, path)

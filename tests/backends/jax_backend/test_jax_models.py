@@ -56,7 +56,7 @@ def test_a_module_moves_in_place_and_whole(backend, net):
     assert all(now is then for now, then in zip(after, variables, strict=True))
 
 
-def test_what_was_placed_is_committed(backend, net):
+def test_placed_arrays_are_committed(backend, net):
     backend.place(net, "gpu:0")
     assert all(x.committed for x in everything(backend, net))
 
@@ -464,7 +464,7 @@ def test_a_partial_of_jax_moves(backend):
     assert backend.device_of(moved(1.0)) is gpu(0)
 
 
-def test_what_is_there_is_itself(backend):
+def test_a_tensor_already_there_is_returned_itself(backend):
     tree = [Batch(backend.ones(1), "cat"), Pair(backend.ones(1), {}, 1)]
     assert backend.to(tree, "cpu") is tree
     assert backend.place(tree, "cpu") is tree

@@ -92,7 +92,7 @@ def test_products_and_convolutions_are_traced_with_it(backend, name, found):
     assert traced == [(precision, precision)] * 2
 
 
-def test_a_compiled_function_is_compiled_anew_in_another_precision(backend):
+def test_a_compiled_function_compiles_again_in_another_precision(backend):
     traced = []
 
     @jax.jit
@@ -106,7 +106,7 @@ def test_a_compiled_function_is_compiled_anew_in_another_precision(backend):
     assert traced == ["highest", "high"]
 
 
-def test_the_steps_of_a_learner_are_compiled_anew_in_another_precision(backend):
+def test_the_steps_of_a_learner_compile_again_in_another_precision(backend):
     traced = []
 
     def loss(prediction, y):

@@ -70,7 +70,7 @@ def test_lowering_ahead_of_time_raises_too(backend, x, y):
 
 
 @pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
-def test_a_module_that_was_placed_refuses_data_from_elsewhere(backend, model):
+def test_a_placed_module_refuses_data_on_another_device(backend, model):
     ((inputs, _),) = batches(backend, model, "gpu:0", 1)
     with backend.strict(), pytest.raises(DeviceMismatchError, match="on gpu:1"):
         build(backend, model, "gpu:1")(*inputs)

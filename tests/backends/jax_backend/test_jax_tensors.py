@@ -84,7 +84,7 @@ def test_a_traced_value_is_converted_in_the_computation(backend):
     assert x.tolist() == [1, 1]
 
 
-def test_what_comes_out_of_a_traced_function_has_a_place(backend):
+def test_results_of_a_traced_function_have_a_device(backend):
     x = jax.jit(lambda x: x + 1)(backend.ones(3, device="gpu:1"))
     assert backend.device_of(x) is gpu(1)
 
@@ -174,7 +174,7 @@ def test_an_uncommitted_array_is_where_its_bytes_are(backend):
 
 
 @pytest.mark.parametrize("value", [jax.ShapeDtypeStruct((2,), "float32"), jnp.float32, jax.devices])
-def test_what_is_no_array_is_refused(backend, value):
+def test_an_object_that_is_not_an_array_is_refused(backend, value):
     with pytest.raises(UnsupportedValueError, match="is not a JAX array"):
         backend.device_of(value)
 
@@ -204,7 +204,7 @@ def test_a_copy_of_a_batch_is_where_each_array_was(backend, copies):
 
 
 @pytest.mark.parametrize("method", ["to", "copy"])
-def test_what_was_uncommitted_is_committed_when_it_moves(backend, method):
+def test_uncommitted_arrays_are_committed_when_they_move(backend, method):
     assert getattr(backend, method)(jnp.ones(2), "gpu:0").committed
 
 
@@ -277,7 +277,7 @@ def test_asarray_commits_to_the_device_that_it_is_given(backend, copy):
     assert backend.asarray(x, copy=copy) is x
 
 
-def test_asarray_copies_if_it_is_told_to_also_where_it_commits(backend):
+def test_asarray_with_copy_copies_also_where_it_commits(backend):
     x = jnp.ones(2)
     made = backend.asarray(x, device="cpu", copy=True)
     assert made.committed
@@ -402,7 +402,7 @@ def test_a_pinned_array_is_an_array_of_the_cpu_in_mapped_memory(backend, client)
         assert np.array_equal(backend.to(there, "gpu:1"), x)
 
 
-def test_pinned_memory_is_given_back_when_nobody_uses_it(backend, client):
+def test_unused_pinned_memory_is_released(backend, client):
     there = framework_of(backend).tensors.pin(backend.zeros(2**12))
     view = np.asarray(there)
     address = backend.address(there)
@@ -456,7 +456,7 @@ def test_aligned_memory_is_taken_over(backend, dtype):
     assert x.committed
 
 
-def test_what_is_written_to_the_source_shows(backend):
+def test_writes_to_the_source_are_visible(backend):
     data = align()
     x = backend.from_dlpack(data)
     data[3] = 7
@@ -576,7 +576,7 @@ def test_another_number_of_scalars_needs_no_other_program(backend, configure, ca
     assert programs == []
 
 
-def test_a_traced_scalar_is_refused_with_what_to_do(backend):
+def test_a_traced_scalar_is_refused_with_the_fix(backend):
     log = DeviceLog(backend)
 
     @jax.jit

@@ -117,7 +117,7 @@ def test_every_array_of_mxnet_has_its_device(backend, make):
     [mx.sym.var("x"), mx.cpu(), mx, mx.gluon.Parameter("w")],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_array_has_no_device(backend, value):
+def test_an_object_that_is_not_an_array_has_no_device(backend, value):
     with pytest.raises(UnsupportedValueError):
         backend.device_of(value)
 
@@ -208,7 +208,7 @@ def test_a_card_s_memory_is_its_size(two_cards, monkeypatch):
     assert two_cards.memory("gpu:1") == Memory(None, None, 4001)
 
 
-def test_being_idle_is_said_after_waiting(backend):
+def test_a_device_is_idle_after_waiting(backend):
     x = backend.rand((512, 512), device="gpu:0")
     for _ in range(8):
         x = mx.np.dot(x, x) / 512
@@ -216,7 +216,7 @@ def test_being_idle_is_said_after_waiting(backend):
     np.testing.assert_array_equal(backend.to_numpy(x).shape, (512, 512))
 
 
-def test_what_fails_after_its_call_is_raised_by_synchronize(backend):
+def test_synchronize_raises_errors_of_earlier_calls(backend):
     x = mx.np.array([1.0, 0.0])
     mx.np.linalg.cholesky(mx.np.array([[1.0, 2.0], [2.0, 1.0]]))
     with pytest.raises(mx.base.MXNetError):

@@ -87,7 +87,7 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed(backen
     ],
     ids=str,
 )
-def test_what_is_no_state_is_refused_and_nothing_is_changed(backend, made, spoilt, problem):
+def test_an_invalid_state_is_refused_and_nothing_changes(backend, made, spoilt, problem):
     files, whole = framework_of(backend).files, made("adam")
     train(backend, **whole, device="gpu:0")
     state = files.state(whole["trainer"])
@@ -111,7 +111,7 @@ def test_a_number_of_another_kind_is_refused(backend, made, value):
         files.prepare_state(trainer, state)
 
 
-def test_a_number_is_no_flag(backend, made):
+def test_a_number_is_not_a_flag(backend, made):
     trainer, files = made("adam")["trainer"], framework_of(backend).files
     state = files.state(trainer)
     state["numbers"]["lazy_update"] = 5
@@ -169,7 +169,7 @@ def test_an_array_with_a_gradient_stays_who_it_is_and_is_trained_on(backend, pat
     assert backend.to_numpy(x.grad).tolist() == [4, 4, 4]
 
 
-def test_a_hybridized_block_computes_with_what_was_loaded(backend, path):
+def test_a_hybridized_block_computes_with_loaded_parameters(backend, path):
     x = backend.ones((1, 2))
     net, other = backend.mlp([2, 3, 1], seed=1), backend.mlp([2, 3, 1], seed=2)
     other.hybridize(static_alloc=True)

@@ -203,7 +203,7 @@ print(json.dumps(d2ldev.get_backend('mxnet').num_gpus() >= 0))
     assert run(code) is True
 
 
-def test_a_broken_library_is_no_installed_backend(tmp_path):
+def test_a_backend_with_a_broken_library_is_not_installed(tmp_path):
     library = tmp_path / "libmxnet.so"
     library.write_text("no library")
     message, cause, is_left, other = run(FAILING.format(before=""), MXNET_LIBRARY_PATH=str(library))
@@ -242,7 +242,7 @@ print(json.dumps([said, loaded]))
 """
 
 
-def test_a_build_for_cuda_says_that_there_is_no_driver():
+def test_a_build_for_cuda_warns_without_a_driver():
     said, loaded = run(FOR_CUDA.replace("{driver}", "False"))
     assert "built for CUDA" in said
     assert "no NVIDIA driver here (libcuda.so.1)" in said
@@ -257,7 +257,7 @@ def test_a_build_for_cuda_is_given_the_libraries_of_nvidia_s_wheels(tmp_path):
     assert {"libcudart.so.11.0", "libcublas.so.11", "libcudnn.so.8", "libnccl.so.2"} <= set(loaded)
 
 
-def test_a_numpy_that_is_too_new_is_no_installed_backend():
+def test_a_backend_with_a_too_new_numpy_is_not_installed():
     # What NumPy 2 took away, and MXNet reads first.
     message, cause, is_left, other = run(FAILING.format(before="del numpy.PZERO"))
     assert "PZERO" in message

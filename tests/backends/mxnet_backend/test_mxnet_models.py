@@ -63,7 +63,7 @@ def test_a_moved_gradient_is_the_one_that_is_written_to(backend):
 
 
 @pytest.mark.parametrize(("request_", "expected"), [("write", 4.0), ("add", 8.0)])
-def test_what_is_done_with_gradients_stays(backend, request_, expected):
+def test_changes_of_gradients_stay(backend, request_, expected):
     net = dense()
     net.weight.grad_req = request_
     backend.place(backpropagate(net, backend), "gpu:0")

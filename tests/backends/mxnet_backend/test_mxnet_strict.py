@@ -101,14 +101,14 @@ def test_assignment_is_an_explicit_copy(backend, make, key):
 
 
 @pytest.mark.parametrize("make", [array, legacy])
-def test_an_index_from_elsewhere_is_refused(backend, make):
+def test_an_index_on_another_device_is_refused(backend, make):
     x, index = make(1), make(2)[0].astype("int32")
     assert "index on gpu:1" in str(refuse(backend, lambda: x[index]))
     assert "index" in str(refuse(backend, lambda: x[index, 0:2]))
     assert "index on gpu:1" in str(refuse(backend, lambda: operator.setitem(x, index, 2)))
 
 
-def test_a_mask_from_elsewhere_is_refused(backend):
+def test_a_mask_on_another_device_is_refused(backend):
     x, mask = array(1), array(2) > 0
     assert "index on gpu:1" in str(refuse(backend, lambda: x[mask]))
     assert "index on gpu:1" in str(refuse(backend, lambda: operator.setitem(x, mask, 2)))
@@ -203,7 +203,7 @@ def layer(request):
 HYBRID = [{}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
-def test_a_layer_refuses_an_input_from_elsewhere(backend, layer):
+def test_a_layer_refuses_an_input_on_another_device(backend, layer):
     block, shape = layer
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         block(array(2, shape))
@@ -212,7 +212,7 @@ def test_a_layer_refuses_an_input_from_elsewhere(backend, layer):
 
 @pytest.mark.parametrize("settings", HYBRID, ids=str)
 @pytest.mark.parametrize("is_recording", [False, True])
-def test_a_hybridized_block_refuses_an_input_from_elsewhere(backend, settings, is_recording):
+def test_a_hybridized_block_refuses_an_input_on_another_device(backend, settings, is_recording):
     net = sequential(nn.HybridSequential())
     net.initialize(ctx=mx.cpu(1))
     net.hybridize(**settings)
@@ -261,7 +261,7 @@ def test_the_parameter_and_the_input_are_named(backend):
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_state_from_elsewhere_is_refused(backend):
+def test_a_state_on_another_device_is_refused(backend):
     layer = rnn.LSTM(2, input_size=3)
     layer.initialize(ctx=mx.cpu(1))
     states = layer.begin_state(2, ctx=mx.cpu(2))
@@ -272,7 +272,7 @@ def test_a_state_from_elsewhere_is_refused(backend):
         layer(array(1, (4, 2, 3)), states)
 
 
-def test_a_symbol_block_refuses_an_input_from_elsewhere(backend):
+def test_a_symbol_block_refuses_an_input_on_another_device(backend):
     x = mx.sym.var("x").as_np_ndarray()
     block = mx.gluon.SymbolBlock(x * mx.sym.var("w").as_np_ndarray(), [x])
     block.params["w"].shape = (3,)
@@ -331,14 +331,14 @@ def recorded():
     return x, y
 
 
-def test_a_head_gradient_from_elsewhere_is_refused(backend, recorded):
+def test_a_head_gradient_on_another_device_is_refused(backend, recorded):
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         recorded[1].backward(array(2))
     assert "cannot run backward: " in str(caught.value)
     assert "operand_0 on gpu:0, operand_1 on gpu:1" in str(caught.value)
 
 
-def test_grad_with_a_head_gradient_from_elsewhere_is_refused(backend, recorded):
+def test_grad_with_a_head_gradient_on_another_device_is_refused(backend, recorded):
     x, y = recorded
     with backend.strict(), pytest.raises(DeviceMismatchError, match="operand_1 on gpu:1"):
         mx.autograd.grad(y, [x], [array(2)])
@@ -367,7 +367,7 @@ def test_losses_on_two_devices_go_backward_together(backend):
 
 
 @pytest.mark.parametrize("name", ["nag", "adam", "rmsprop", "adagrad", "signum", "ftrl"])
-def test_an_update_with_a_gradient_from_elsewhere_is_refused(backend, name):
+def test_an_update_with_a_gradient_on_another_device_is_refused(backend, name):
     optimizer = mx.optimizer.create(name)
     weight = legacy(1)
     state = optimizer.create_state(0, weight)

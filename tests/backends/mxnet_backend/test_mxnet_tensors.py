@@ -144,7 +144,7 @@ def test_small_and_large_tensors_have_the_same_values(backend):
         assert backend.to_numpy(backend.zeros(size, device="gpu:1")).sum() == 0
 
 
-def test_a_legacy_array_comes_back_itself(backend):
+def test_a_legacy_array_is_returned_itself(backend):
     x = mx.nd.ones((2,))
     assert backend.asarray(x) is x
     assert backend.dtype_of(x) == "float32"

@@ -356,7 +356,7 @@ def test_where_the_driver_cannot_be_asked_tensorflow_counts_and_says_so(cuda, mo
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_a_build_for_cuda_says_once_that_there_is_no_driver(cuda, started):
+def test_a_build_for_cuda_warns_once_without_a_driver(cuda, started):
     cuda(driver=0, listed=0, started=started)
     room.nvml.warn_without_driver.cache_clear()
     devices = TensorFlowDevices(None)

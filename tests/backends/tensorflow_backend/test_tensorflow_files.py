@@ -432,9 +432,7 @@ def test_an_optimizer_in_another_one_is_told_from_it(backend, path):
         backend.load_into(optimizers[1], path)
 
 
-def test_variables_stay_who_they_are_and_what_was_traced_computes_with_the_new_values(
-    backend, path
-):
+def test_variables_keep_their_identity_and_traced_functions_use_the_new_values(backend, path):
     weight = tf.Variable([1.0, 2.0])
     traced = tf.function(lambda: weight * 1, autograph=False)
     traced()

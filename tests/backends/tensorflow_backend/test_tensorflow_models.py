@@ -499,7 +499,7 @@ def test_a_method_of_another_module_keeps_its_trace(backend):
     assert other.__call__ is before
 
 
-def test_who_holds_a_variable_still_holds_it(backend):
+def test_references_to_a_variable_stay_valid(backend):
     variable = on("cpu", [1.0, 2.0])
     held = {"v": variable}
     backend.place(variable, "gpu:1")

@@ -170,7 +170,9 @@ def test_using_a_model_for_a_second_time_traces_nothing(backend, net, traces, ve
         ("adam", "fp16"),
     ],
 )
-def test_an_optimizer_by_name_begins_anew_in_each_fit(backend, net, train, begin, name, precision):
+def test_a_named_optimizer_begins_with_a_new_state_in_each_fit(
+    backend, net, train, begin, name, precision
+):
     first, second = (Trainer(2, backend=backend, precision=precision) for _ in "ab")
     expected = train(net, first, optimizer=name)
     begin()
@@ -217,7 +219,7 @@ def test_an_optimizer_that_was_taken_from_a_learner_stays_as_it_is(backend, net,
     assert all(np.array_equal(x, y) for x, y in zip(taken.variables, before, strict=True))
 
 
-def test_what_is_changed_in_an_optimizer_between_two_steps_counts(backend, net):
+def test_changes_of_an_optimizer_between_two_steps_count(backend, net):
     learner = backend.learner(net, optimizer="sgd", lr=0.1)
     batch = ((backend.asarray(X),), backend.asarray(X[:, :1]))
     learner.step(*batch)
@@ -241,7 +243,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_is_changed_between_two_fits_counts(net, train, begin, monkeypatch, change):
+def test_changes_between_two_fits_count(net, train, begin, monkeypatch, change):
     before = train(net, loss=LOSS)
     begin()
     options = change(net, monkeypatch) or {}
@@ -353,7 +355,7 @@ def test_a_model_keeps_four_programs(net, train, traces):
 
 
 @pytest.mark.parametrize("options", [{"gradient_clip_val": 0.01}, {"precision": "bf16"}])
-def test_what_another_trainer_changes_counts(backend, net, train, begin, options):
+def test_changes_by_another_trainer_count(backend, net, train, begin, options):
     before = train(net)
     begin()
     assert train(net, Trainer(2, backend=backend, **options)) != before

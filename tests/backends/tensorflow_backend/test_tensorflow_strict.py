@@ -165,7 +165,7 @@ MADE_ON_THE_WAY = {
 
 
 @pytest.mark.parametrize("make", MADE_ON_THE_WAY.values(), ids=MADE_ON_THE_WAY)
-def test_what_no_scope_has_placed_mixes(backend, here, make):
+def test_unplaced_tensors_mix(backend, here, make):
     with backend.strict():
         made = make()
         found = [here + made, made * here, tf.function(tf.add, autograph=False)(made, here)]
@@ -179,7 +179,7 @@ def test_what_is_computed_from_it_and_a_placed_tensor_is_placed(backend, here, e
             placed + elsewhere
 
 
-def test_zeros_that_a_gradient_had_before_the_block_are_no_operands(backend, here):
+def test_zeros_of_a_gradient_from_before_the_block_are_not_operands(backend, here):
     def gradient():
         with tf.GradientTape() as tape:
             tape.watch(here)
@@ -383,7 +383,7 @@ MAPPED = {
 
 @pytest.mark.usefixtures("_converted_elsewhere")
 @pytest.mark.parametrize("make", MAPPED.values(), ids=MAPPED)
-def test_what_a_vectorized_map_closes_over_is_an_operand(backend, here, elsewhere, make):
+def test_tensors_captured_by_a_vectorized_map_are_operands(backend, here, elsewhere, make):
     with backend.strict():
         mapped = make(here[0])
         assert backend.device_of(tf.vectorized_map(mapped, here)) is gpu(1)
@@ -392,7 +392,7 @@ def test_what_a_vectorized_map_closes_over_is_an_operand(backend, here, elsewher
 
 
 @pytest.mark.usefixtures("_converted_elsewhere")
-def test_what_a_vectorized_map_makes_is_no_operand(backend, here):
+def test_tensors_made_by_a_vectorized_map_are_not_operands(backend, here):
     signals = backend.ones((4, 30), device="gpu:1")
 
     def noise(row):
@@ -555,7 +555,7 @@ def test_a_model_is_trained_where_it_is(backend, model):
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0"])
-def test_a_model_refuses_data_from_elsewhere(backend, model, device):
+def test_a_model_refuses_data_on_another_device(backend, model, device):
     net, x = model
     net(backend.asarray(x, device="gpu:1"))
     elsewhere = backend.asarray(x, device=device)
@@ -635,7 +635,7 @@ def test_steps_are_those_of_the_cpu(backend, make, is_placed):
         assert train("gpu:1") == train("cpu")
 
 
-def test_an_optimizer_refuses_gradients_from_elsewhere(backend):
+def test_an_optimizer_refuses_gradients_on_another_device(backend):
     with backend.strict():
         weight = backend.place(tf.Variable(backend.ones((3, 2))), "gpu:0")
         gradient = backend.ones((3, 2), device="gpu:1")

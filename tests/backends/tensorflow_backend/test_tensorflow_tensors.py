@@ -457,7 +457,7 @@ def test_a_variable_of_its_own_is_taken_over_with_its_memory(backend):
 # -- Logging ---------------------------------------------------------------------------------------
 
 
-def test_a_traced_scalar_is_refused_with_what_to_do(backend):
+def test_a_traced_scalar_is_refused_with_the_fix(backend):
     log = DeviceLog(backend)
 
     @tf.function(autograph=False)

@@ -123,7 +123,7 @@ def normalization():
 
 
 @pytest.mark.parametrize("make", [vectorization, lookup, discretization, normalization])
-def test_a_copy_has_what_adapt_has_learned(backend, make):
+def test_a_copy_has_the_state_of_adapt(backend, make):
     net = make()
     x = tf.constant(WORDS) if make in (vectorization, lookup) else tf.ones((8, 2))
     expected = net(x).numpy()

@@ -50,7 +50,7 @@ def run(program):
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_an_epoch_by_hand_learns_what_that_of_the_trainer_does():
+def test_an_epoch_by_hand_learns_like_the_trainer():
     (ours, theirs), same, (row,) = run(EPOCHS)
     assert ours == pytest.approx(theirs)
     assert same == [True, True]

@@ -81,7 +81,7 @@ def test_hardware_that_fails_to_start_is_a_warning_with_the_reason(ledger, devic
         assert ledger.num_gpus() == 0
 
 
-def test_a_build_for_cuda_says_once_that_there_is_no_driver(torch_backend, monkeypatch):
+def test_a_build_for_cuda_warns_once_without_a_driver(torch_backend, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(nvml, "has_driver", lambda: False)

@@ -58,7 +58,7 @@ def test_a_tensor_of_the_cpu_is_loaded_without_another_copy(torch_backend):
     ).data_ptr() == (data.ctypes.data)
 
 
-def test_what_is_loaded_can_be_written_to_and_trained(torch_backend, path):
+def test_loaded_arrays_can_be_written_to_and_trained(torch_backend, path):
     torch_backend.save(torch.ones(3), path)
     x = torch_backend.load(path).requires_grad_()
     (x * x).sum().backward()
@@ -236,7 +236,7 @@ def test_a_buffer_that_is_none_stays_none_when_the_file_was_refused(torch_backen
         ),
     ],
 )
-def test_what_a_layer_was_made_without_is_not_read_into_it(
+def test_a_parameter_that_a_layer_lacks_is_not_read_into_it(
     torch_backend, path, wanted, missing, name
 ):
     torch_backend.save(wanted, path)
@@ -364,7 +364,7 @@ def test_a_lazy_module_that_was_made_with_other_sizes_is_refused_and_lazy_still(
     assert is_lazy(net[0].weight)
 
 
-def test_a_lazy_module_of_which_a_part_is_there_is_told_what_it_lacks(torch_backend):
+def test_the_error_of_a_partly_lazy_module_names_what_it_lacks(torch_backend):
     net = torch.nn.Sequential(torch.nn.LazyLinear(4))
     with pytest.raises(CheckpointError, match=r"it lacks 0\.bias; misfits: 0\.weight has no shape"):
         torch_backend.load_into(net, {"0.weight": torch.ones(4, 3)})
@@ -498,7 +498,7 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
         (lambda state: 3, "not the state of a torch optimizer"),
     ],
 )
-def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):
+def test_an_invalid_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):
     optimizer = build(torch_backend, OPTIMIZERS["Adam"], 1)["optimizer"]
     with pytest.raises(ValueError, match=problem):
         framework_of(torch_backend).files.prepare_state(

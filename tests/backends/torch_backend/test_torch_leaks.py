@@ -237,7 +237,7 @@ def test_training_with_modules_buffers_and_loaders_has_no_leaks(backend, library
     assert list(leaks) == []
 
 
-def test_what_the_caller_creates_is_on_the_device(backend, library):
+def test_tensors_that_the_caller_creates_are_on_the_device(backend, library):
     with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
         made = [
             torch.ones(3),

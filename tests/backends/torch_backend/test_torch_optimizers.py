@@ -229,7 +229,7 @@ def assert_equal(found, expected):
 
 @pytest.mark.parametrize("num_gpus", [0, 1])
 @pytest.mark.parametrize("make", [*MAKERS.values()], ids=[*MAKERS])
-def test_a_run_that_is_resumed_ends_as_an_unbroken_one(virtual, tmp_path, make, num_gpus):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(virtual, tmp_path, make, num_gpus):
     expected = train(virtual, *build(make), 4, num_gpus)
     path = tmp_path / "run.safetensors"
     train(virtual, *build(make), 2, num_gpus, checkpoint=path)
@@ -267,7 +267,7 @@ def test_all_that_it_keeps_is_listed_where_it_is(virtual, name):
     assert len(places) > len(list(net.parameters()))
 
 
-def test_what_two_share_is_shared_afterwards(virtual, tmp_path):
+def test_shared_tensors_stay_shared(virtual, tmp_path):
     net, optimizer = build(MAKERS["sharpness-aware"])
     train(virtual, net, optimizer)
     virtual.save(optimizer, tmp_path / "state.safetensors")
@@ -277,7 +277,7 @@ def test_what_two_share_is_shared_afterwards(virtual, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "hooks"])
-def test_what_is_sent_to_a_process_goes_on_there(virtual, name):
+def test_training_goes_on_in_another_process(virtual, name):
     net, optimizer = build(MAKERS[name])
     train(virtual, net, optimizer)
     other = send(virtual, (net, optimizer))
@@ -309,7 +309,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "said"), [*REFUSED.values()], ids=[*REFUSED])
-def test_what_no_file_can_give_back_is_refused(virtual, tmp_path, make, said):
+def test_values_that_no_file_restores_are_refused(virtual, tmp_path, make, said):
     net, optimizer = build(make)
     path = tmp_path / "run.safetensors"
     train(virtual, net, optimizer)

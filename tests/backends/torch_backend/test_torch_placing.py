@@ -159,7 +159,7 @@ def test_the_state_stays_under_its_parameter(ledger):
     assert list(map(id, optimizer.state)) == list(map(id, net.parameters()))
 
 
-def test_a_dictionary_of_model_and_optimizer_comes_back_itself(ledger):
+def test_placing_a_dictionary_of_model_and_optimizer_returns_it(ledger):
     net, optimizer, _, _, x, y = twins("adam")
     train(net, optimizer, x, y, 1)
     training = {"net": net, "optimizer": optimizer, "epoch": 3}
@@ -203,7 +203,7 @@ def test_asking_for_the_placement_of_an_optimizer_adds_no_state(torch_backend):
     assert len(optimizer.state) == 0
 
 
-def test_what_a_group_keeps_moves_but_for_numbers_on_the_host(ledger):
+def test_tensors_of_a_group_move_except_numbers_on_the_host(ledger):
     net, *_ = regression()
     optimizer = optim.Adam(net.parameters(), lr=torch.tensor(0.1), foreach=False)
     optimizer.param_groups[0]["weights"] = torch.ones(2)
@@ -256,7 +256,7 @@ def test_an_interruption_leaves_everything_where_it_was(ledger, copies):
     assert everything(net, optimizer) == before
 
 
-def test_an_attribute_that_cannot_be_made_again_leaves_everything_where_it_was(ledger):
+def test_an_attribute_that_cannot_be_rebuilt_leaves_everything_in_place(ledger):
     class Table(dict):
         def __copy__(self):
             raise RuntimeError("one of a kind")

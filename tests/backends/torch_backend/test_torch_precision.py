@@ -174,7 +174,7 @@ def test_ctrl_c_while_the_switches_are_read_leaves_each_as_it_was(monkeypatch, n
     assert state() == before
 
 
-def test_a_compiled_function_is_compiled_anew_in_another_precision():
+def test_a_compiled_function_compiles_again_in_another_precision():
     counter = CompileCounter()
     double = torch.compile(lambda x: x @ x, backend=counter)
     x = torch.ones(2, 2)

@@ -91,13 +91,13 @@ between = pytest.mark.parametrize("route", ROUTES, ids="-".join)
 
 @refused
 @between
-def test_what_torch_refuses_is_refused_at_the_operation(plain, name, route):
+def test_mixing_that_torch_refuses_is_an_error_of_the_operation(plain, name, route):
     _assert_refused(plain, name, route)
 
 
 @refused
 @pytest.mark.parametrize("route", [("cpu", "gpu:0"), ("gpu:0", "cpu")], ids="-".join)
-def test_what_torch_refuses_on_hardware_is_refused_at_the_operation(hardware, name, route):
+def test_mixing_that_torch_refuses_on_hardware_is_an_error_of_the_operation(hardware, name, route):
     _assert_refused(hardware, name, route)
 
 
@@ -193,13 +193,13 @@ def test_a_generator_of_another_device_is_named(plain, name):
     ],
     ids=["copy_", "copies", "assignment", "of an element", "pad_sequence", "data"],
 )
-def test_what_torch_defines_as_a_copy_is_no_error(plain, copies, source):
+def test_operations_that_torch_defines_as_copies_are_allowed(plain, copies, source):
     x, y = on_two(plain, "gpu:1", source)
     with plain.strict():
         copies(x, y)
 
 
-def test_numbers_and_indices_of_the_host_are_no_error(plain):
+def test_numbers_and_indices_on_the_host_are_allowed(plain):
     x = plain.zeros(3, device="gpu:1")
     with plain.strict():
         results = [x + torch.tensor(2.0), x[torch.tensor([0, 2])], x.fill_(torch.tensor(1.0))]
@@ -238,12 +238,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_fails_for_another_reason_is_torchs_own_error(plain, name):
+def test_errors_for_other_reasons_stay_torchs_own(plain, name):
     _assert_left_alone(plain, "gpu:1", name)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_fails_on_hardware_for_another_reason_is_torchs_own_error(hardware, name):
+def test_errors_on_hardware_for_other_reasons_stay_torchs_own(hardware, name):
     _assert_left_alone(hardware, "gpu:0", name)
 
 
@@ -360,7 +360,9 @@ def _assert_refused_backward(backend, device, goes_backward, function):
 
 
 @backward
-def test_a_gradient_that_a_function_leaves_elsewhere_is_torchs_own_error(plain, goes_backward):
+def test_a_gradient_that_a_function_leaves_on_another_device_is_torchs_own_error(
+    plain, goes_backward
+):
     errors = []
     for block in (contextlib.nullcontext(), plain.strict()):
         x = plain.ones((2, 2), device="gpu:1").requires_grad_()
@@ -380,7 +382,7 @@ def test_a_gradient_that_a_function_leaves_elsewhere_is_torchs_own_error(plain, 
     ],
     ids=BACKWARD,
 )
-def test_a_gradient_from_elsewhere_is_refused(plain, goes_backward):
+def test_a_gradient_on_another_device_is_refused(plain, goes_backward):
     x, gradient = on_two(plain, "gpu:1", "gpu:0")
     x.requires_grad_()
     with plain.strict():

@@ -368,7 +368,7 @@ def test_a_read_only_array_is_copied_without_a_warning(torch_backend):
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
-def test_what_to_numpy_gives_is_the_caller_s(torch_backend, name):
+def test_the_result_of_to_numpy_belongs_to_the_caller(torch_backend, name):
     x = torch_backend.zeros(2, dtype=name)
     array = torch_backend.to_numpy(x)
     array[0] = 1

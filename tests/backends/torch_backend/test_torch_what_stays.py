@@ -111,7 +111,7 @@ def test_weights_that_are_tied_by_a_view_are_refused(virtual, keep):
     assert net.weight.is_cpu
 
 
-def test_a_view_that_is_no_weight_is_named(virtual):
+def test_a_view_that_is_not_a_weight_is_named(virtual):
     net = Viewed(lambda net: setattr(net, "half", net.weight.detach()[:4]))
     with pytest.warns(D2LDevWarning, match="shares memory with") as found:
         virtual.place(net, gpu(0))

@@ -521,6 +521,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("match", REFUSED)
-def test_what_cannot_be_trained_so_is_refused(trained_with, data, match):
+def test_unsupported_trainings_are_refused(trained_with, data, match):
     with pytest.raises(UnsupportedValueError, match=f"(?s){match}"):
         REFUSED[match](Trainer(1, backend=trained_with), data)

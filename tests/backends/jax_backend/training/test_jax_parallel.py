@@ -50,7 +50,7 @@ class Own(Dense):
         return optax.softmax_cross_entropy_with_integer_labels(self(x), y).mean()
 
 
-def test_convolutions_learn_what_they_learn_on_one(backend):
+def test_convolutions_learn_like_on_one_device(backend):
     assert_same_as_one(backend, LeNet, images(28, 28, 1), loss="cross_entropy", lr=0.1)
 
 

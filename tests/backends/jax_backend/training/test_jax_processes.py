@@ -171,7 +171,7 @@ def two():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_learn_what_one_learns(two, name):
+def test_two_processes_learn_like_one(two, name):
     assert two[0][name] < FEWER_DIGITS.get(name, DIGITS)
 
 
@@ -183,7 +183,7 @@ def test_a_process_has_its_own_devices_only():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("number", "num_gpus"), [(2, 0), (2, 1), (3, 1), (4, 0)])
-def test_any_number_of_processes_learns_what_one_learns(number, num_gpus):
+def test_any_number_of_processes_learns_like_one(number, num_gpus):
     found = _read_results(_train(number, num_gpus, *CASES, *MORE, timeout=60))
     off = {name: found[0][name] / FEWER_DIGITS.get(name, DIGITS) for name in {**CASES, **MORE}}
     assert max(off.values()) < 1, off

@@ -199,7 +199,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_is_changed_between_two_fits_is_compiled_anew(train, compiled, monkeypatch, change):
+def test_changes_between_two_fits_compile_again(train, compiled, monkeypatch, change):
     train(Net(), loss=LOSS)
     net = Net()
     options = change(net, monkeypatch) or {}
@@ -213,7 +213,7 @@ def test_what_is_changed_between_two_fits_is_compiled_anew(train, compiled, monk
     [{"gradient_clip_val": 0.01}, {"precision": "bf16"}],
     ids=lambda each: next(iter(each)),
 )
-def test_what_another_trainer_changes_is_compiled_anew(backend, train, options):
+def test_changes_by_another_trainer_compile_again(backend, train, options):
     before = train(Net())
     assert train(Net(), Trainer(2, backend=backend, **options)) != before
     assert train(Net()) == before

@@ -22,7 +22,7 @@ def net():
     return Convolutional(nnx.Rngs(0, dropout=1))
 
 
-def test_the_users_model_holds_what_was_learnt(backend, net):
+def test_the_users_model_has_the_trained_parameters(backend, net):
     before = np.asarray(net.dense.kernel[...])
     trainer = Trainer(1, backend=backend)
     trainer.fit(net, IMAGES, **OPTIONS)
@@ -59,7 +59,7 @@ def test_an_epoch_after_a_callback_that_changes_nothing_puts_no_parameter(backen
     assert [number for number, _ in puts].count(parameters) <= 2  # to place it, and to begin
 
 
-def test_a_callback_sees_what_was_learnt_and_may_change_it(backend, net):
+def test_a_callback_sees_the_trained_parameters_and_may_change_them(backend, net):
     seen = []
 
     def watch(epoch, history):
@@ -99,7 +99,7 @@ def statistics(net):
     return np.asarray(net.norm.mean[...])
 
 
-def test_what_was_put_into_evaluation_mode_in_a_model_stays_in_it(backend):
+def test_modules_in_evaluation_mode_stay_in_it(backend):
     ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
     net = build(backend, Convolutional, "cpu")
     net.norm.eval()
@@ -140,7 +140,7 @@ def test_a_model_that_was_left_in_evaluation_mode_is_trained(backend, make):
     assert net.norm.use_running_average
 
 
-def test_what_a_callback_has_put_into_evaluation_mode_stays_in_it_in_a_resumed_run(
+def test_a_resumed_run_keeps_modules_in_evaluation_mode_that_a_callback_put_there(
     backend, tmp_path
 ):
     """From the second epoch to the fourth, in a run that is killed in between."""

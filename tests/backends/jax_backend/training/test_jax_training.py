@@ -177,7 +177,7 @@ def test_the_users_model_and_optimizer_are_trained_themselves(backend, line):
     assert int(optimizer.step[...]) == 1
 
 
-def test_what_the_user_changes_between_two_steps_counts(backend, line):
+def test_changes_by_the_user_between_two_steps_count(backend, line):
     net, batch = line
     learner = backend.learner(net, lr=0.0)
     learner.step(*batch)
@@ -214,7 +214,7 @@ def test_a_model_of_bfloat16_has_a_loss_of_float32(backend):
 
 
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow")
-def test_what_a_model_sows_does_not_grow(backend):
+def test_sown_values_do_not_grow(backend):
     class Sowing(nnx.Module):
         def __init__(self, rngs):
             self.dense = nnx.Linear(2, 1, rngs=rngs)
@@ -353,7 +353,7 @@ def test_nothing_is_waited_for(backend, monkeypatch):
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def test_linens_train_state_is_refused_with_what_to_do(backend):
+def test_linens_train_state_is_refused_with_the_fix(backend):
     state = TrainState.create(apply_fn=len, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1))
     with pytest.raises(UnsupportedValueError, match="ToNNX"):
         backend.learner(state)

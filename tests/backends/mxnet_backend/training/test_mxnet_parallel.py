@@ -43,7 +43,7 @@ class Dense(nn.Block):
     [(lenet, images(1, 28, 28)), (unbuilt, flat_batches())],
     ids=["lenet", "unbuilt"],
 )
-def test_blocks_learn_what_they_learn_on_one(backend, make, data):
+def test_blocks_learn_like_on_one_device(backend, make, data):
     assert_same_as_one(backend, make, data, loss="cross_entropy", lr=0.1)
 
 

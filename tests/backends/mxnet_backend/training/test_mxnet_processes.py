@@ -131,7 +131,7 @@ def assert_same(first, other):
 
 
 @pytest.mark.parametrize("case", process_runs.CASES)
-def test_two_processes_learn_what_one_learns(two, case):
+def test_two_processes_learn_like_one(two, case):
     assert_same_as_one(two[0][case], case, 0)
 
 
@@ -154,7 +154,7 @@ def test_parts_of_the_same_size_have_the_same_masks(two):
     assert not weight.all()
 
 
-def test_three_processes_learn_what_one_learns(tmp_path):
+def test_three_processes_learn_like_one(tmp_path):
     cases = ["adam", "branches", "accumulated"]
     found = run_cases(cases, tmp_path, 3, num_gpus=0)
     for case in cases:
@@ -165,7 +165,7 @@ def test_three_processes_learn_what_one_learns(tmp_path):
 
 @nightly
 @pytest.mark.parametrize(("size", "num_gpus"), [(3, 1), (4, 0)])
-def test_any_number_of_processes_learns_what_one_learns(tmp_path, size, num_gpus):
+def test_any_number_of_processes_learns_like_one(tmp_path, size, num_gpus):
     first, *others = run_cases(process_runs.CASES, tmp_path, size, num_gpus)
     for case in process_runs.CASES:
         assert_same_as_one(first[case], case, 0)

@@ -119,7 +119,7 @@ def test_a_model_is_built_by_its_first_inputs_and_not_trained(backend, set_np):
 
 
 @pytest.mark.parametrize("modes", [None, 3, {}, [], ["write"], ["write", "backwards"]], ids=str)
-def test_what_are_no_modes_is_refused(backend, modes):
+def test_invalid_modes_are_refused(backend, modes):
     learner = backend.learner(backend.mlp([2, 1]))
     with pytest.raises(CheckpointError, match="of another model"):
         learner.check_modes(modes)
@@ -352,7 +352,7 @@ def test_a_hybridized_block_has_the_same_names(backend, set_np):
     assert backend.learner(net).input_names == ("x", "mask", "scale")
 
 
-def test_a_block_s_own_parameters_are_no_inputs(backend, set_np):
+def test_a_blocks_own_parameters_are_not_inputs(backend, set_np):
     assert backend.learner(initialize(Mixed)).input_names == ("x", "mask")
 
 

@@ -202,7 +202,7 @@ def test_a_gradient_of_an_earlier_step_is_not_clipped_with(backend):
     np.testing.assert_allclose(norm, 0.5, rtol=1e-4)
 
 
-def test_gradients_that_add_up_begin_anew_in_each_step(backend):
+def test_accumulated_gradients_are_reset_in_each_step(backend):
     def losses(request):
         net = initialize(backend, lambda: nn.Dense(1, in_units=2), "cpu")
         net.collect_params().setattr("grad_req", request)
@@ -304,7 +304,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_refused(backend, case):
+def test_a_model_that_cannot_be_trained_is_refused(backend, case):
     make, optimizer, words = REFUSED[case]
     net = initialize(backend, make, "cpu") if make is Either else make()
     with pytest.raises(UnsupportedValueError, match=words):

@@ -66,7 +66,7 @@ class Own(keras.Model):
     [(lenet, images(28, 28, 1)), (unbuilt, flat_batches())],
     ids=["lenet", "unbuilt"],
 )
-def test_models_learn_what_they_learn_on_one(backend, make, data):
+def test_models_learn_like_on_one_device(backend, make, data):
     assert_same_as_one(backend, make, data, loss="cross_entropy", lr=0.1)
 
 

@@ -240,7 +240,7 @@ def read_learned(folder, case, rank=0):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")  # as Keras says of it
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_THEIR_OWN])
-def test_several_processes_learn_what_one_does(backend, folder, case):
+def test_several_processes_learn_like_one(backend, folder, case):
     (values, history), (expected, curves) = read_learned(folder, case), learn(backend, case)
     tolerance = _COARSE.get(case, TOLERANCE)
     assert len(values) == len(expected)

@@ -313,7 +313,7 @@ def test_accuracy_does_not_broadcast_labels_whose_lengths_were_not_known(backend
         traced(logits, labels[:, :1])
 
 
-def test_labels_that_are_no_integers_are_refused_whatever_their_lengths(backend):
+def test_labels_that_are_not_integers_are_refused_for_any_length(backend):
     traced = _trace(backend.accuracy, LENGTHS, "float32")
     with pytest.raises(UnsupportedValueError, match="a label is the number of a class"):
         traced.get_concrete_function()
@@ -388,7 +388,7 @@ def test_each_batch_runs_the_step_for_what_is_known_of_its_labels(columns):
 
 
 @pytest.mark.parametrize("first", [[], [(3, [0, 1, 2])], [(3, [0, 1, 2]), (6, [2, 0, 1])]], ids=len)
-def test_a_label_that_is_no_class_is_named_whatever_was_traced_before(columns, first):
+def test_a_label_that_is_not_a_class_is_named_also_after_another_trace(columns, first):
     for number, labels in first:
         columns(number, labels)
     for _ in range(2):
@@ -487,7 +487,7 @@ def test_a_layer_computes_in_its_own_dtype_and_the_others_in_fewer_bits(backend,
     assert ours.noted.name == {None: "bfloat16", "float32": "float32"}.get(own, "float16")
 
 
-def test_layers_that_were_made_from_a_configuration_compute_in_fewer_bits_and_that_is_said(backend):
+def test_layers_made_from_a_configuration_compute_in_fewer_bits_with_a_warning(backend):
     net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
     clone = keras.models.clone_model(net)
     with pytest.warns(UserWarning, match=r"made from a configuration(.|\n)*fix: ") as noted:
@@ -566,7 +566,7 @@ def test_a_sharded_dataset_has_each_example_once_and_in_the_same_batches(backend
     assert len(set(contents[0])) == 4
 
 
-def test_what_a_sharded_dataset_maps_is_done_for_the_part_alone(backend):
+def test_map_of_a_sharded_dataset_processes_the_part_alone(backend):
     seen = []
 
     def read(x, y):

@@ -218,7 +218,7 @@ def test_what_is_frozen_between_two_steps_stays_as_it_is(backend, batch, make):
 
 
 @optimizers
-def test_what_is_thawed_goes_on_with_its_slots(backend, batch, make):
+def test_thawed_parameters_keep_their_slots(backend, batch, make):
     """As in a loop of one's own, with an optimizer that was built for everything."""
     net, optimizer = network(backend), make()
     learner = learner_of(backend, net, optimizer)
@@ -255,7 +255,7 @@ def test_freezing_and_thawing_is_as_in_a_loop_of_ones_own(backend, batch):
 
 
 @optimizers
-def test_what_was_frozen_at_the_beginning_is_trained_when_it_is_thawed(backend, batch, make):
+def test_parameters_frozen_at_the_beginning_are_trained_when_thawed(backend, batch, make):
     net, optimizer = network(backend, [0, 1]), make()
     learner = learner_of(backend, net, optimizer)
     with backend.strict():
@@ -346,7 +346,7 @@ has_several = pytest.mark.skipif(
 
 
 @has_several
-def test_several_optimizers_refuse_what_is_frozen_since(backend, batch, several):
+def test_several_optimizers_refuse_parameters_frozen_later(backend, batch, several):
     net = network(backend)
     learner = learner_of(backend, net, several)
     losses(learner, batch, 1)

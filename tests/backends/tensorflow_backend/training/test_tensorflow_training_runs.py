@@ -253,14 +253,14 @@ def test_keras_losses_are_called_with_y_first(backend, loss, num_gpus):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
 
 
-def test_a_loss_for_each_example_is_refused_with_what_to_do(backend):
+def test_a_loss_for_each_example_is_refused_with_the_fix(backend):
     with pytest.raises(UnsupportedValueError, match="no scalar") as error:
         fit_model(backend, keras.losses.binary_crossentropy)
     call = "lambda y_true, y_pred: keras.ops.mean(binary_crossentropy(y_true, y_pred))"
     assert error.value.fix == f"loss={call}"
 
 
-def test_a_metric_for_each_example_is_refused_with_what_to_do(backend):
+def test_a_metric_for_each_example_is_refused_with_the_fix(backend):
     with pytest.raises(UnsupportedValueError, match="no scalar") as error:
         fit_model(backend, "bce", metrics=[keras.metrics.binary_accuracy])
     call = "lambda y_true, y_pred: keras.ops.mean(binary_accuracy(y_true, y_pred))"
@@ -283,7 +283,7 @@ def test_keras_metrics_with_a_state_are_refused(backend, metric):
         fit_model(backend, by_hand, [metric()])
 
 
-def test_a_keras_metric_with_a_state_is_no_loss(backend):
+def test_a_keras_metric_with_a_state_is_not_a_loss(backend):
     with pytest.raises(UnsupportedValueError, match="running value"):
         fit_model(backend, keras.metrics.BinaryCrossentropy(from_logits=True))
 
@@ -345,7 +345,7 @@ def squares(y_true, y_pred):
     return tf.square(y_true - y_pred)
 
 
-def test_what_a_call_of_fit_names_wins_over_compile(backend):
+def test_arguments_of_fit_override_compile(backend):
     options = {"loss": "mse", "optimizer": "momentum", "lr": 0.1}
     net = compile_model(backend, optimizer="adam", loss={"output": "mae"})
     history = Trainer(3, backend=backend).fit(net, BINARY, **options)
@@ -481,14 +481,14 @@ def test_the_weight_of_a_compiled_loss_counts_for_one_output_too(backend):
     assert found["loss"] == pytest.approx(float(twin.test_on_batch(*BINARY[0])), rel=1e-5)
 
 
-def test_losses_of_outputs_that_there_are_not_are_refused(backend):
+def test_losses_of_missing_outputs_are_refused(backend):
     net = two_outputs(loss={"a": "mae", "other": "mae"})
     with pytest.raises(UnsupportedValueError, match=r"loss that it was compiled with: .*'other'"):
         Trainer(3, backend=backend).fit(net, TWO)
 
 
 @pytest.mark.parametrize("metrics", [["mae"], {"a": "mae", "other": "mae"}], ids=str)
-def test_metrics_of_outputs_that_there_are_not_are_refused(backend, metrics):
+def test_metrics_of_missing_outputs_are_refused(backend, metrics):
     net = two_outputs(loss="mse", metrics=metrics)
     with pytest.raises(UnsupportedValueError, match=r"its outputs are \['a', 'b'\]"):
         Trainer(3, backend=backend).fit(net, TWO)
@@ -542,7 +542,7 @@ def test_what_of_compile_is_not_used_is_said_with_what_to_do(backend, name, opti
     assert history.keys() == {"loss", *({"mae"} & {*options.get("metrics", ())})}
 
 
-def test_what_compile_sets_by_itself_is_not_warned_about(backend, recwarn):
+def test_options_that_compile_sets_itself_give_no_warning(backend, recwarn):
     net = compile_model(backend, optimizer="adam", loss="mse", metrics=["mae"])
     Trainer(1, backend=backend).fit(net, BINARY)
     assert not [each for each in recwarn if "leaves out" in str(each.message)]
@@ -725,6 +725,6 @@ def test_the_global_generator_goes_on(backend):
 
 
 @pytest.mark.parametrize("state", [None, {}, {"algorithm": 1, "state": "text"}], ids=repr)
-def test_what_is_no_state_of_a_generator_is_refused(backend, state):
+def test_an_invalid_state_of_a_generator_is_refused(backend, state):
     with pytest.raises(CheckpointError):
         framework_of(backend).training.check_random_state(state, cpu())

@@ -111,7 +111,7 @@ def losses(net, x):
 
 
 @pytest.mark.parametrize("kind", COMPUTED)
-def test_a_copy_for_a_gpu_learns_what_the_model_learns(virtual, kind):
+def test_a_copy_for_a_gpu_learns_like_the_model(virtual, kind):
     net = network(kind)
     state = {name: x.clone() for name, x in net.state_dict().items()}
     copies = virtual.replicate(net, ["gpu:0", "gpu:1"])
@@ -129,7 +129,7 @@ def test_a_copy_is_wholly_on_its_gpu(virtual, kind):
 
 
 @pytest.mark.parametrize("kind", COMPUTED)
-def test_a_model_that_is_sent_learns_what_the_model_learns(virtual, kind):
+def test_a_pickled_model_learns_like_the_model(virtual, kind):
     net = network(kind)
     other = send(virtual, net)
     assert losses(other, X) == losses(net, X)
@@ -186,14 +186,14 @@ def test_a_hook_that_two_gpus_call_too_early_is_refused(virtual):
         trainer.fit(net, batches(features=4))
 
 
-def test_what_cannot_be_copied_is_named(virtual):
+def test_an_object_that_cannot_be_copied_is_named(virtual):
     net = network("weight_norm of hooks")
     net[0].lock = threading.Lock()
     with pytest.raises(UnsupportedValueError, match=r"fails at _modules\.0\.lock: .*lock"):
         virtual.replicate(net, ["gpu:0"])
 
 
-def test_what_cannot_be_sent_is_named(virtual):
+def test_an_object_that_cannot_be_pickled_is_named(virtual):
     net = network("weight_norm of hooks")
     net[0].lock = threading.Lock()
     trainer = Trainer(1, 2, backend=virtual)

@@ -67,7 +67,7 @@ def together(request, tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RUNS)
-def test_several_processes_learn_what_one_learns(together, name):
+def test_several_processes_learn_like_one_process(together, name):
     values, history = RUNS[name]()
     tolerance = TOLERANCES.get(name, TOLERANCE)
     for found in together:
@@ -298,7 +298,7 @@ def test_virtual_gpus_need_no_engine_of_the_others(joined, compiled, virtual):
     assert joined(framework_of(virtual), lambda value: [value, ""]) == "cpu:gloo,vgpu:gloo"
 
 
-def test_a_gpu_that_torch_cannot_use_is_said(joined, compiled, monkeypatch):
+def test_a_gpu_that_torch_cannot_use_is_named(joined, compiled, monkeypatch):
     def fail(engines, **_):
         raise ValueError("no GPUs found!")
 

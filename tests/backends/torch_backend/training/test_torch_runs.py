@@ -187,7 +187,7 @@ def test_modes_of_another_model_are_refused(torch_backend, modes):
 @pytest.mark.parametrize(
     "state", [None, {}, {"cpu": None}, {"cpu": torch.zeros(3)}, {"cpu": torch.ones(5056).byte()}]
 )
-def test_what_is_no_random_state_is_refused(torch_backend, state):
+def test_an_invalid_random_state_is_refused(torch_backend, state):
     before = torch.get_rng_state()
     with pytest.raises(CheckpointError, match="of another generator"):
         framework_of(torch_backend).training.check_random_state(state, torch_backend.cpu())
@@ -386,7 +386,7 @@ def test_a_loader_with_fewer_generators_is_refused(torch_backend, path):
 
 
 @pytest.mark.parametrize("state", [None, [], [3], [b"text"] * 2, [bytes(5056)] * 2])
-def test_what_is_no_state_of_generators_is_refused(torch_backend, state):
+def test_invalid_states_of_generators_are_refused(torch_backend, state):
     loader = LOADERS["its own generator"]()
     before = torch.get_rng_state(), loader.generator.get_state()
     with pytest.raises(CheckpointError, match=r"of another (loader|generator)"):
@@ -725,7 +725,7 @@ def test_an_input_that_stays_on_the_cpu_does_not_choose_the_precision(virtual):
 
 @pytest.mark.parametrize("options", [{}, {"generator": "own"}, {"num_workers": 1}], ids=str)
 @pytest.mark.parametrize("call", ["fit", "within", "validate", "predict", "prefetch"])
-def test_a_loader_that_shuffles_is_gone_through_in_a_block(virtual, tmp_path, options, call):
+def test_a_shuffling_loader_works_in_a_block(virtual, tmp_path, options, call):
     if "generator" in options:
         options = {"generator": seed_workers()}
     loader = DataLoader(DATASET, 4, shuffle=True, **options)

@@ -86,7 +86,7 @@ def _with_adafactor():
     ],
     ids=["compiled", "fp16", "scalar", "more", "closure", "adafactor"],
 )
-def test_what_fsdp_cannot_split_is_refused(virtual, make, precision, fix):
+def test_a_model_that_fsdp_cannot_split_is_refused(virtual, make, precision, fix):
     net, optimizer = make()
     settings = Settings(optimizer=optimizer, precision=precision, shard="parameters")
     with pytest.raises(UnsupportedValueError, match=fix):

@@ -198,7 +198,7 @@ def test_a_parameter_without_a_gradient_in_this_step_stays_as_it_is(torch_backen
 
 
 @pytest.mark.parametrize("method", ["step", "evaluate"])
-def test_what_a_step_returns_holds_no_graph(torch_backend, method):
+def test_the_results_of_a_step_have_no_graph(torch_backend, method):
     class Two(nn.Linear):
         def forward(self, x):
             y = super().forward(x)
@@ -367,7 +367,7 @@ class Typed(nn.Module):
     ids=["compiled", "scripted"],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_is_compiled_has_the_names_of_its_module(torch_backend, made):
+def test_a_compiled_module_has_the_names_of_its_module(torch_backend, made):
     assert torch_backend.learner(made(Typed())).input_names == ("x", "mask", "scale")
 
 
@@ -387,7 +387,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_refused(torch_backend, case):
+def test_a_model_that_cannot_be_trained_is_refused(torch_backend, case):
     model, options, words = REFUSED[case]
     with pytest.raises(UnsupportedValueError, match=words):
         torch_backend.learner(model, **options)

@@ -308,21 +308,21 @@ def test_everything_is_computed_when_it_is_asked_to_wait(virtual):
         torch.accelerator.synchronize(5)
 
 
-def test_a_cache_is_emptied_as_there_is_none(virtual):
+def test_emptying_the_missing_cache_is_a_no_op(virtual):
     x = torch.ones(1000, device="vgpu:1")
     torch.accelerator.empty_cache()
     assert x.sum().item() == 1000
 
 
 @needs_torch(2, 12, "has no torch.accelerator.empty_host_cache")
-def test_a_cache_of_pinned_memory_is_emptied_as_there_is_none(virtual):
+def test_emptying_the_missing_cache_of_pinned_memory_is_a_no_op(virtual):
     x = torch.ones(1000, device="vgpu:1")
     torch.accelerator.empty_host_cache()
     assert x.sum().item() == 1000
 
 
 @pytest.mark.parametrize("name", ["memory_stats", "get_memory_info", "reset_peak_memory_stats"])
-def test_what_is_about_an_allocator_is_an_error_of_torch(virtual, name):
+def test_functions_about_an_allocator_are_errors_of_torch(virtual, name):
     with pytest.raises(RuntimeError, match="not a DeviceAllocator"):
         getattr(torch.accelerator, name)(1)
 
@@ -353,7 +353,7 @@ def test_the_memory_that_a_virtual_gpu_has_from_the_host_is_no_tensor_there(virt
     assert [live.device for live in virtual.live_tensors() if live.shape == x.shape] == [gpu(0)]
 
 
-def test_what_has_no_memory_is_no_live_tensor(virtual):
+def test_a_tensor_without_memory_is_not_a_live_tensor(virtual):
     kept = [torch.nn.LazyLinear(3), torch.empty(4567, device="meta")]
     assert kept[1].shape not in [live.shape for live in virtual.live_tensors()]
 

@@ -153,7 +153,7 @@ def test_the_error_names_each_operand_and_the_fix(x):
     )
 
 
-def test_a_result_is_not_written_elsewhere(x):
+def test_a_result_is_not_written_to_another_device(x):
     with pytest.raises(DeviceMismatchError):
         torch.add(x, 1, out=torch.empty(3, 3))
 
@@ -173,7 +173,7 @@ def test_it_raises_in_a_backward_pass(vgpu):
         Stray.apply(x).sum().backward()
 
 
-def test_numbers_of_the_host_are_no_operands(x, vgpu):
+def test_numbers_on_the_host_are_not_operands(x, vgpu):
     number = torch.tensor(2.0)
     results = [x + number, number * x, x + 2, torch.where(x > 0, number, 0.0), x.clamp(max=number)]
     assert [y.device for y in results] == [vgpu] * 5

@@ -76,7 +76,7 @@ def test_views_are_of_one_memory(vgpu):
     assert all(view._base is x for view in views[:6])
 
 
-def test_what_works_in_place_returns_its_operand(vgpu):
+def test_in_place_operators_return_their_operand(vgpu):
     x = torch.ones(2, 3, device=vgpu)
     address = x.data_ptr()
     assert x.add_(1) is x
@@ -321,7 +321,7 @@ def test_random_numbers_are_the_cpus(vgpu):
     ids=["sparse", "of indices", "moved", "quantized", "mkldnn", "bits"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_holds_no_dense_numbers_is_refused(vgpu, make):
+def test_tensors_without_dense_numbers_are_refused(vgpu, make):
     with pytest.raises(UnsupportedValueError, match="dense numbers"):
         make(torch.ones(2, device=vgpu))
 
@@ -444,7 +444,7 @@ def test_a_storage_is_read_written_and_moved(vgpu):
     assert storage.to(device="vgpu:0").device == torch.device("vgpu:0")
 
 
-def test_a_storage_on_the_cpu_is_what_it_was(virtual):
+def test_a_storage_on_the_cpu_is_unchanged(virtual):
     assert torch.UntypedStorage(8).device == torch.UntypedStorage([1]).device == torch.device("cpu")
     assert torch.UntypedStorage(device="meta").device == torch.device("meta")
 
@@ -456,7 +456,7 @@ def test_a_deep_copy_is_on_the_same_device(vgpu):
     assert y.data_ptr() != x.data_ptr()
 
 
-def test_deep_copies_share_what_was_shared(vgpu):
+def test_deep_copies_keep_shared_objects_shared(vgpu):
     x = torch.ones(4, device=vgpu)
     y, tail = copy.deepcopy([x, x[1:]])
     y.zero_()
@@ -492,7 +492,7 @@ def test_a_saved_state_is_loaded_where_it_was_or_where_it_is_wanted(vgpu, zipped
     )
 
 
-def test_what_was_saved_on_the_cpu_is_loaded_on_a_virtual_gpu(vgpu):
+def test_tensors_saved_on_the_cpu_load_on_a_virtual_gpu(vgpu):
     assert torch.load(save(torch.ones(3)), map_location="vgpu:1").device == vgpu
 
 

@@ -392,7 +392,7 @@ def test_forward_derivatives_are_right(x, place):
 @pytest.mark.parametrize(
     "function", [lambda y: y * y, attend, lambda y: functional.dropout(y, 0.5)]
 )
-def test_what_a_gradient_needs_may_not_change(x, function):
+def test_operands_that_a_gradient_needs_may_not_change(x, function):
     y = x * 1
     z = function(y)
     y.add_(1)
