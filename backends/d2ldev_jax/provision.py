@@ -15,6 +15,9 @@ from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 
 from d2ldev.framework import Device
+from d2ldev.framework.testing import Contents
+
+CANNOT = {"gradients": "JAX returns gradients, and keeps none"}
 
 
 class Everything(nnx.Module):
@@ -145,6 +148,53 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         "linen train state": partial(_make_there, backend, _train_state),
         "random keys": partial(_make_there, backend, _random_keys),
     }
+
+
+def buffers(backend: Any) -> Contents:
+    """Return a builder of a module with running statistics."""
+
+    def build(seed: int, device: Device) -> nnx.BatchNorm:
+        norm = _make_there(backend, lambda: nnx.BatchNorm(3, rngs=nnx.Rngs(0)), device)
+        norm.mean[...] = backend.randn(3, seed=seed, device=device)
+        norm.var[...] = backend.rand(3, seed=seed, device=device)
+        return norm
+
+    return {"batch normalization": (build, lambda norm: [norm.mean[...], norm.var[...]])}
+
+
+def ties(backend: Any) -> Contents:
+    """Return a builder of a module with one parameter under two names."""
+
+    def build(seed: int, device: Device) -> Tied:
+        return _make_there(backend, partial(Tied, seed), device)
+
+    return {"module": (build, lambda net: [net.head.kernel[...], net.same[...]])}
+
+
+def optimizer_states(backend: Any) -> Contents:
+    """Return builders of optimizers after two steps, by name, with their momenta and means."""
+
+    def make(optimizer: Callable[[Any], Any], seed: int) -> dict[str, Any]:
+        net = nnx.Linear(3, 1, rngs=nnx.Rngs(seed))
+        made = optimizer(net)
+        for number in (seed, seed + 1):
+            x = backend.rand((5, 3), seed=number)
+            made.update(net, nnx.grad(lambda net, x: (net(x) ** 2).mean())(net, x))
+        return {"model": net, "optimizer": made}
+
+    def build(optimizer: Callable[[Any], Any], seed: int, device: Device) -> Any:
+        return _make_there(backend, partial(make, optimizer, seed), device)
+
+    def list_states(obj: dict[str, Any]) -> list[jax.Array]:
+        return [x for x in jax.tree.leaves(nnx.state(obj["optimizer"])) if x.ndim]
+
+    makers = {
+        "momentum": lambda net: nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param),
+        "adam": lambda net: nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param),
+        "adagrad": lambda net: nnx.Optimizer(net, optax.adagrad(0.1), wrt=nnx.Param),
+        "variables of its own": Slowed,
+    }
+    return {name: (partial(build, optimizer), list_states) for name, optimizer in makers.items()}
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:

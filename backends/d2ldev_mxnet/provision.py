@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from d2ldev.framework import Device, Tensor
+from d2ldev.framework.testing import Contents
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import NumPyBlock, NumPySequential, initialise
 
@@ -93,6 +94,91 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         "scratch parameters": scratch,
         **{title: partial(train, *how) for title, how in _OPTIMIZERS.items()},
     }
+
+
+def buffers(backend: Any) -> Contents:
+    """Return a builder of a block with running statistics."""
+
+    def build(seed: int, device: Device) -> Any:
+        with NumPySemantics():
+            norm = mx.gluon.nn.BatchNorm(in_channels=3)
+            norm.initialize(ctx=backend.native(device))
+            norm.running_mean.set_data(backend.randn(3, seed=seed, device=device))
+            norm.running_var.set_data(backend.rand(3, seed=seed, device=device))
+        return norm
+
+    def list_statistics(norm: Any) -> list[Tensor]:
+        return [norm.running_mean.data(), norm.running_var.data()]
+
+    return {"batch normalization": (build, list_statistics)}
+
+
+def gradients(backend: Any) -> Contents:
+    """Return builders of a block and of an array that have gradients, by name."""
+
+    def build_block(seed: int, device: Device) -> Any:
+        net = backend.mlp([3, 4, 1], activation="tanh", device=device)
+        with NumPySemantics():
+            _differentiate(backend, net, seed, device)
+        return net
+
+    def list_gradients(net: Any) -> list[Tensor]:
+        return [each.grad() for each in net.collect_params().values()]
+
+    def build_array(seed: int, device: Device) -> list[Tensor]:
+        weight = backend.rand((3, 1), seed=seed, device=device)
+        with NumPySemantics():
+            weight.attach_grad()
+            with mx.autograd.record():
+                loss = (weight**2).sum()
+            loss.backward()
+        return [weight]
+
+    return {
+        "block": (build_block, list_gradients),
+        "array": (build_array, lambda arrays: [arrays[0].grad]),
+    }
+
+
+def ties(backend: Any) -> Contents:
+    """Return a builder of a block with one parameter in two layers."""
+
+    def build(seed: int, device: Device) -> Any:
+        net = NumPySequential()
+        encoder = mx.gluon.nn.Dense(3, in_units=3, use_bias=False)
+        decoder = mx.gluon.nn.Dense(3, in_units=3, use_bias=False, params=encoder.params)
+        initialise(encoder.weight, backend.rand((3, 3), seed=seed, device=device))
+        net.add(encoder, decoder)
+        return net
+
+    return {"layers": (build, lambda net: [layer.weight.data() for layer in net])}
+
+
+def optimizer_states(backend: Any) -> Contents:
+    """Return builders of trainers after two steps, by name, with their momenta and means."""
+
+    def build(name: str, options: dict[str, float], seed: int, device: Device) -> Any:
+        net = backend.mlp([3, 4, 1], activation="tanh", device=device)
+        with NumPySemantics():
+            trainer = mx.gluon.Trainer(net.collect_params(), name, options, kvstore=None)
+            for number in (seed, seed + 1):
+                _differentiate(backend, net, number, device)
+                trainer.step(1)
+        return {"model": net, "trainer": trainer}
+
+    def list_states(obj: dict[str, Any]) -> list[Tensor]:
+        (updater,) = obj["trainer"]._updaters
+        states = [state for _, state in sorted(updater.states.items())]
+        parts = [state if isinstance(state, tuple) else (state,) for state in states]
+        return [x for part in parts for x in part]
+
+    return {name: (partial(build, *how), list_states) for name, how in _OPTIMIZERS.items()}
+
+
+def _differentiate(backend: Any, net: Any, seed: int, device: Device) -> None:
+    with mx.autograd.record():
+        loss = (net(backend.rand((5, 3), seed=seed, device=device)) ** 2).mean()
+    loss.backward()
 
 
 class Masked(NumPyBlock):

@@ -12,10 +12,11 @@ from d2ldev.framework import Device
 _WITHOUT_LAYERS = (
     *("networks", "networks_with_batch_norm", "freezables", "loops", "own_optimizers"),
     *("untrainable_models", "models_without_parameters", "models_with_masks"),
-    *("attention_models", "modules"),
+    *("attention_models", "modules", "buffers", "ties", "optimizer_states"),
 )
 CANNOT = {
     **dict.fromkeys(_WITHOUT_LAYERS, "array-api-strict has no layers and no optimizers"),
+    "gradients": "array-api-strict has no gradients",
     "composites": "array-api-strict has no containers of arrays",
     "hostile_tensors": "array-api-strict has no arrays but dense ones",
 }

@@ -10,6 +10,9 @@ import keras
 import tensorflow as tf
 
 from d2ldev.framework import Device, Tensor
+from d2ldev.framework.testing import Contents
+
+CANNOT = {"gradients": "TensorFlow's tapes return gradients, and no variable keeps one"}
 
 _OPTIMIZERS = {
     "SGD with momentum": partial(keras.optimizers.SGD, 0.1, momentum=0.9),
@@ -168,6 +171,67 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         "layers": layers,
         "scratch parameters": scratch,
         **{name: partial(train, make) for name, make in _OPTIMIZERS.items()},
+    }
+
+
+def buffers(backend: Any) -> Contents:
+    """Return builders of objects with variables that are not trained, by name."""
+
+    def build_layer(seed: int, device: Device) -> Any:
+        with backend.on(device):
+            net = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization()])
+            net.layers[0].moving_mean.assign(backend.randn(3, seed=seed))
+            net.layers[0].moving_variance.assign(backend.rand(3, seed=seed))
+        return net
+
+    def list_statistics(net: Any) -> list[Tensor]:
+        (layer,) = net.layers
+        return [layer.moving_mean.value, layer.moving_variance.value]
+
+    def build_module(seed: int, device: Device) -> tf.Module:
+        module = tf.Module()
+        with backend.on(device):
+            module.mean = tf.Variable(backend.rand(3, seed=seed), trainable=False)
+        return module
+
+    return {
+        "batch normalization": (build_layer, list_statistics),
+        "module": (build_module, lambda module: [module.mean]),
+    }
+
+
+def ties(backend: Any) -> Contents:
+    """Return a builder of a module with one variable under two names."""
+
+    def build(seed: int, device: Device) -> tf.Module:
+        module = tf.Module()
+        with backend.on(device):
+            module.encoder = module.decoder = tf.Variable(backend.rand((3, 3), seed=seed))
+        return module
+
+    return {"module": (build, lambda module: [module.encoder, module.decoder])}
+
+
+def optimizer_states(backend: Any) -> Contents:
+    """Return builders of optimizers after two steps, by name, with their momenta and means."""
+
+    def build(make: Callable[[], Any], seed: int, device: Device) -> dict[str, Any]:
+        net = backend.mlp([3, 4, 1], activation="tanh", device=device)
+        with backend.on(device):
+            optimizer = make()
+            for number in (seed, seed + 1):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(net(backend.rand((5, 3), seed=number)) ** 2)
+                parameters = net.trainable_variables
+                optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return {"model": net, "optimizer": optimizer}
+
+    def list_states(obj: dict[str, Any]) -> list[Tensor]:
+        return [x.value for x in obj["optimizer"].variables if len(x.shape)]
+
+    return {
+        **{name: (partial(build, make), list_states) for name, make in _OPTIMIZERS.items()},
+        "momenta in a list": (partial(build, Listed), lambda obj: obj["optimizer"].momenta),
     }
 
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from d2ldev.framework import Device, Tensor
+from d2ldev.framework.testing import Contents
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -78,6 +79,67 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         ],
         **{name: partial(train, make) for name, make in _OPTIMIZERS.items()},
     }
+
+
+def buffers(backend: Any) -> Contents:
+    """Return a builder of a module with running statistics."""
+
+    def build(seed: int, device: Device) -> torch.nn.BatchNorm1d:
+        norm = backend.place(torch.nn.BatchNorm1d(3), device)
+        norm.running_mean = backend.randn(3, seed=seed, device=device)
+        norm.running_var = backend.rand(3, seed=seed, device=device)
+        return norm
+
+    return {"batch normalization": (build, lambda norm: [norm.running_mean, norm.running_var])}
+
+
+def gradients(backend: Any) -> Contents:
+    """Return a builder of a module whose parameters have gradients."""
+
+    def build(seed: int, device: Device) -> torch.nn.Module:
+        net = backend.mlp([3, 4, 1], activation="tanh", device=device)
+        _differentiate(backend, net, seed, device)
+        return net
+
+    return {"module": (build, lambda net: [x.grad for x in net.parameters()])}
+
+
+def ties(backend: Any) -> Contents:
+    """Return a builder of a module with one parameter in two layers."""
+
+    def build(seed: int, device: Device) -> torch.nn.ModuleList:
+        encoder, decoder = (backend.mlp([3, 3], seed=seed, device=device)[0] for _ in range(2))
+        decoder.weight = encoder.weight
+        return torch.nn.ModuleList([encoder, decoder])
+
+    return {"layers": (build, lambda layers: [layer.weight for layer in layers])}
+
+
+def optimizer_states(backend: Any) -> Contents:
+    """Return builders of optimizers after two steps, by name, with their momenta and means."""
+
+    def build(make: Callable[..., Any], seed: int, device: Device) -> dict[str, Any]:
+        net = backend.mlp([3, 4, 1], activation="tanh", device=device)
+        optimizer = make(net.parameters())
+        for number in (seed, seed + 1):
+            optimizer.zero_grad()
+            _differentiate(backend, net, number, device)
+            optimizer.step()
+        return {"model": net, "optimizer": optimizer}
+
+    def list_states(obj: dict[str, Any]) -> list[Tensor]:
+        values = [x for state in obj["optimizer"].state.values() for x in state.values()]
+        return [x for x in values if isinstance(x, torch.Tensor) and x.ndim]
+
+    names = (*_OPTIMIZERS, "RMSprop", "NAdam", "AMSGrad")
+    return {
+        **{name: (partial(build, _BY_HAND[name]), list_states) for name in names},
+        "momenta in a list": (partial(build, Listed), lambda obj: obj["optimizer"].momenta),
+    }
+
+
+def _differentiate(backend: Any, net: torch.nn.Module, seed: int, device: Device) -> None:
+    (net(backend.rand((5, 3), seed=seed, device=device)) ** 2).mean().backward()
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:

@@ -14,11 +14,11 @@ from typing import Any
 from d2ldev import Backend, Device
 from d2ldev._backend import framework_of
 from d2ldev.framework import Framework, NotBegunError
-from d2ldev.framework.testing import Builders, Classifiers, Freezables, Loops
+from d2ldev.framework.testing import Builders, Classifiers, Contents, Freezables, Loops
 
 ROOM_OF_KIND = {
     "hostile_tensors": "tensors",
-    "loops": "models",
+    **dict.fromkeys(("buffers", "gradients", "ties", "optimizer_states", "loops"), "models"),
     "composites": "files",
     "own_tensors": "strict",
     **dict.fromkeys(
@@ -48,6 +48,32 @@ def samples(backend: Backend) -> Builders:
         "mlp": lambda device: backend.mlp([3, 4, 1], device=device),
         **_call_provision(backend, "samples", is_optional=True),
     }
+
+
+def buffers(backend: Backend) -> Contents:
+    """Return objects with tensors that are not trained, by name, such as running means."""
+    return _call_provision(backend, "buffers")
+
+
+def gradients(backend: Backend) -> Contents:
+    """Return objects that keep gradients, by name, for a framework whose tensors or models do."""
+    return _call_provision(backend, "gradients")
+
+
+def ties(backend: Backend) -> Contents:
+    """Return objects of the framework's own that keep one tensor in several places, by name.
+
+    The second function returns the tensor from each of the places.
+    """
+    return _call_provision(backend, "ties")
+
+
+def optimizer_states(backend: Backend) -> Contents:
+    """Return models with optimizers of the framework's own that have made steps, by name.
+
+    There is one for each kind of state. The second function returns means and momenta.
+    """
+    return _call_provision(backend, "optimizer_states")
 
 
 def networks(backend: Backend) -> Builders:

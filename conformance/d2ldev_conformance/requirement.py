@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+from d2ldev.framework.testing import MODULES
+
 _SUITE = Path(__file__).parent / "suite"
 _ID = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -28,11 +30,8 @@ SECTIONS = {
     "13.6": "Concise Implementation for Multiple GPUs",
 }
 
-ROOMS = ("devices", "tensors", "models", "files", "strict", "training", "parallel")
-"""The rooms of the contract, in the order in which a backend is written and tested.
-
-The tests of a room need what the rooms before it have. ``devices`` and ``tensors`` need each other.
-"""
+ROOMS = MODULES
+"""The rooms of the contract, in the order in which a backend is written and tested."""
 
 
 class Requirement(NamedTuple):

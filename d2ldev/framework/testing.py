@@ -7,28 +7,40 @@ functions.
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from d2ldev.areas.tensors import Tensor
 from d2ldev.device import Device
 
 __all__ = [
     "MODULES",
     "Builders",
     "Classifiers",
+    "Contents",
     "Freezables",
     "Loops",
     "check_conformance",
 ]
 
-MODULES = ("devices", "tensors", "models", "files", "training", "strict", "parallel")
-"""The modules of a backend, in the order in which they are written and tested."""
+MODULES = ("devices", "tensors", "models", "files", "strict", "training", "parallel")
+"""The modules of a backend, in the order in which they are written and tested.
+
+The tests of a module need the modules before it. ``devices`` and ``tensors`` need each other.
+"""
 
 Builders = Mapping[str, Callable[[Device], Any]]
 """Functions by name; each makes an object on the device that it is given."""
 
 Classifiers = Mapping[str, tuple[Callable[[Device], Any], tuple[int, ...]]]
 """As ``Builders``, each with the shape of one input of the model that it makes."""
+
+Contents = Mapping[str, tuple[Callable[[int, Device], Any], Callable[[Any], Sequence[Tensor]]]]
+"""Builders of objects by name, each with a function that returns some tensors of such an object.
+
+The first takes a seed and a device: with another seed each of these tensors has other values. The
+second asks the object itself, and calls nothing of d2ldev.
+"""
 
 Loops = Mapping[str, tuple[Callable[[int, Device], dict[str, Any]], Callable[..., None]]]
 """Training loops by name: a function that begins one, and a function that goes on with it.

@@ -19,10 +19,12 @@ from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
     attention_models,
+    buffers,
     check_provided,
     classifiers,
     composites,
     freezables,
+    gradients,
     loops,
     models_of_sequences,
     models_with_masks,
@@ -30,8 +32,10 @@ from d2ldev_conformance.provision import (
     modules,
     networks,
     networks_with_batch_norm,
+    optimizer_states,
     own_optimizers,
     samples,
+    ties,
     untrainable_models,
 )
 from d2ldev_conformance.requirement import room_of
@@ -53,6 +57,7 @@ ROUTES = (
 # The argument of a test -> what the backend provides for it, by name.
 PROVIDED = {
     "attention_model": attention_models,
+    "buffered": buffers,
     "composite": composites,
     "sample": samples,
     "network": networks,
@@ -60,12 +65,15 @@ PROVIDED = {
     "own_optimizer": own_optimizers,
     "classifier": classifiers,
     "freezable": freezables,
+    "graded": gradients,
     "frozen_model": untrainable_models,
     "loop": loops,
     "masked_model": models_with_masks,
     "model_of_sequences": models_of_sequences,
     "model_without_parameters": models_without_parameters,
     "module": modules,
+    "optimized": optimizer_states,
+    "tied": ties,
 }
 
 

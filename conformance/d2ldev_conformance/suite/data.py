@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,12 @@ def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
     """Return the values of all that ``place`` handles, by name."""
     named = backend.named_tensors(obj, gradients=True)
     return {name: backend.to_numpy(x) for name, x in named.items()}
+
+
+def read_contents(backend: Backend, tensors: Sequence[Any]) -> list[NDArray[Any]]:
+    """Return the values of tensors that an object was asked for, of which there are some."""
+    assert tensors
+    return [backend.to_numpy(x) for x in tensors]
 
 
 def read_saved_values(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:

@@ -29,7 +29,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Device
 from d2ldev._backend import Backend
 from d2ldev.areas import Strictness
-from mutants.provision import Attentive, NetworkLearner, NetworkParallelLearner, Normalized
+from mutants.provision import Attentive, Kept, NetworkLearner, NetworkParallelLearner, Normalized
 
 MUTANTS: list[type[Mutant]] = []
 
@@ -37,7 +37,7 @@ MUTANTS: list[type[Mutant]] = []
 class ReferenceModels(d2ldev_reference.models.ReferenceModels):
     """The reference backend's models, with one that has attributes."""
 
-    types = (Attentive,)
+    types = (Attentive, Kept)
 
     def members(self, obj):
         return [
@@ -47,6 +47,16 @@ class ReferenceModels(d2ldev_reference.models.ReferenceModels):
 
     def find_unlisted(self, obj):
         return ("attention_weights",)
+
+    def list_attached(self, x):
+        put = partial(object.__setattr__, x)
+        return [("grad", x.grad, put, "grad")] if hasattr(x, "grad") else []
+
+    def is_refilled(self, x):
+        return hasattr(x, "grad")
+
+    def refill(self, x, new):
+        x._array, x._device = new._array, new._device
 
 
 class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 from d2ldev_reference.models import MLP, ReferenceModels
 
+import mutants
 from d2ldev import Backend, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.device import CPU
 from mutants import Mutant
@@ -300,3 +301,63 @@ class MovesTheTrainerToo(WithObjects, caught_by="place.leaves-other-objects"):
                 trainer = vars(vars(kept)["trainer"])
                 trainer["x"] = self.to(trainer["x"], device)
             return super().place(obj, device)
+
+
+# -- what a framework's objects keep ---------------------------------------------------------------
+
+
+class Forgetful(mutants.ReferenceModels):
+    """Models that do not know all that their objects keep."""
+
+    forgotten = ""
+
+    def members(self, obj):
+        return [member for member in super().members(obj) if member[0] != self.forgotten]
+
+
+class LeavesBuffersBehind(Mutant, caught_by="place.moves-buffers"):
+    class Models(Forgetful):
+        forgotten = "mean"
+
+
+class LeavesStatesBehind(Mutant, caught_by="place.moves-states-of-optimizers"):
+    class Models(Forgetful):
+        forgotten = "momentum"
+
+
+class LeavesGradientsBehindParameters(Mutant, caught_by="place.moves-gradients"):
+    class Models(mutants.ReferenceModels):
+        def list_attached(self, x):
+            return ()
+
+
+class MovesATiedTensorTwice(Mutant, caught_by="place.keeps-ties-of-a-model"):
+    class Models(mutants.ReferenceModels):
+        def members(self, obj):
+            def put(name, value):
+                value = (
+                    self.framework.tensors.copy(value, value.device) if name == "tied" else value
+                )
+                vars(obj)[name] = value
+
+            found = super().members(obj)
+            return [(name, value, put, key) for name, value, _, key in found]
+
+
+class Unsaved(Forgetful):
+    """Models that move what they do not save."""
+
+    def scratch(self, obj):
+        return [
+            member for member in super(Forgetful, self).members(obj) if member[0] == self.forgotten
+        ]
+
+
+class SavesNoBuffers(Mutant, caught_by="io.keeps-buffers"):
+    class Models(Unsaved):
+        forgotten = "mean"
+
+
+class SavesNoStates(Mutant, caught_by="io.keeps-states-of-optimizers"):
+    class Models(Unsaved):
+        forgotten = "momentum"

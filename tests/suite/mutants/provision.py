@@ -25,6 +25,13 @@ own_tensors = provision.own_tensors
 CANNOT = {"hostile_tensors": provision.CANNOT["hostile_tensors"]}
 
 
+class Kept:
+    """An object that keeps tensors in attributes."""
+
+    def __init__(self, **kept):
+        vars(self).update(kept)
+
+
 class Network(MLP):
     """An MLP that is trained with dropout, and whose first layer can be frozen."""
 
@@ -253,6 +260,50 @@ class NetworkLearner(AnyLoss, NarrowLearner):
             self.framework.is_frozen = modes
 
         return set_modes
+
+
+def _draw(backend, seed, device):
+    return backend.rand((3,), seed=seed, device=device)
+
+
+def buffers(backend):
+    """Return a model with a mean."""
+
+    def build(seed, device):
+        return Kept(weight=backend.ones((3,), device=device), mean=_draw(backend, seed, device))
+
+    return {"mean": (build, lambda obj: [obj.mean])}
+
+
+def gradients(backend):
+    """Return a parameter with a gradient."""
+
+    def build(seed, device):
+        parameter = _draw(backend, 0, device)
+        parameter.grad = _draw(backend, seed, device)
+        return {"weight": parameter}
+
+    return {"parameter": (build, lambda obj: [obj["weight"].grad])}
+
+
+def ties(backend):
+    """Return a model with one tensor in two places."""
+
+    def build(seed, device):
+        weight = _draw(backend, seed, device)
+        return Kept(weight=weight, tied=weight)
+
+    return {"tied": (build, lambda obj: [obj.weight, obj.tied])}
+
+
+def optimizer_states(backend):
+    """Return a parameter and an optimizer with a momentum."""
+
+    def build(seed, device):
+        momentum = _draw(backend, seed, device)
+        return [Kept(weight=backend.ones((3,), device=device)), Kept(momentum=momentum)]
+
+    return {"momentum": (build, lambda obj: [obj[1].momentum])}
 
 
 def networks(backend):

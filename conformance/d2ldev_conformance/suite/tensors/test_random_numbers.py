@@ -82,6 +82,16 @@ def test_seeds_that_are_alike_in_their_last_bits_give_other_numbers(backend, pla
     assert len({backend.to_numpy(x).tobytes() for x in drawn}) == 4
 
 
+@requirement("create.seeds-are-taken-whole", section=SECTION)
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_no_two_seeds_are_one_by_a_remainder(backend, place, name):
+    # Their differences are all numbers up to 4096, so that two have the same remainder by each.
+    seeds = {*range(64), *range(0, 4097, 64), 10_000, 2**16, 10**6, 2**24, 10**9, 2**31 - 1}
+    draw = getattr(backend, name)
+    drawn = {backend.to_numpy(draw((4,), seed=seed, device=place)).tobytes() for seed in seeds}
+    assert len(drawn) == len(seeds)
+
+
 @requirement("create.seeds-leave-the-random-state", section=SECTION)
 @pytest.mark.parametrize("name", ["rand", "randn"])
 def test_a_seed_leaves_the_frameworks_random_state_alone(backend, place, name):

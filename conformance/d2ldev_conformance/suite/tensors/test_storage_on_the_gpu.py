@@ -20,6 +20,17 @@ def test_a_tensor_is_made_where_it_is_wanted(backend, place, make):
     assert backend.device_of(make(backend, device=place)) is place
 
 
+@requirement("create.empty-on-the-device", section=SECTION)
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("name", ["zeros", "ones", "empty", "rand", "randn"])
+def test_a_tensor_without_elements_is_made_where_it_is_wanted(backend, place, name, shape):
+    x = getattr(backend, name)(shape, device=place)
+    made = [x, backend.full(shape, 7.0, device=place), backend.full_like(x, 7.0)]
+    made += [backend.asarray(np.zeros(shape, "float32"), device=place), backend.copy(x)]
+    made += [backend.arange(0, device=place), backend.to(backend.zeros(shape, device="cpu"), place)]
+    assert [backend.device_of(each) for each in made] == [place] * len(made)
+
+
 @requirement("create.without-a-copy", section=SECTION)
 @creators
 def test_no_tensor_is_made_on_another_device_and_copied(backend, place, make, monkeypatch):

@@ -11,7 +11,7 @@ from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
-from d2ldev.device import CPU
+from d2ldev.device import CPU, gpu
 from mutants import Mutant
 
 
@@ -293,6 +293,21 @@ class TruncatesSeeds(Mutant, caught_by="create.seeds-are-taken-whole"):
         def random(self, distribution, shape, seed, dtype, native):
             seed = None if seed is None else seed % 2**16
             return super().random(distribution, shape, seed, dtype, native)
+
+
+class TakesTheRemainderOfASeed(Mutant, caught_by="create.seeds-are-taken-whole"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            seed = None if seed is None else seed % 1000
+            return super().random(distribution, shape, seed, dtype, native)
+
+
+class MakesTensorsWithoutElementsOnTheCpu(Mutant, caught_by="create.empty-on-the-device"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            is_empty = 0 in shape and native == self.framework.devices.native(gpu(1))
+            native = self.framework.devices.native(CPU) if is_empty else native
+            return super().full(shape, value, dtype, native)
 
 
 class SeedsTheWholeProcess(Mutant, caught_by="create.seeds-leave-the-random-state"):

@@ -1,0 +1,33 @@
+"""D2L 6.6, "File I/O": what an object keeps is in its file, as the object itself shows."""
+
+from __future__ import annotations
+
+from d2ldev_conformance.provision import buffers, optimizer_states
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, read_contents
+
+SECTION = "6.6"
+
+
+def check_file(backend, place, contents, path):
+    """Check that a file brings tensors of an object to another one, whose values are others."""
+    build, list_tensors = contents
+    first, second = build(1, place), build(2, place)
+    saved, others = (read_contents(backend, list_tensors(obj)) for obj in (first, second))
+    for value, other in zip(saved, others, strict=True):
+        assert value.tobytes() != other.tobytes()
+    backend.save(first, path)
+    loaded = list_tensors(backend.load_into(second, path))
+    assert [backend.device_of(x) for x in loaded] == [place] * len(saved)
+    for x, value in zip(loaded, saved, strict=True):
+        assert_same(backend.to_numpy(x), value)
+
+
+@requirement("io.keeps-buffers", section=SECTION)
+def test_what_a_model_does_not_train_is_saved(backend, place, buffered, tmp_path):
+    check_file(backend, place, buffers(backend)[buffered], tmp_path / "saved")
+
+
+@requirement("io.keeps-states-of-optimizers", section=SECTION)
+def test_the_state_of_an_optimizer_is_saved(backend, place, optimized, tmp_path):
+    check_file(backend, place, optimizer_states(backend)[optimized], tmp_path / "saved")
