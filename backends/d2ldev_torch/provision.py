@@ -84,7 +84,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def buffers(backend: Any) -> Contents:
     """Return a builder of a module with running statistics."""
 
-    def build(seed: int, device: Device) -> torch.nn.BatchNorm1d:
+    def build(seed: int, device: Device) -> Any:
         norm = backend.place(torch.nn.BatchNorm1d(3), device)
         norm.running_mean = backend.randn(3, seed=seed, device=device)
         norm.running_var = backend.rand(3, seed=seed, device=device)
@@ -96,7 +96,7 @@ def buffers(backend: Any) -> Contents:
 def gradients(backend: Any) -> Contents:
     """Return a builder of a module whose parameters have gradients."""
 
-    def build(seed: int, device: Device) -> torch.nn.Module:
+    def build(seed: int, device: Device) -> Any:
         net = backend.mlp([3, 4, 1], activation="tanh", device=device)
         _differentiate(backend, net, seed, device)
         return net

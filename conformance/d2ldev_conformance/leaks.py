@@ -21,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -161,13 +162,17 @@ def threads(leaks: list[str]) -> Iterator[None]:
                 continue
             thread.join(_GRACE)
             if thread.is_alive() and not _lasts(thread):
-                leaks.append(f"the thread {thread.name!r} is still running")
+                fix = "Name a thread that the framework ends with the process in "
+                fix += "provision.LASTING_THREADS"
+                leaks.append(f"the thread {thread.name!r} is still running. {fix}")
 
 
 def _lasts(thread: threading.Thread) -> bool:
     """Return whether a thread is one that a framework in use never ends."""
     return any(
-        thread.name in find_lasting_threads(each) for each in registry.list_loaded_frameworks()
+        fnmatchcase(thread.name, pattern)
+        for framework in registry.list_loaded_frameworks()
+        for pattern in find_lasting_threads(framework)
     )
 
 

@@ -205,7 +205,10 @@ def hostile_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
 
 
 def find_lasting_threads(framework: Framework) -> Collection[str]:
-    """Return the names of threads that end with the process: ``provision.LASTING_THREADS``."""
+    """Return the names of threads that end with the process: ``provision.LASTING_THREADS``.
+
+    A name may have wildcards: ``'Thread-* (_handle_workers)'``.
+    """
     names: Collection[str] = _find(framework, "LASTING_THREADS") or ()
     return names
 

@@ -195,6 +195,18 @@ def is_installed(module: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
+def find_hiding_folder(package: str) -> str:
+    """Return the folder that hides a package; empty if there is none.
+
+    Python takes a folder without ``__init__.py`` for a namespace package. It finds such a folder in
+    the working directory before an editable installation.
+    """
+    spec = None if package in sys.modules else importlib.util.find_spec(package)
+    if spec is None or spec.origin is not None:
+        return ""
+    return next(iter(spec.submodule_search_locations or ()), "")
+
+
 def canonical_name(name: str) -> str:
     """Return a backend's name without regard to case, white space and aliases."""
     name = name.strip().lower()

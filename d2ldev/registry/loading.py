@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
 
 import d2ldev.settings as settings
 from d2ldev.areas import INTERFACE, Framework
@@ -14,7 +15,7 @@ from d2ldev.areas.devices import count_gpus
 from d2ldev.areas.group import join_group
 from d2ldev.areas.precision import check_precision, set_precision
 from d2ldev.device import gpu
-from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError
+from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError, quote
 from d2ldev.registry.discovery import (
     ALIASES,
     FALLBACK,
@@ -24,6 +25,7 @@ from d2ldev.registry.discovery import (
     choices,
     distributions_of,
     find_backends,
+    find_hiding_folder,
     find_missing_modules,
 )
 
@@ -90,9 +92,10 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     if problem := mixture(point.module):
         fix = f"pip install -e {_ROOT}, or start Python with -P, which leaves the checkout alone"
         raise _refusal(name, source, problem, fix)
+    _check_hidden(name, source, [point.module])
     try:
-        missing = " and ".join(find_missing_modules(name))
-        cls = None if missing else point.load()
+        missing_modules = find_missing_modules(name)
+        cls = None if missing_modules else point.load()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -100,8 +103,11 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
         # module that wants the process to end.
         problem = f"{point.value} fails to import: {type(error).__name__}: {error}"
         fix = f"reinstall it: {install}" if install else "reinstall it"
+        problem, fix = _describe_warning(point.value, error) or (problem, fix)
         raise _refusal(name, source, problem, fix) from error
-    if missing:
+    if missing_modules:
+        _check_hidden(name, source, missing_modules)
+        missing = " and ".join(missing_modules)
         fix = install or f"install {missing}, which {point.value} needs"
         raise _refusal(name, source, f"{missing} is not installed", fix)
     if isinstance(cls, type) and issubclass(cls, Framework):
@@ -110,6 +116,27 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     problem = f"{point.value} is not a subclass of d2ldev.framework.Framework"
     fix = "mend the entry point of its distribution, or uninstall it"
     raise _refusal(name, source, problem, fix)
+
+
+def _check_hidden(name: str, source: str, modules: Iterable[str]) -> None:
+    """Check that no folder hides the packages of some modules."""
+    for package in dict.fromkeys(module.partition(".")[0] for module in modules):
+        if folder := find_hiding_folder(package):
+            where = os.path.dirname(os.path.abspath(folder))
+            place = "the working directory" if where == os.getcwd() else where
+            problem = f"a folder {package} in {place} hides the package {package}"
+            raise _refusal(name, source, problem, "start Python elsewhere, or rename the folder")
+
+
+def _describe_warning(value: str, error: BaseException) -> tuple[str, str] | None:
+    """Return the problem and the fix of a warning that is an error; None for any other error."""
+    if not isinstance(error, Warning):
+        return None
+    category = type(error).__name__
+    problem = f"the import of {value} warns, and warnings are errors here: {category}: {error}"
+    package = value.partition(".")[0].partition(":")[0]
+    fix = f"warnings.filterwarnings('ignore', {quote(str(error))}) at the top of {package}"
+    return problem, f"{fix}, or mend what warns"
 
 
 def _check_interface(cls: type[Framework], value: str, name: str, source: str) -> None:
@@ -172,6 +199,7 @@ def _make(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
         if name in _INSTALL or isinstance(error, ImportError):
             what, fix = "fails to import", f"reinstall it: {_INSTALL.get(name, name)}"
         problem = f"{value} {what}: {type(error).__name__}: {error}"
+        problem, fix = _describe_warning(value, error) or (problem, fix)
         raise _refusal(name, source, problem, fix) from error
     missing = [room for room in ("devices", "tensors") if not hasattr(framework, room)]
     if missing:

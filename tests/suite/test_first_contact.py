@@ -1,11 +1,14 @@
 """The first hours of a backend's author: a module at a time, and one line for each cause."""
 
+import inspect
 import json
 import pickle
 from pathlib import Path
 
 import d2ldev_reference
 import pytest
+from d2ldev_conformance import provision
+from d2ldev_conformance.provision import ROOM_OF_KIND
 from d2ldev_conformance.unbegun import find_unbegun_method
 from processes import conform, make_backend
 
@@ -105,6 +108,56 @@ def test_a_module_of_which_nothing_passed_is_not_done(small):
     assert done.returncode == 1
     assert lines_with(done, "nothing passed in models")
     assert not lines_with(done, "nothing passed in devices")
+
+
+def test_a_folder_that_hides_the_package_is_named(small):
+    folder = small()
+    (folder / "mine_backend" / "__init__.py").unlink()
+    done = conform(folder, "mine", *only("devices"))
+    assert done.returncode == 4
+    problem = "a folder mine_backend in the working directory hides the package mine_backend"
+    assert problem in done.stderr
+    assert "fix: start Python elsewhere, or rename the folder" in done.stderr
+
+
+def test_a_folder_that_hides_the_framework_is_named(small):
+    folder = small()
+    (folder / "mine_backend" / "__init__.py").write_text("requires = ('newgrad',)", "utf-8")
+    (folder / "newgrad").mkdir()
+    done = conform(folder, "mine", *only("devices"))
+    assert "a folder newgrad in the working directory hides the package newgrad" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["interface = 1", "super().__init__(virtual_gpus)"])
+def test_a_warning_of_an_import_is_named_with_the_line_that_ignores_it(small, monkeypatch, line):
+    warns = "__import__('warnings').warn('no ccache found', UserWarning)"
+    monkeypatch.setenv("PYTHONWARNINGS", "error::UserWarning")
+    done = conform(small({line: f"{line}; {warns}"}), "mine", *only("devices"))
+    assert done.returncode == 4
+    assert "warns, and warnings are errors here: UserWarning: no ccache found" in done.stderr
+    ignored = "warnings.filterwarnings('ignore', 'no ccache found') at the top of mine_backend"
+    assert f"fix: {ignored}, or mend what warns" in done.stderr
+
+
+def test_every_function_of_provision_has_a_module():
+    functions = {
+        name
+        for name, value in vars(provision).items()
+        if getattr(value, "__module__", "") == provision.__name__
+        and inspect.isfunction(value)
+        and list(inspect.signature(value).parameters) == ["backend"]
+    }
+    has_default = {"samples", "classifiers", "models_of_sequences"}
+    assert {name for name in functions if not name.startswith("_")} == {*ROOM_OF_KIND} | has_default
+
+
+@pytest.mark.parametrize("kind", sorted(ROOM_OF_KIND))
+def test_no_kind_of_object_is_missing_in_silence(reference, monkeypatch, kind):
+    monkeypatch.setattr("d2ldev_reference.provision.CANNOT", {})
+    monkeypatch.delattr(f"d2ldev_reference.provision.{kind}", raising=False)
+    with pytest.raises(NotBegunError) as caught:
+        provision.check_provided(reference, kind)
+    assert caught.value.method == f"provision.{kind}"
 
 
 def test_a_module_that_is_not_there_is_refused_with_those_that_are(small):

@@ -141,7 +141,8 @@ def test_a_test_fails_that_leaks_a_thread(run_test, pytester):
         "threading.Thread(target=stop.wait, name='left', daemon=True).start()",
         how=pytester.runpytest_subprocess,  # where the thread ends with its process
     )
-    assert_leak(result, "the thread 'left' is still running")
+    hint = "Name a thread that the framework ends with the process in provision.LASTING_THREADS"
+    assert_leak(result, f"the thread 'left' is still running. {hint}")
 
 
 def test_a_test_passes_that_leaks_nothing(run_test):
@@ -164,8 +165,9 @@ def test_a_test_passes_whose_thread_is_one_that_the_framework_never_ends(run_tes
     result = run_test(
         "import threading",
         "from d2ldev_reference import provision",
-        "provision.LASTING_THREADS = ['lasting']",
-        "threading.Thread(target=threading.Event().wait, name='lasting', daemon=True).start()",
+        "provision.LASTING_THREADS = ['lasting', 'worker-* (pool)']",
+        "for name in ('lasting', 'worker-7 (pool)'):",
+        "    threading.Thread(target=threading.Event().wait, name=name, daemon=True).start()",
         how=pytester.runpytest_subprocess,  # where the thread ends with its process
     )
     result.assert_outcomes(passed=1)

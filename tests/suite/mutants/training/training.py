@@ -212,6 +212,20 @@ class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use")
             return super().evaluate(self.drop_some(inputs) if is_network else inputs, y)
 
 
+class DropsNothing(Mutant, caught_by="train.drops-in-training-only"):
+    class Learner(NetworkLearner):
+        def dropped(self, inputs):
+            return inputs
+
+
+class RefusesOwnOptimizers(Mutant, caught_by="fit.resumes-own-optimizers"):
+    class Learner(NetworkLearner):
+        def __init__(self, tensors, model, settings):
+            if not isinstance(settings.optimizer, str | None):
+                raise UnsupportedValueError("train", "the optimizer is no name", "optimizer='sgd'")
+            super().__init__(tensors, model, settings)
+
+
 class TrainsWhatIsFrozen(Mutant, caught_by="train.leaves-what-is-frozen"):
     class Learner(NetworkLearner):
         def step(self, inputs, y):
