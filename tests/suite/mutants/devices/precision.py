@@ -11,6 +11,7 @@ from d2ldev_reference.devices import ReferenceDevices
 
 from d2ldev import Backend, Trainer
 from d2ldev.areas.precision import Switch
+from d2ldev.options import MATMUL_PRECISIONS
 from mutants import Mutant
 
 _product = xp._array_object.Array.__matmul__
@@ -91,8 +92,10 @@ def _round_on_gpus(x, other):
 
 
 class TakesAnyWord(HasASwitch, caught_by="precision.is-checked"):
-    def check_matmul_precision(self, precision, attempted, fix):
-        return "highest"
+    class Backend(Backend):
+        def matmul_precision(self, precision=None):
+            is_right = precision is None or precision in MATMUL_PRECISIONS
+            return super().matmul_precision(precision if is_right else "highest")
 
 
 class LeavesItSet(HasASwitch, caught_by="precision.is-put-back"):

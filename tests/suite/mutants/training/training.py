@@ -214,7 +214,7 @@ class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use")
 
 class DropsNothing(Mutant, caught_by="train.drops-in-training-only"):
     class Learner(NetworkLearner):
-        def dropped(self, inputs):
+        def drop_some(self, inputs):
             return inputs
 
 
