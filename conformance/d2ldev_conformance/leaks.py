@@ -216,7 +216,7 @@ def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
         module = sys.modules[name]
         yield module
         for value in list(vars(module).values()):
-            if isinstance(value, type) and value.__module__ == module.__name__:
+            if isinstance(value, type) and getattr(value, "__module__", None) == module.__name__:
                 yield value
     for framework in registry.list_loaded_frameworks():
         yield framework
@@ -247,7 +247,7 @@ def functions_of_modules(modules: Mapping[str, ModuleType]) -> dict[str, Any]:
             if callable(value):
                 found[f"{name}.{attribute}"] = value
             # ``isinstance`` would ask the value itself, and some warn when they are asked.
-            if issubclass(type(value), type) and value.__module__ == name:
+            if issubclass(type(value), type) and getattr(value, "__module__", None) == name:
                 for method, function in list(vars(value).items()):
                     if callable(function):
                         found[f"{name}.{attribute}.{method}"] = function

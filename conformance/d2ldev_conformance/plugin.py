@@ -104,6 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
     config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
+    config.addinivalue_line("markers", "needs(ability): the test needs what a framework may lack")
     config.addinivalue_line(
         "markers", "not_provided(name): the backend does not provide this fixture"
     )

@@ -12,6 +12,7 @@ import mutants
 import pytest
 from mutants import MUTANTS, Crashing, Hanging, Queued
 from mutants.models import WithObjects
+from mutants.sound import SOUND
 from processes import extend_path
 
 HERE = Path(__file__).parent
@@ -35,7 +36,7 @@ def installed(tmp_path_factory):
     info = folder / "d2ldev_mutants-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d2ldev-mutants\nVersion: 1.0\n")
-    classes = [*MUTANTS, WithObjects, Queued, Crashing, Hanging]
+    classes = [*MUTANTS, *SOUND, WithObjects, Queued, Crashing, Hanging]
     points = [f"{cls.name} = {cls.__module__}:{cls.__name__}" for cls in classes]
     (info / "entry_points.txt").write_text("\n".join(["[d2ldev.backends]", *points]))
     return folder
@@ -123,6 +124,11 @@ def test_a_sound_backend_passes_what_catches_the_mutants(outcomes, part):
 
 def test_a_sound_backend_passes_what_is_required_of_models_with_attributes(outcomes):
     assert outcomes(WithObjects, OF_OBJECTS) == dict.fromkeys(OF_OBJECTS, "passed")
+
+
+@pytest.mark.parametrize("cls", SOUND, ids=lambda cls: cls.__name__)
+def test_a_sound_backend_may_differ_in_what_no_contract_names(outcomes, cls):
+    assert outcomes(cls, list(cls.outcomes)) == cls.outcomes
 
 
 @pytest.mark.nightly

@@ -13,6 +13,7 @@ import pytest
 import d2ldev
 from d2ldev import Backend, Device, settings
 from d2ldev._backend import framework_of
+from d2ldev.areas.abilities import require
 from d2ldev.framework import NotBegunError
 from d2ldev.options import LossName
 from d2ldev_conformance.leaks import detect_leaks
@@ -187,6 +188,17 @@ def missing(backend: Backend) -> Device:
 def other_float(backend: Backend) -> str:
     """A floating dtype that is not the default one."""
     return next(name for name in ("float64", "float16") if name in backend.dtype_names)
+
+
+@pytest.fixture(autouse=True)
+def _has_abilities(request: pytest.FixtureRequest, backend: Backend) -> None:
+    """Fail with the refusal of a framework that lacks what ``needs`` names: the report counts it.
+
+    Only a test that expects an error needs the mark. Any other test fails with the same refusal.
+    """
+    for mark in request.node.iter_markers("needs"):
+        for ability in mark.args:
+            require(framework_of(backend), ability, "run this test")
 
 
 @pytest.fixture

@@ -105,7 +105,8 @@ class Training:
         """Return a learner for a placed model; the settings are checked.
 
         Raises:
-            UnsupportedValueError: for a model or an optimizer that the framework does not know.
+            UnsupportedValueError: for a model or an optimizer that the framework does not know. For
+                a model with nothing to train, unless it is only evaluated.
             NotBegunError: by default.
         """
         raise NotBegunError("Training.learner", f"train {describe(model)}")

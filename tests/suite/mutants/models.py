@@ -68,6 +68,15 @@ class PlacesWhatIsThere(Mutant, caught_by="place.noop-returns-same-object"):
             return self.copy(obj, device)
 
 
+class CopiesLayersThatAreThere(Mutant, caught_by="place.noop-returns-same-object"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            if isinstance(obj, MLP):
+                for layer in obj.layers:
+                    layer.update({name: self.copy(x, device) for name, x in layer.items()})
+            return super().place(obj, device)
+
+
 class PlacesEverythingTwice(Mutant, caught_by="place.copies-nothing-twice"):
     class Backend(Backend):
         def place(self, obj, device):

@@ -77,12 +77,20 @@ def test_place_there_and_back_changes_nothing(backend, route, sample):
 
 
 @requirement("place.noop-returns-same-object", section=SECTION)
-def test_placing_on_the_same_device_is_a_no_op(backend, place, sample):
+def test_placing_on_the_same_device_is_a_no_op(backend, place, sample, monkeypatch):
+    """A framework may make the handle of a tensor anew. So the test looks for copies."""
+    tensors, copied = framework_of(backend).tensors, []
     obj = samples(backend)[sample](place)
-    before = backend.named_tensors(obj, gradients=True)
-    assert backend.place(obj, place) is obj
-    after = backend.named_tensors(obj, gradients=True)
-    assert all(after[name] is x for name, x in before.items())
+    values = values_of(backend, obj)
+    with monkeypatch.context() as patch:
+        for name in ("copy", "copy_all", "move", "move_all"):
+            method = getattr(tensors, name)
+            patch.setattr(
+                tensors, name, lambda xs, native, do=method: copied.append(xs) or do(xs, native)
+            )
+        assert backend.place(obj, place) is obj
+    assert copied == []
+    assert_same_values(backend, obj, values)
 
 
 @requirement("place.copies-nothing-twice", section=SECTION)
@@ -115,7 +123,6 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
     with pytest.raises(MemoryError):
         backend.place(obj, target)
     assert set(backend.placement(obj).values()) == {source}
-    assert all(backend.named_tensors(obj, gradients=True)[name] is x for name, x in tensors.items())
     assert_same_values(backend, obj, values)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import d2ldev
 from d2ldev import CheckpointError, Device, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, make_aligned, numbers
 
@@ -164,6 +165,7 @@ def test_from_dlpack_copies_memory_that_it_cannot_share(backend):
 
 
 @requirement("query.dlpack-without-a-copy", section=SECTION)
+@pytest.mark.needs("dlpack")
 @pytest.mark.needs_gpus(1)
 def test_from_dlpack_refuses_a_copy_that_it_may_not_make(backend):
     with pytest.raises(UnsupportedValueError, match="copy=False"):
@@ -171,6 +173,7 @@ def test_from_dlpack_refuses_a_copy_that_it_may_not_make(backend):
 
 
 @requirement("query.dlpack-refuses-others", section=SECTION)
+@pytest.mark.needs("dlpack")
 @pytest.mark.parametrize("value", [1.0, [1.0], "x", None])
 def test_from_dlpack_refuses_an_object_without_dlpack(backend, value):
     with pytest.raises(UnsupportedValueError):
@@ -178,6 +181,7 @@ def test_from_dlpack_refuses_an_object_without_dlpack(backend, value):
 
 
 @requirement("query.dlpack-refuses-others", section=SECTION)
+@pytest.mark.needs("dlpack")
 def test_from_dlpack_refuses_text_that_it_is_to_copy(backend):
     with pytest.raises(UnsupportedValueError):
         backend.from_dlpack(np.array(["text"]), copy=True)
@@ -212,7 +216,22 @@ def test_an_error_names_the_attempt_the_devices_and_the_fix(backend, missing):
 
 
 @requirement("errors.keep-the-cause", section=SECTION)
-def test_the_frameworks_own_error_stays_chained(backend):
+def test_the_frameworks_own_error_stays_chained(backend, monkeypatch):
+    """Let a call of the framework fail that every framework has."""
+    error = ArithmeticError("the framework's own")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(framework_of(backend).tensors, "full", fail)
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.full((2,), 1.0)
+    assert caught.value.__cause__ is error
+
+
+@requirement("query.dlpack-refuses-others", section=SECTION)
+@pytest.mark.needs("dlpack")
+def test_the_error_of_an_exchange_stays_chained(backend):
     with pytest.raises(UnsupportedValueError) as caught:
         backend.from_dlpack(1.0)
     assert isinstance(caught.value.__cause__, Exception)

@@ -12,6 +12,7 @@ SECTION = "6.7.5"
 
 @pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES.keys())
 @requirement("bench.exercises-are-measured", section=SECTION)
+@pytest.mark.needs("multiply in float32")
 def test_an_exercise_computes_correctly_on_the_device_of_each_row(backend, exercise):
     backend.mlp([1, 1])  # a result has an error as text only
     result = exercise.run(backend, exercise.small, seconds=0)

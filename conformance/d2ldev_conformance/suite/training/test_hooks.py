@@ -122,6 +122,7 @@ def test_the_books_trainer_trains_as_ours_does(backend, batches, num_gpus, add_t
 
 
 @requirement("hooks.that-return-none", section=SECTION)
+@pytest.mark.needs("train")
 @pytest.mark.parametrize("hook", ["prepare_model", "prepare_batch"])
 def test_a_hook_that_returns_nothing_is_an_error_that_names_it(backend, batches, num_gpus, hook):
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
@@ -272,6 +273,7 @@ def test_a_module_is_trained_by_its_own_steps_and_its_own_optimizer(
 
 
 @requirement("module.has-its-learning-rate", section=SECTION)
+@pytest.mark.needs("train")
 @pytest.mark.parametrize("is_given", [False, True], ids=["configured", "given"])
 def test_a_learning_rate_beside_an_optimizer_of_the_users_own_is_refused(
     backend, batches, num_gpus, module, is_given

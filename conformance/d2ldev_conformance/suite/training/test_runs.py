@@ -212,6 +212,39 @@ def test_a_second_fit_with_a_named_optimizer_begins_with_a_new_state(
     assert all(not np.allclose(other, first, rtol=1e-5) for other in others)
 
 
+@requirement("runs.second-fit-compiles-nothing", section=SECTION)
+@pytest.mark.parametrize("verb", ["fit", "validate"])
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["", "loaded"])
+def test_a_second_call_compiles_nothing(backend, num_gpus, verb, is_loaded, tmp_path):
+    """A framework that compiles calls the loss only during a trace, and any other in each step.
+
+    The second call is another trainer's, with another learning rate.
+    """
+    x = np.linspace(-1, 1, 8, dtype="float32").reshape(4, 2)
+    data, path = [(x, x[:, :1])] * 6, tmp_path / "net.safetensors"
+    net, calls, counts = backend.mlp([2, 1]), [], []
+
+    def loss(prediction, y):
+        calls.append(verb)
+        error = prediction[0, 0] - y[0, 0]
+        return error * error
+
+    for lr in (0.1, 0.2):
+        trainer = Trainer(1, num_gpus, backend=backend)
+        options = {"optimizer": "adam", "lr": lr} if verb == "fit" else {}
+        getattr(trainer, verb)(net, data, loss=loss, **options)
+        net = trainer.model if verb == "fit" else net
+        if is_loaded:
+            backend.save(net, path)
+            net = backend.load_into(net, path)
+        counts.append(len(calls))
+        calls.clear()
+    first, second = counts
+    assert 0 < first <= len(data)
+    assert second in (0, len(data))
+    assert second <= first
+
+
 # -- models that are used -------------------------------------------------------------------------
 
 
@@ -260,6 +293,7 @@ def test_validation_in_a_callback_does_not_change_the_run(backend, batches, num_
 
 
 @requirement("runs.errors-name-the-call", section=SECTION)
+@pytest.mark.needs("train")
 @pytest.mark.parametrize("verb", ["validate", "predict"])
 @pytest.mark.parametrize("problem", ["no model", "no batch"])
 def test_an_error_names_the_call_that_was_made(backend, batches, num_gpus, verb, problem):
@@ -319,12 +353,16 @@ def test_a_model_that_is_frozen_predicts_and_is_measured(backend, batches, num_g
 
 
 @requirement("runs.nothing-to-train", section=SECTION)
+@pytest.mark.needs("train")
 def test_a_model_without_parameters_is_not_trained(
     backend, batches, num_gpus, model_without_parameters
 ):
     net = models_without_parameters(backend)[model_without_parameters](backend.cpu())
-    with pytest.raises(UnsupportedValueError, match="nothing to train"):
-        Trainer(1, num_gpus, backend=backend).fit(net, batches)
+    trainer = Trainer(1, num_gpus, backend=backend)
+    with pytest.raises(UnsupportedValueError) as caught:
+        trainer.fit(net, [(x, x) for x, _ in batches])  # it could be measured
+    assert all((caught.value.attempted, caught.value.problem, caught.value.fix))
+    assert not any(trainer.history.values())
 
 
 @requirement("runs.predict-in-use", section=SECTION)

@@ -169,6 +169,7 @@ def test_an_error_that_means_something_to_python_is_raised_as_it_is(
 
 
 @requirement("callbacks.answers-are-refused", section=SECTION)
+@pytest.mark.needs("train")
 @pytest.mark.parametrize("answer", [True, np.True_], ids=["Python's", "NumPy's"])
 @pytest.mark.parametrize("hook", ["on_step_end", "on_epoch_end"])
 def test_a_callback_that_returns_a_value_is_refused_with_should_stop(
@@ -218,6 +219,7 @@ def test_a_resumed_run_counts_on(backend, batches, num_gpus, tmp_path):
 
 
 @requirement("callbacks.early-stopping-needs-its-number", section=SECTION)
+@pytest.mark.needs("train")
 def test_a_number_that_the_history_will_not_have_is_an_error_before_the_run(
     backend, batches, num_gpus
 ):

@@ -373,9 +373,9 @@ class ReadsPartsAsWholes(Mutant, caught_by="query.to-numpy-of-parts"):
 
 class HidesTheCause(Mutant, caught_by="errors.keep-the-cause"):
     class Backend(Backend):
-        def from_dlpack(self, x):
+        def full(self, shape, fill_value, **options):
             try:
-                return super().from_dlpack(x)
+                return super().full(shape, fill_value, **options)
             except UnsupportedValueError as error:
                 raise UnsupportedValueError(error.attempted, error.problem, error.fix) from None
 

@@ -332,6 +332,7 @@ class TrainsNothing(Mutant, caught_by="runs.nothing-to-train"):
             super().__init__(
                 tensors, model, settings if model.layers else settings._replace(optimizer=None)
             )
+            vars(self).pop("step", None)  # it refuses without an optimizer
 
         def step(self, inputs, y):
             has_layers = self.components["model"].layers

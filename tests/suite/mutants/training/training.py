@@ -456,6 +456,22 @@ class GoesOnWithTheOptimizerOfTheFitBefore(Mutant, caught_by="runs.second-fit-be
             )
 
 
+class TracesInEachFit(Mutant, caught_by="runs.second-fit-compiles-nothing"):
+    class Learner(NetworkLearner):
+        """Calls a loss of the user's once for each shape, as what compiles does."""
+
+        def __init__(self, tensors, model, settings):
+            super().__init__(tensors, model, settings)
+            self.traced = {}
+
+        def _loss(self, prediction, y):
+            if isinstance(self.settings.loss, str):
+                return super()._loss(prediction, y)
+            if prediction.shape not in self.traced:
+                self.traced[prediction.shape] = super()._loss(prediction, y)
+            return self.traced[prediction.shape]
+
+
 def _without_momentum(optimizer):
     first = [{name: x * 0.0 for name, x in layer.items()} for layer in optimizer["first"]]
     return {**optimizer, "first": first}

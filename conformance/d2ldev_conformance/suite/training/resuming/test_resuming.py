@@ -16,9 +16,6 @@ from d2ldev_conformance.suite.data import assert_same_values, values_of
 SECTION = "6.7.3"
 # Batches are of one size: for each one a framework compiles the steps anew.
 EPOCHS = 4
-BETWEEN_THE_CPU_AND_A_GPU = pytest.mark.parametrize(
-    ("num_gpus_before", "num_gpus"), [(0, 1), (1, 0)], ids=["cpu-gpu0", "gpu0-cpu"]
-)
 
 
 def _train(backend, epochs, num_gpus, seed=0, own_optimizer=None, **options):
@@ -47,19 +44,9 @@ def runs(backend, tmp_path):
 
 @requirement("fit.resumes-elsewhere", section=SECTION)
 @pytest.mark.needs_gpus(1)
-@pytest.mark.usefixtures("virtual")
-@BETWEEN_THE_CPU_AND_A_GPU
-def test_a_run_resumed_on_another_device_ends_like_an_uninterrupted_one(
-    backend, runs, num_gpus_before, num_gpus
-):
-    (unbroken, expected), (resumed, history) = runs(num_gpus_before, num_gpus)
-    assert history == expected
-    assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
-
-
-@requirement("fit.resumes-elsewhere", section=SECTION)
-@pytest.mark.needs_gpus(1)
-@BETWEEN_THE_CPU_AND_A_GPU
+@pytest.mark.parametrize(
+    ("num_gpus_before", "num_gpus"), [(0, 1), (1, 0)], ids=["cpu-gpu0", "gpu0-cpu"]
+)
 def test_a_run_resumed_on_another_device_stays_there_and_ends_close(
     backend, runs, num_gpus_before, num_gpus
 ):

@@ -84,6 +84,7 @@ def test_accuracy_is_the_mean_over_all_labels_of_sequences(backend, place, shape
 
 
 @requirement("labels.accuracy-refuses", section=SECTION)
+@pytest.mark.needs("train")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_accuracy_refuses_labels_that_do_not_match_the_logits(backend, place, wrong):
     logits, labels = (backend.asarray(x, device=place) for x in (_logits(4, 3), WRONG[wrong]))
@@ -92,6 +93,7 @@ def test_accuracy_refuses_labels_that_do_not_match_the_logits(backend, place, wr
 
 
 @requirement("labels.accuracy-refuses-foreign-arrays", section=SECTION)
+@pytest.mark.needs("train")
 def test_accuracy_refuses_tensors_of_other_backends_and_other_objects(backend):
     logits, labels = _logits(4, 3), np.array([0, 1, 2, 0], "int32")
     with pytest.raises(UnsupportedValueError, match="not a tensor"):
@@ -238,6 +240,7 @@ def _fit(backend, place, batch, **options):
 
 
 @requirement("labels.fit-refuses", section=SECTION)
+@pytest.mark.needs("train")
 @pytest.mark.parametrize("kind", ["of NumPy", "on the host", "on the device"])
 def test_fit_names_the_label_and_keeps_the_trained_parameters(backend, place, kind):
     y = np.array([0, 1, 7, 2], "int32")

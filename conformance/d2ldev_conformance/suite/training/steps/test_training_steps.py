@@ -127,6 +127,7 @@ def test_targets_that_would_be_broadcast_are_refused(backend, place, method):
 
 
 @requirement("train.refuses-losses-that-are-no-scalar", section=SECTION)
+@pytest.mark.needs("train", "train with a loss of your own")
 @pytest.mark.parametrize("loss", [lambda p, y: (p - y) ** 2, lambda *_: 1.0], ids=["rows", "1.0"])
 def test_a_loss_that_is_not_a_scalar_is_refused_and_nothing_changes(backend, place, loss):
     net = backend.mlp([2, 1], device=place)
