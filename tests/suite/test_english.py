@@ -58,6 +58,27 @@ def test_a_module_is_read_by_docstrings_comments_and_errors():
     ]
 
 
+def test_help_texts_are_read():
+    text = 'add("--all", help="Try it.")\nadd(help=f"One of {names}.")\n'
+    assert [paragraph for _, paragraph in TOOL["read_python"](text)] == ["Try it.", "One of CODE."]
+
+
+def test_a_comment_beside_code_is_a_paragraph_of_its_own():
+    text = "# A\n# reason.\nx = 1  # beside\n# Another\n# reason.\n"
+    found = [paragraph for _, paragraph in TOOL["read_python"](text)]
+    assert found == ["A\nreason.", "beside", "Another\nreason."]
+
+
+def test_a_table_between_markers_is_not_read():
+    text = "Prose.\n\n<!-- small-calls -->\n- a row\n<!-- end of small-calls -->\n"
+    assert list(TOOL["read_markdown"](text)) == [(1, "Prose.")]
+
+
+def test_a_sentence_may_begin_with_the_name_of_torch():
+    text = "PyTorch keeps one device type. torch renames it."
+    assert TOOL["split_sentences"](text) == ["PyTorch keeps one device type.", "torch renames it."]
+
+
 def test_a_docstring_is_read_without_the_names_of_arguments():
     text = 'def f(x):\n    """Do it.\n\n    Args:\n        x: a number.\n        y: one.\n    """\n'
     assert [paragraph for _, paragraph in TOOL["read_python"](text)] == [
