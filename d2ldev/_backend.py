@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
-from d2ldev.areas import Framework, Learner, Memory, Settings
+from d2ldev.areas import Framework, Learner, Memory, TrainingSettings
 from d2ldev.areas.abilities import require
 from d2ldev.areas.devices import count_gpus
 from d2ldev.areas.group import join_group
@@ -1053,7 +1053,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         from d2ldev.operations.learning import complete, learner
 
         require(self._framework, "train", "train a model")
-        given = Settings(
+        given = TrainingSettings(
             optimizer=optimizer,
             gradient_clip_val=gradient_clip_val,
             accumulate_grad_batches=accumulate_grad_batches,

@@ -16,13 +16,13 @@ from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.registry.discovery import FALLBACK
 from d2ldev.registry.selection import (
     FollowsSelection,
-    Process,
+    Selection,
     active_framework,
     enter,
     framework_of_tensor,
     get_framework,
     scoped,
-    set_process,
+    set_selection,
 )
 from d2ldev.scopes import Entry
 from d2ldev.typing import Array
@@ -96,7 +96,7 @@ def set_backend(name: str | Backend) -> Backend:
         UnknownBackendError, BackendNotInstalledError: as ``get_backend``; nothing changes then.
     """
     found = get_backend(name)
-    set_process(Process(framework_of(found), "set_backend"))
+    set_selection(Selection(framework_of(found), "set_backend"))
     return found
 
 

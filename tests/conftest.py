@@ -89,6 +89,6 @@ def install(tmp_path):
 @pytest.fixture
 def restored_backend():
     """What the test does with ``set_backend`` is undone afterwards."""
-    before = selection.process()
+    before = selection.get_selection()
     yield
-    selection.set_process(before)
+    selection.set_selection(before)

@@ -25,7 +25,7 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Parallel,
-    Settings,
+    TrainingSettings,
     UnsupportedValueError,
     deep_copy,
     gpu,
@@ -75,7 +75,7 @@ class JaxParallel(Parallel):
             problem = "a step is one program for the whole batch, and has the statistics of it"
             raise statistics_refusal(wanted, problem, "batch_norm='global'")
 
-    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         check_libraries()
         from d2ldev_jax.training.learner import JaxLearner
         from d2ldev_jax.training.places import SeveralDevices, ShardedDevices
@@ -150,7 +150,7 @@ class JaxParallel(Parallel):
     def gpu_library(self) -> str:
         return _LIBRARIES.get(self._devices.platform(gpu(0)), "")
 
-    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+    def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         check_libraries()
         from d2ldev_jax.training.learner import JaxLearner, JaxShardLearner
         from d2ldev_jax.training.places import SeveralProcesses

@@ -15,8 +15,8 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Parallel,
-    Settings,
     Tensor,
+    TrainingSettings,
     deep_copy,
     statistics_refusal,
     twin_refusal,
@@ -72,7 +72,7 @@ class MXNetParallel(Parallel):
         model.apply(lambda block: found.append(isinstance(block, mx.gluon.nn.BatchNorm)))
         return 2 if any(found) else 1
 
-    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)
 
     # -- several processes ------------------------------------------------------------------------
@@ -84,5 +84,5 @@ class MXNetParallel(Parallel):
     def join(self, group: Group) -> None:
         servers_of(group)
 
-    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+    def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         return MXNetGroupLearner(self._framework, model, settings, group, servers_of(group))

@@ -15,9 +15,9 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Parallel,
-    Settings,
     Tensor,
     Tensors,
+    TrainingSettings,
     Weighted,
     may_leave_out,
     shard_batch,
@@ -37,10 +37,10 @@ class ReferenceParallel(Parallel):
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
 
-    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         return ReferenceParallelLearner(self._framework, model, settings, devices)
 
-    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+    def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         return ReferenceGroupLearner(self._framework.tensors, model, settings, group)
 
 
@@ -52,7 +52,11 @@ class ReferenceParallelLearner(ReferenceLearner):
         return True
 
     def __init__(
-        self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
+        self,
+        framework: Framework,
+        model: Any,
+        settings: TrainingSettings,
+        devices: Sequence[Device],
     ) -> None:
         super().__init__(framework.tensors, model, settings)
         self._framework = framework
@@ -104,7 +108,9 @@ class ReferenceGroupLearner(ReferenceLearner):
     array-api-strict cannot communicate between processes. The numbers go as text, through rank 0.
     """
 
-    def __init__(self, tensors: Tensors, model: Any, settings: Settings, group: Group) -> None:
+    def __init__(
+        self, tensors: Tensors, model: Any, settings: TrainingSettings, group: Group
+    ) -> None:
         super().__init__(tensors, model, settings)
         self._group = group
         first = group.gather("the parameters", each_of(self._text, self._model.layers))[0]

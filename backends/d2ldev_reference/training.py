@@ -21,10 +21,10 @@ from d2ldev.framework import (
     NO_LABEL,
     WEIGHT_DECAY,
     Learner,
-    Settings,
     Tensor,
     Tensors,
     Training,
+    TrainingSettings,
     UnsupportedValueError,
     Weighted,
     check_labels,
@@ -48,7 +48,7 @@ class ReferenceTraining(Training):
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
 
-    def learner(self, model: Any, settings: Settings) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         return ReferenceLearner(self._tensors, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class ReferenceTraining(Training):
 class ReferenceLearner(Learner):
     """Train the reference backend's MLP, with gradients that are written out."""
 
-    def __init__(self, tensors: Tensors, model: Any, settings: Settings) -> None:
+    def __init__(self, tensors: Tensors, model: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
         self._tensors = tensors
         is_written = isinstance(settings.loss, str) and settings.methods is None

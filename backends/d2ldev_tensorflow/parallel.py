@@ -20,8 +20,8 @@ from d2ldev.framework import (
     Inventory,
     Learner,
     Parallel,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     deep_copy,
     describe,
@@ -101,7 +101,7 @@ class TensorFlowParallel(Parallel):
         kind = keras.layers.BatchNormalization
         return 2 if any(isinstance(x, kind) and not x.synchronized for x in layers) else 1
 
-    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         if not is_of_keras(model, "Layer"):
             raise UnsupportedValueError(
                 f"train {describe(model)} on {len(devices)} devices",
@@ -158,7 +158,7 @@ class TensorFlowParallel(Parallel):
             ),
         )
 
-    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+    def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         return TensorFlowGroupLearner(self._framework, model, settings, group, self.strategy)
 
 

@@ -19,7 +19,7 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Parallel,
-    Settings,
+    TrainingSettings,
     UnsupportedValueError,
     count_gpus,
     deep_copy,
@@ -171,7 +171,7 @@ class TorchParallel(Parallel):
         engine = engines.get(kind, _ENGINES.get(kind, "gloo"))
         return engine.upper() if engine in _OF_GPUS else ""
 
-    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+    def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         _check_engine(model, settings, group)
         gradients.check_hooks(model, size=group.size, is_sharded=settings.shard is not None)
         # Some builds of torch have no torch.distributed.
@@ -184,7 +184,7 @@ class TorchParallel(Parallel):
         return TorchGroupLearner(self._framework, model, settings, group)
 
 
-def _check_engine(model: Any, settings: Settings, group: Group) -> None:
+def _check_engine(model: Any, settings: TrainingSettings, group: Group) -> None:
     """Refuse a model on the CPU if the program has started an engine for GPUs alone.
 
     With ``settings.shard`` a model begins on the CPU, also if the batches are on a GPU.

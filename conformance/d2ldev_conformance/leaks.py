@@ -269,16 +269,16 @@ def selection(leaks: list[str]) -> Iterator[None]:
     The first use of ``d2ldev.backend`` chooses the process's backend, which is such a change:
     call ``d2ldev.set_backend`` before.
     """
-    process = registry.process()
+    before = registry.get_selection()
     chosen = settings.choose_virtual_gpus(None)
     settings.choose_virtual_gpus(chosen)
     entered = {scopes: scopes.entries() for scopes in every_scopes}
     try:
         yield
     finally:
-        now = registry.set_process(process)
-        if now.framework is not process.framework:
-            leaks.append(f"the active backend: {_format(process)} became {_format(now)}")
+        now = registry.set_selection(before)
+        if now.framework is not before.framework:
+            leaks.append(f"the active backend: {_format(before)} became {_format(now)}")
         changed = settings.choose_virtual_gpus(chosen)
         if changed != chosen:
             leaks.append(f"virtual_gpus: {chosen} became {changed}")
@@ -289,5 +289,5 @@ def selection(leaks: list[str]) -> Iterator[None]:
                     scopes.leave(entry)
 
 
-def _format(process: registry.Process) -> str:
-    return "none" if process.framework is None else process.framework.name
+def _format(selection: registry.Selection) -> str:
+    return "none" if selection.framework is None else selection.framework.name

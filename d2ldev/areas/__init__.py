@@ -41,9 +41,9 @@ from d2ldev.areas.training import (
     Copier,
     Learner,
     Portion,
-    Settings,
     Sharded,
     Training,
+    TrainingSettings,
     Weighted,
 )
 from d2ldev.errors import DeviceUnavailableError
@@ -67,7 +67,6 @@ __all__ = [
     "Parallel",
     "Portion",
     "Put",
-    "Settings",
     "Shape",
     "Sharded",
     "Strict",
@@ -75,6 +74,7 @@ __all__ = [
     "Tensor",
     "Tensors",
     "Training",
+    "TrainingSettings",
     "Weighted",
 ]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.areas.tensors import Tensor
-from d2ldev.areas.training import Learner, Settings
+from d2ldev.areas.training import Learner, TrainingSettings
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.walk import join_path
@@ -72,7 +72,7 @@ class Parallel:
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         """Check that the batch normalizations of a model have the statistics that the user wants.
 
-        Called before several devices or processes train it; see ``Settings.batch_norm``.
+        Called before several devices or processes train it; see ``TrainingSettings.batch_norm``.
 
         Raises:
             UnsupportedValueError: if they have the others (``statistics_refusal``).
@@ -86,7 +86,7 @@ class Parallel:
         """
         return 1
 
-    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         """Return a model that several devices of this process train.
 
         Args:
@@ -147,7 +147,7 @@ class Parallel:
         """
         return ""
 
-    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+    def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         """Return a model that this process and the others of a group train together.
 
         It is called in all processes. They begin with the parameters of rank 0.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.areas import Framework, Learner, Settings, Weighted
+from d2ldev.areas import Framework, Learner, TrainingSettings, Weighted
 from d2ldev.areas.training import NO_LABEL, Labels
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
@@ -23,7 +23,7 @@ from d2ldev.nesting.kinds import TENSOR
 _MOST_PENDING = 1024
 
 
-def has_labels(settings: Settings) -> bool:
+def has_labels(settings: TrainingSettings) -> bool:
     """Tell whether the targets of a training are labels."""
     is_named = isinstance(settings.loss, str) and settings.methods is None
     return is_named and settings.loss == "cross_entropy"

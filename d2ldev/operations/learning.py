@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import Framework, Learner, Settings, Tensor
+from d2ldev.areas import Framework, Learner, Tensor, TrainingSettings
 from d2ldev.areas.abilities import require
 from d2ldev.areas.group import join_group
 from d2ldev.device import CPU, Device
@@ -25,12 +25,12 @@ _LEARNING_RATE = 0.01
 def complete(
     framework: Framework,
     model: Any,
-    settings: Settings,
+    settings: TrainingSettings,
     *,
     loss: Loss | None,
     lr: float | None,
     is_trained: bool,
-) -> Settings:
+) -> TrainingSettings:
     """Return the settings with what a model was compiled with, and with Python's own numbers.
 
     Args:
@@ -101,7 +101,7 @@ def complete(
 def learner(
     framework: Framework,
     model: Any,
-    settings: Settings,
+    settings: TrainingSettings,
     devices: Sequence[Device],
     group: Group | None,
 ) -> Learner:
@@ -141,7 +141,7 @@ def learner(
     return labels.check(framework, framework.parallel.learner(model, settings, devices))
 
 
-def check_settings(framework: Framework, settings: Settings) -> Settings:
+def check_settings(framework: Framework, settings: TrainingSettings) -> TrainingSettings:
     """Return the settings of a training with Python's own numbers.
 
     Raises:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from d2ldev.areas import Framework, Settings, Sharded
+from d2ldev.areas import Framework, Sharded, TrainingSettings
 from d2ldev.areas.training import bounds, shard_refusal
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
@@ -43,7 +43,7 @@ class BatchShard(NamedTuple):
 def shard_batch(
     framework: Framework,
     model: Any,
-    settings: Settings,
+    settings: TrainingSettings,
     operands: tuple[tuple[Any, ...], Any],
     devices: Sequence[Device],
     *,

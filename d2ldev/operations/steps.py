@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import Settings, Weighted
+from d2ldev.areas import TrainingSettings, Weighted
 from d2ldev.errors import UnsupportedValueError, describe
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def loss_among(
-    settings: Settings, losses: Mapping[str, Callable[[Any, Any], Any]]
+    settings: TrainingSettings, losses: Mapping[str, Callable[[Any, Any], Any]]
 ) -> Callable[[Any, Any], Any]:
     """Return the loss of a training: a framework's own of that name, or the function given.
 
@@ -267,7 +267,7 @@ def _loss_refusal(
 
 
 def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool) -> Any:
-    """Return the loss of a batch that a model's own method gives, for ``Settings.methods``.
+    """Return the loss of a batch that a model's own method gives, for ``TrainingSettings.methods``.
 
     Args:
         model: the model in training, or in use.

@@ -52,7 +52,7 @@ scoped: Scopes[Framework] = Scopes("d2ldev_backends")
 """The frameworks of the blocks ``with use_backend(name):``."""
 
 
-class Process(NamedTuple):
+class Selection(NamedTuple):
     """The framework of the process, and what decided it.
 
     Args:
@@ -64,7 +64,7 @@ class Process(NamedTuple):
     reason: str
 
 
-_process = Process(None, "")
+_selection = Selection(None, "")
 # Whether any block of ``use_backend`` was entered so far; the objects that cache a framework.
 _had_blocks = False
 _keepers: list[object] = []
@@ -118,7 +118,7 @@ def active_framework() -> Framework:
     tensorflow, mxnet, or else the only other installed one. The last resort is the reference
     backend, with a ``BackendFallbackWarning``.
     """
-    return scoped.value.get() or _process.framework or _resolve()
+    return scoped.value.get() or _selection.framework or _resolve()
 
 
 def enter(framework: Framework) -> Entry[Framework]:
@@ -153,10 +153,10 @@ class _ActiveFramework:
     @trace_as(lambda *_: _computed.framework)
     def __get__(self, owner: FollowsSelection, cls: type) -> Framework:
         # ``active_framework``, without a call.
-        framework = scoped.value.get() or _process.framework or _resolve()
+        framework = scoped.value.get() or _selection.framework or _resolve()
         if not _had_blocks:
             with _lock:
-                if not _had_blocks and framework is _process.framework:
+                if not _had_blocks and framework is _selection.framework:
                     # Noted first, so that Ctrl-C in between leaves nothing that is not forgotten.
                     _keepers.append(owner)
                     object.__setattr__(owner, "_framework", framework)
@@ -184,7 +184,7 @@ def _forget() -> None:
 def selection_reason() -> str:
     """Return why the active backend is the active one, in words."""
     active_framework()
-    return _process.reason if scoped.value.get() is None else "use_backend"
+    return _selection.reason if scoped.value.get() is None else "use_backend"
 
 
 class Choice(NamedTuple):
@@ -221,15 +221,15 @@ def choice() -> Choice:
 
 
 def _resolve() -> Framework:
-    global _process
+    global _selection
     with _lock:
-        if _process.framework is not None:
-            return _process.framework
+        if _selection.framework is not None:
+            return _selection.framework
         name, source, reason = choice()
         if name == FALLBACK and not source and lacks_modules(FALLBACK):
             raise fallback_refusal(reason)
         framework = get_framework(name, source)
-        _process = Process(framework, reason)
+        _selection = Selection(framework, reason)
         if name != FALLBACK or source:
             return framework
         warn(
@@ -241,16 +241,16 @@ def _resolve() -> Framework:
         return framework
 
 
-def process() -> Process:
+def get_selection() -> Selection:
     """Return the framework of the process, if it is resolved, and what decided it."""
-    return _process
+    return _selection
 
 
-def set_process(new: Process) -> Process:
+def set_selection(new: Selection) -> Selection:
     """Make a framework the process's active one, in every thread; return what was before."""
-    global _process
+    global _selection
     with _lock:
-        before, _process = _process, new
+        before, _selection = _selection, new
         _forget()
     return before
 

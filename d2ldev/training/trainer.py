@@ -23,7 +23,7 @@ import numpy as np
 
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import get_backend
-from d2ldev.areas import Learner, Settings
+from d2ldev.areas import Learner, TrainingSettings
 from d2ldev.areas.abilities import require
 from d2ldev.areas.group import join_group
 from d2ldev.areas.parallel import gpu_of_process
@@ -204,7 +204,7 @@ class Trainer(TrainerState):
         self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
         self.matmul_precision = matmul_precision
         self.shard, self.batch_norm = shard, batch_norm
-        check_settings(framework_of(self.backend), Settings(**self._settings_of_steps()))
+        check_settings(framework_of(self.backend), TrainingSettings(**self._settings_of_steps()))
         self._check_matmul_precision()
         self.callbacks = callbacks
         self.enable_progress_bar = flag("train", "enable_progress_bar", enable_progress_bar)
@@ -224,7 +224,7 @@ class Trainer(TrainerState):
         others = [
             f", {name}={value!r}"
             for name, value in self._settings_of_steps().items()
-            if value != Settings()._asdict()[name]
+            if value != TrainingSettings()._asdict()[name]
         ]
         options = f"max_epochs={epochs}, on {gpus}{''.join(others)}"
         return f"<{type(self).__name__}({options}) of the {self.backend.name} backend>"
@@ -541,7 +541,7 @@ class Trainer(TrainerState):
             callbacks: those of the trainer.
             settings: the other arguments of ``fit``, which are refused.
         """
-        usual = Settings()._asdict()
+        usual = TrainingSettings()._asdict()
         given = {
             "loss=": settings.loss is not None,
             "optimizer=": settings.optimizer is not None,

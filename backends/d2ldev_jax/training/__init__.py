@@ -15,9 +15,9 @@ from d2ldev.framework import (
     NO_LABEL,
     Framework,
     Learner,
-    Settings,
     Tensor,
     Training,
+    TrainingSettings,
     import_optional,
 )
 from d2ldev_jax.models import is_linen
@@ -45,7 +45,7 @@ class JaxTraining(Training):
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
 
-    def learner(self, model: Any, settings: Settings) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         check_libraries()
         was_trained = settings.optimizer is None and hasattr(model, "trainer")
         if is_linen(model) and (was_trained or settings.methods is not None):

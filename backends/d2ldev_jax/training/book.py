@@ -18,8 +18,8 @@ from flax.training.train_state import TrainState
 from d2ldev.framework import (
     Framework,
     Learner,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     check_own_loss,
     describe,
@@ -105,7 +105,7 @@ class BooksLearner(Learner):
     An evaluation uses the state of the trainer that has trained the module.
     """
 
-    def __init__(self, framework: Framework, module: Any, settings: Settings) -> None:
+    def __init__(self, framework: Framework, module: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
         self._framework, self._module = framework, module
         trainer = getattr(module, "trainer", None)

@@ -36,8 +36,8 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Programs,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     check_labels,
     check_loss,
@@ -114,7 +114,7 @@ class JaxLearner(Learner):
         self,
         framework: Framework,
         model: Any,
-        settings: Settings,
+        settings: TrainingSettings,
         places: Callable[[jax.Device], OneDevice] = OneDevice,
     ) -> None:
         super().__init__(settings)
@@ -292,7 +292,9 @@ class JaxShardLearner(JaxLearner):
     def takes_marks(self) -> bool:
         return True
 
-    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
+    def __init__(
+        self, framework: Framework, model: Any, settings: TrainingSettings, group: Group
+    ) -> None:
         self._group = group
         super().__init__(framework, model, settings)
 
@@ -317,7 +319,7 @@ class JaxShardLearner(JaxLearner):
         self.replace(self.components)
 
 
-def _make_optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
+def _make_optimizer(model: nnx.Module, settings: TrainingSettings) -> nnx.Optimizer[Any]:
     optimizer = make_optimizer(settings)
     if isinstance(optimizer, optax.GradientTransformation):
         optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
@@ -330,7 +332,7 @@ def _make_optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]
     return optimizer
 
 
-def make_optimizer(settings: Settings) -> Any:
+def make_optimizer(settings: TrainingSettings) -> Any:
     """Return the optimizer of a training: optax's for a name, or else the user's object."""
     optimizer = settings.optimizer
     if optimizer is None:
@@ -535,7 +537,7 @@ class _Steps:
     optimizer_split: _Split
     split: NamedSharding | None
     loss: Callable[[Any, Any], Any]
-    settings: Settings
+    settings: TrainingSettings
     wrt: Any
 
     @property

@@ -12,10 +12,10 @@ from d2ldev.framework import (
     Device,
     Framework,
     Learner,
-    Settings,
     ShardSampler,
     Tensor,
     Training,
+    TrainingSettings,
     describe,
     shard_copy,
     state_refusal,
@@ -56,7 +56,7 @@ class MXNetTraining(Training):
         if tell_epoch(epoch, loader, batches, _sampler_of(batches)):
             loader.clean()  # what ``auto_reload`` has read ahead is of another epoch
 
-    def learner(self, model: Any, settings: Settings) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         return MXNetLearner(self._framework, model, settings)
 
     def module_class(self, methods: type) -> type:

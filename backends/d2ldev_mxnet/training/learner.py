@@ -8,8 +8,8 @@ from typing import Any
 from d2ldev.framework import (
     Framework,
     Learner,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     Weighted,
     check_loss,
@@ -33,7 +33,7 @@ class MXNetLearner(Learner):
     not use stay as they are in it.
     """
 
-    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+    def __init__(self, framework: Framework, model: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
         if not isinstance(model, mx.gluon.Block):
             raise UnsupportedValueError(

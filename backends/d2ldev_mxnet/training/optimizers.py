@@ -11,7 +11,7 @@ from d2ldev.framework import (
     MOMENTUM,
     WEIGHT_DECAY,
     Framework,
-    Settings,
+    TrainingSettings,
     UnsupportedValueError,
     describe,
     place,
@@ -39,7 +39,7 @@ _OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
 }
 
 
-def make_optimizer(framework: Framework, settings: Settings, parameters: list[Any]) -> Any:
+def make_optimizer(framework: Framework, settings: TrainingSettings, parameters: list[Any]) -> Any:
     """Return the ``gluon.Trainer`` of a training; None for a model that is only evaluated.
 
     Args:

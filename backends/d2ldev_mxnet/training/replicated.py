@@ -13,8 +13,8 @@ from d2ldev.framework import (
     BatchShard,
     Device,
     Framework,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     Weighted,
     flatten,
@@ -44,7 +44,11 @@ class MXNetParallelLearner(MXNetLearner):
         return True
 
     def __init__(
-        self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
+        self,
+        framework: Framework,
+        model: Any,
+        settings: TrainingSettings,
+        devices: Sequence[Device],
     ) -> None:
         self._devices = devices
         self._contexts = [mx.Context(framework.devices.native(device)) for device in devices]
@@ -182,7 +186,12 @@ class MXNetGroupLearner(MXNetLearner):
     """A Gluon block that this process and others train together, each with a copy of it."""
 
     def __init__(
-        self, framework: Framework, model: Any, settings: Settings, group: Group, servers: Servers
+        self,
+        framework: Framework,
+        model: Any,
+        settings: TrainingSettings,
+        group: Group,
+        servers: Servers,
     ) -> None:
         super().__init__(framework, model, settings)
         self._group, self._servers = group, servers

@@ -14,9 +14,9 @@ from d2ldev.framework import (
     Device,
     Framework,
     Learner,
-    Settings,
     Tensor,
     Training,
+    TrainingSettings,
     describe,
     state_refusal,
 )
@@ -39,7 +39,7 @@ class TensorFlowTraining(Training):
     def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
         return ShardedDataset(loader, rank, size)
 
-    def learner(self, model: Any, settings: Settings) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         if settings.optimizer is not None:
             if settings.methods is None:
                 compiled.check_own_methods(model, "train_step", "test_step", "compute_loss")

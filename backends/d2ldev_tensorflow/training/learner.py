@@ -20,8 +20,8 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Programs,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     check_loss,
     describe,
@@ -56,7 +56,7 @@ class TensorFlowLearner(Learner):
     that optimizer is gone, the next training's optimizer gets the variables, with its own values.
     """
 
-    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+    def __init__(self, framework: Framework, model: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
         is_layer = is_of_keras(model, "Layer")
         if not is_layer and not isinstance(model, tf.Module):

@@ -10,7 +10,7 @@ from d2ldev.framework import (
     BETAS,
     MOMENTUM,
     WEIGHT_DECAY,
-    Settings,
+    TrainingSettings,
     UnsupportedValueError,
     describe,
 )
@@ -26,7 +26,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_optimizer(settings: Settings) -> Any:
+def make_optimizer(settings: TrainingSettings) -> Any:
     """Return the optimizer of a training; None for a model that is only evaluated."""
     import keras
 

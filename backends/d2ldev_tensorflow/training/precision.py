@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
-from d2ldev.framework import Settings, UnsupportedValueError, describe, warn
+from d2ldev.framework import TrainingSettings, UnsupportedValueError, describe, warn
 from d2ldev_tensorflow.models import is_of_keras
 
 _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
-def find_policy(model: Any, settings: Settings) -> str | None:
+def find_policy(model: Any, settings: TrainingSettings) -> str | None:
     """Return the name of the policy for a precision; None for full precision.
 
     Raises:
@@ -33,7 +33,7 @@ def find_policy(model: Any, settings: Settings) -> str | None:
 
 
 @contextmanager
-def compute_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
+def compute_in(policy: str, model: Any, settings: TrainingSettings) -> Iterator[None]:
     """Give the layers of a model a policy for a block, in which their functions are traced.
 
     Layers with a dtype of their own keep it.
@@ -99,7 +99,7 @@ def _find_arguments(layer: Any) -> Any:
     return getattr(getattr(layer, "_auto_config", None), "config", None)  # private
 
 
-def _warn_of_configuration(model: Any, settings: Settings, policy: str) -> None:
+def _warn_of_configuration(model: Any, settings: TrainingSettings, policy: str) -> None:
     """Warn if a precision may replace a dtype that the user chose for some layers."""
     if len({each.name for each in _list_rebuilt_policies(model)}) == 1:
         warn(

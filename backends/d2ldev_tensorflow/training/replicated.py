@@ -17,8 +17,8 @@ from d2ldev.framework import (
     BatchShard,
     Device,
     Framework,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     Weighted,
     describe,
@@ -72,7 +72,11 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         return True
 
     def __init__(
-        self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
+        self,
+        framework: Framework,
+        model: Any,
+        settings: TrainingSettings,
+        devices: Sequence[Device],
     ) -> None:
         self._devices = devices
         # Not the default: its numbers of device groups are shared by the strategies of a process.
@@ -278,7 +282,12 @@ class TensorFlowGroupLearner(TensorFlowLearner):
     """
 
     def __init__(
-        self, framework: Framework, model: Any, settings: Settings, group: Group, strategy: Any
+        self,
+        framework: Framework,
+        model: Any,
+        settings: TrainingSettings,
+        group: Group,
+        strategy: Any,
     ) -> None:
         self._is_first = group.rank == 0
         self._strategy = strategy

@@ -15,10 +15,10 @@ from d2ldev.framework import (
     Device,
     Framework,
     Learner,
-    Settings,
     Tensor,
     Tensors,
     Training,
+    TrainingSettings,
     describe,
     state_refusal,
 )
@@ -40,7 +40,7 @@ class TorchTraining(Training):
     def __init__(self, framework: Framework, devices: TorchDevices) -> None:
         self._framework, self._devices = framework, devices
 
-    def learner(self, model: Any, settings: Settings) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         return TorchLearner(self._framework, model, settings)
 
     def module_class(self, methods: type) -> type:

@@ -19,8 +19,8 @@ from d2ldev.framework import (
     D2LDevError,
     Framework,
     Learner,
-    Settings,
     Tensor,
+    TrainingSettings,
     UnsupportedValueError,
     check_labels,
     check_loss,
@@ -168,7 +168,7 @@ class TorchLearner(Learner):
     ``evaluate`` puts it into evaluation mode. ``sync`` restores the mode that it had before.
     """
 
-    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+    def __init__(self, framework: Framework, model: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
         self._framework = framework
         if not isinstance(model, torch.nn.Module):

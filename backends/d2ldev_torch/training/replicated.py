@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from d2ldev.framework import Framework, Settings, Tensor, map_tensors
+from d2ldev.framework import Framework, Tensor, TrainingSettings, map_tensors
 from d2ldev_torch.training.learner import TorchLearner, list_trained
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ class TorchGroupLearner(TorchLearner):
     processes have them.
     """
 
-    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
+    def __init__(
+        self, framework: Framework, model: Any, settings: TrainingSettings, group: Group
+    ) -> None:
         super().__init__(framework, model, settings)
         self._size = group.size
         self._numbers = OwnNumbers(group.rank)

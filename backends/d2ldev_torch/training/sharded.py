@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from d2ldev.framework import Framework, Settings, Tensor, UnsupportedValueError, describe
+from d2ldev.framework import Framework, Tensor, TrainingSettings, UnsupportedValueError, describe
 from d2ldev_torch.models import original
 from d2ldev_torch.optimizers import is_simple
 from d2ldev_torch.training.learner import TorchLearner, list_trained, needs_closure
@@ -37,7 +37,9 @@ class TorchShardLearner(TorchLearner):
     changes in between.
     """
 
-    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
+    def __init__(
+        self, framework: Framework, model: Any, settings: TrainingSettings, group: Group
+    ) -> None:
         super().__init__(framework, model, settings)
         self._check()
         self._size = group.size

@@ -24,7 +24,7 @@ from d2ldev.areas.training.steps import (
     MOMENTUM,
     WEIGHT_DECAY,
     Learner,
-    Settings,
+    TrainingSettings,
     state_refusal,
 )
 from d2ldev.device import Device
@@ -41,9 +41,9 @@ __all__ = [
     "Labels",
     "Learner",
     "Portion",
-    "Settings",
     "Sharded",
     "Training",
+    "TrainingSettings",
     "Weighted",
     "bounds",
     "shard_refusal",
@@ -101,7 +101,7 @@ class Training:
     sharded_types: tuple[type, ...] = ()
     pipeline_types: tuple[type, ...] = ()
 
-    def learner(self, model: Any, settings: Settings) -> Learner:
+    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         """Return a learner for a placed model; the settings are checked.
 
         Raises:

@@ -43,7 +43,7 @@ number, and larger gradients differ by rounding only.
 """
 
 
-class Settings(NamedTuple):
+class TrainingSettings(NamedTuple):
     """The settings of a training.
 
     Args:
@@ -82,7 +82,7 @@ class Settings(NamedTuple):
     shard: Shard | None = None
     batch_norm: Statistics | None = None
 
-    def check(self) -> Settings:
+    def check(self) -> TrainingSettings:
         """Return the settings with Python's own numbers.
 
         Raises:
@@ -152,7 +152,7 @@ class Learner(ABC, Generic[TensorT]):
     portion: Portion | None = None
     labels: Labels | None = None
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TrainingSettings) -> None:
         self.settings = settings
         self.pending = 0
         if settings.optimizer is None:
@@ -160,7 +160,7 @@ class Learner(ABC, Generic[TensorT]):
             vars(self)["step"] = self._refuse_step
 
     def __repr__(self) -> str:
-        usual = Settings()._asdict()
+        usual = TrainingSettings()._asdict()
         shown_always = ("loss", "optimizer", "lr")
         given = ", ".join(
             f"{name}={_in_short(value)}"
@@ -232,10 +232,10 @@ class Learner(ABC, Generic[TensorT]):
         With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
 
         Args:
-            inputs: the arguments of the model, on its device. With ``Settings.methods`` they are
-                ``(batch,)``.
+            inputs: the arguments of the model, on its device. They are ``(batch,)`` with
+                ``TrainingSettings.methods``.
             y: the target, on the same device, or a ``Weighted`` target. None with
-                ``Settings.methods``.
+                ``TrainingSettings.methods``.
 
         Returns:
             The loss before the step, a scalar on the device, and the prediction.

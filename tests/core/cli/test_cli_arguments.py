@@ -76,13 +76,13 @@ def _without_work(monkeypatch, tmp_path):
 @settings(max_examples=EXAMPLES)
 @given(command=COMMANDS, words=st.lists(WORDS, max_size=5), environment=VARIABLES)
 def test_no_argument_and_no_variable_is_more_than_the_command_can_take(command, words, environment):
-    before, chosen = selection.process(), variables.choose_virtual_gpus(None)
-    selection.set_process(selection.Process(None, ""))
+    before, chosen = selection.get_selection(), variables.choose_virtual_gpus(None)
+    selection.set_selection(selection.Selection(None, ""))
     started = time.monotonic()
     try:
         done = CliRunner().invoke(app, [*command, *words], env=environment)
     finally:
-        selection.set_process(before)
+        selection.set_selection(before)
         variables.choose_virtual_gpus(chosen)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code in (0, 1, 2)

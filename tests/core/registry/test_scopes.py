@@ -148,7 +148,7 @@ def test_use_backend_needs_no_choice_for_the_process():
         import d2ldev.registry.selection
         with d2ldev.use_backend("reference"):
             show(d2ldev.backend.name)
-        show(d2ldev.registry.selection.process().framework is None)
+        show(d2ldev.registry.selection.get_selection().framework is None)
     """
     assert run_python(code) == ["reference", True]
 

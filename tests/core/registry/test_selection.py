@@ -51,7 +51,7 @@ def test_importing_a_backend_by_its_name_does_not_make_it_the_active_one():
         warnings.simplefilter("error")
         from d2ldev import reference
         from d2ldev.registry import selection as registry
-        show(registry.process().framework is None)
+        show(registry.get_selection().framework is None)
     """
     assert run_python(code) == [True]
 

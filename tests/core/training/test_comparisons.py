@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError, gpu
-from d2ldev.areas import Settings, Weighted
+from d2ldev.areas import TrainingSettings, Weighted
 from d2ldev.operations.steps import loss_among
 from d2ldev.training.metrics import find_metrics
 from d2ldev.training.trainer import Trainer
@@ -109,7 +109,7 @@ IDS = [getattr(each, "__name__", type(each).__name__) for each in FUNCTIONS]
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
 def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
-    loss = loss_among(Settings(loss=function), {})
+    loss = loss_among(TrainingSettings(loss=function), {})
     assert loss("prediction", "y") == "prediction against y"
 
 
@@ -164,18 +164,18 @@ class WeighingBlock(Module):
 
 @pytest.mark.parametrize("function", [weigh, weigh_as_in_keras, WeighingBlock()])
 def test_a_loss_with_the_parameter_is_given_the_weights(function):
-    loss = loss_among(Settings(loss=function), {})
+    loss = loss_among(TrainingSettings(loss=function), {})
     assert loss("prediction", Weighted("y", "weights")) == "prediction against y by weights"
 
 
 def test_a_loss_without_the_parameter_cannot_weigh():
-    loss = loss_among(Settings(loss=contract_order), {})
+    loss = loss_among(TrainingSettings(loss=contract_order), {})
     with pytest.raises(UnsupportedValueError, match="no parameter sample_weight"):
         loss("prediction", Weighted("y", "weights"))
 
 
 def test_a_loss_that_needs_weights_is_refused_without_any():
-    loss = loss_among(Settings(loss=weigh), {})
+    loss = loss_among(TrainingSettings(loss=weigh), {})
     with pytest.raises(UnsupportedValueError, match="needs sample_weight") as error:
         loss("prediction", "y")
     assert error.value.fix.startswith("yield {'x': X, 'y': y, 'sample_weight': weights}")
@@ -192,7 +192,7 @@ UNCALLABLE = {
 @pytest.mark.parametrize("function", UNCALLABLE.values(), ids=UNCALLABLE)
 def test_a_loss_or_metric_that_cannot_be_called_is_refused_at_once(reference, function):
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
-        loss_among(Settings(loss=function), {})
+        loss_among(TrainingSettings(loss=function), {})
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
         find_metrics(reference, [function])
 
@@ -211,7 +211,7 @@ def test_a_metric_that_keeps_a_running_value_is_refused(reference, metric):
 
 def test_a_loss_that_keeps_a_running_value_is_refused():
     with pytest.raises(UnsupportedValueError, match="running value"):
-        loss_among(Settings(loss=Running()), {})
+        loss_among(TrainingSettings(loss=Running()), {})
 
 
 def test_a_metric_of_each_example_is_refused_with_the_call_that_is_right(reference):

@@ -12,7 +12,7 @@ from d2ldev_mxnet.framework import mx
 from process_runs import initialise_all, mlp, normalize
 
 from d2ldev._backend import framework_of
-from d2ldev.framework import Settings
+from d2ldev.framework import TrainingSettings
 
 pytestmark = pytest.mark.usefixtures("set_np")
 
@@ -38,7 +38,7 @@ def first(monkeypatch):
 
 def learner_of(backend, net):
     group = SimpleNamespace(size=2, rank=1)
-    settings = Settings(loss="cross_entropy", optimizer="sgd")
+    settings = TrainingSettings(loss="cross_entropy", optimizer="sgd")
     return framework_of(backend).parallel.learner_of_group(net, settings, group)
 
 

@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
 from d2ldev._backend import framework_of
-from d2ldev.framework import Portion, Settings, bounds
+from d2ldev.framework import Portion, TrainingSettings, bounds
 from d2ldev.processes.join import free_port
 
 # Those of the modules that a program imports.
@@ -213,7 +213,7 @@ def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend, shard):
         start("cuda:fake", rank=0, world_size=2, store=FakeStore()),
         pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU") as caught,
     ):
-        learner(mlp(), Settings(shard=shard), group)
+        learner(mlp(), TrainingSettings(shard=shard), group)
     # With shard the model is on the CPU first, whatever there is to train on.
     assert ("num_gpus=1" in caught.value.fix) == (shard is None)
 
@@ -350,7 +350,9 @@ def test_the_loss_that_lbfgs_searches_with_is_added_up_on_its_device(virtual, mo
     devices = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: devices.append(x.device))
     net = virtual.place(mlp(), "gpu:1")
-    settings = Settings(loss="mse", optimizer=torch.optim.LBFGS(net.parameters(), max_iter=1))
+    settings = TrainingSettings(
+        loss="mse", optimizer=torch.optim.LBFGS(net.parameters(), max_iter=1)
+    )
     x = virtual.ones((2, 3), device="gpu:1")
     with start("gloo", rank=0, world_size=1, store=torch.distributed.HashStore()):
         group = SimpleNamespace(rank=0, size=1)

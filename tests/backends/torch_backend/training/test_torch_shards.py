@@ -15,7 +15,7 @@ from several_gpus import SeenMemory
 
 from d2ldev import Backend, Trainer, UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.framework import Settings
+from d2ldev.framework import TrainingSettings
 
 LOSS = "cross_entropy"
 
@@ -88,7 +88,7 @@ def _with_adafactor():
 )
 def test_a_model_that_fsdp_cannot_split_is_refused(virtual, make, precision, fix):
     net, optimizer = make()
-    settings = Settings(optimizer=optimizer, precision=precision, shard="parameters")
+    settings = TrainingSettings(optimizer=optimizer, precision=precision, shard="parameters")
     with pytest.raises(UnsupportedValueError, match=fix):
         TorchShardLearner(framework_of(virtual), net, settings, SimpleNamespace(size=2))
 
