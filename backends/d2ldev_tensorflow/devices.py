@@ -136,7 +136,7 @@ class TensorFlowDevices(Devices):
             raise DeviceUnavailableError(
                 f"use {device}",
                 "the driver shows it, but TensorFlow has not made a device of it",
-                "pip install 'd2ldev[tensorflow-cuda]'; TensorFlow's log says what it misses",
+                "pip install 'd2ldev[tensorflow-cuda]'; TensorFlow's log names what is missing",
                 [device],
             )
         self.places[name] = device

@@ -658,7 +658,7 @@ def _is_held(x: Any, kinds: Kinds) -> bool:
 
 
 def _is_constant(written: Any) -> bool:
-    """Return whether the state holds nothing of an attribute."""
+    """Return whether an attribute adds nothing to the state."""
     if isinstance(written, Mapping):
         if _TAG not in written:
             return bool(written) and all(map(_is_constant, written.values()))

@@ -197,7 +197,7 @@ def _check_engine(model: Any, settings: TrainingSettings, group: Group) -> None:
         on_a_gpu = "" if is_sharded else "Trainer(max_epochs, num_gpus=1), or "
         raise UnsupportedValueError(
             f"train a model on the CPU in {group.size} processes{how}",
-            f"the program has started torch.distributed with {engines}, and so not for the CPU",
+            f"the program has started torch.distributed with {engines}, which lacks the CPU",
             f"{on_a_gpu}torch.distributed.init_process_group() with 'cpu:gloo,cuda:nccl', or leave "
             "the call out",
         )

@@ -218,8 +218,8 @@ def generator_mismatch(operation: str, place: Device, other: Device) -> DeviceMi
     return DeviceMismatchError(
         f"run {operation}",
         f"its numbers are drawn on {place}, by a generator on {other}",
-        f"generator = torch.Generator(backend.native('{place}')); of a DataLoader: outside of the "
-        f"block, or backend.prefetch(loader, '{place}')",
+        f"generator = torch.Generator(backend.native('{place}')); read a DataLoader outside "
+        f"of the block, or by backend.prefetch(loader, '{place}')",
         [place, other],
     )
 

@@ -121,7 +121,7 @@ class TorchTensors(Tensors):
         except (RuntimeError, ValueError) as error:
             raise UnsupportedValueError(
                 "tell the address of a tensor",
-                f"a tensor of layout {x.layout} has no one address",
+                f"a tensor of layout {x.layout} does not have a single address",
                 "backend.address(x.to_dense()), or of one of the tensors that it consists of",
             ) from error
 

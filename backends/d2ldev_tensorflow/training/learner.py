@@ -217,7 +217,7 @@ class TensorFlowLearner(Learner):
             raise UnsupportedValueError(
                 f"train {describe(self._model)} with the optimizer {name}",
                 f"it was built for other variables than the {len(wanted)} that are trainable now",
-                f"keras.optimizers.{name}(...), not built yet; before what is frozen is thawed",
+                f"keras.optimizers.{name}(...) that is not built yet",
             )
         # An optimizer given by name computes only in steps, in their scope. Its own scope would
         # refer back to it, and keep it in use until ``gc`` runs.
@@ -247,9 +247,7 @@ class TensorFlowLearner(Learner):
         flagged = self._list_flagged()
         is_list = isinstance(modes, list) and all(type(flag) is bool for flag in modes)
         if not is_list or len(modes) != len(flagged):
-            raise state_refusal(
-                "model", f"{describe(modes)} does not say what of {len(flagged)} is trainable"
-            )
+            raise state_refusal("model", f"{describe(modes)} is not a list of {len(flagged)} flags")
 
         def put() -> None:
             for each, flag in zip(flagged, modes, strict=True):
@@ -405,7 +403,7 @@ class TensorFlowLearner(Learner):
             names = ", ".join(f"{name!r}: ..." for name in self.input_names)
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
-                f"its inputs have names, and a batch has {len(inputs)} without these",
+                f"its inputs have names, and the batch has {len(inputs)} inputs without names",
                 f"yield {{{names}, 'y': y}}, or ({{{names}}}, y), from the data",
             )
         return self._model(list(inputs), **mode)

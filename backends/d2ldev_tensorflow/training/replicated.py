@@ -405,7 +405,7 @@ def _check_optimizer(optimizer: Any, number: int) -> None:
         if is_used:
             raise UnsupportedValueError(
                 f"train on {number} devices with {describe(optimizer)}",
-                f"tf.distribute.MirroredStrategy cannot have its {what}",
+                f"tf.distribute.MirroredStrategy does not support its {what}",
                 "leave these out, with Trainer(accumulate_grad_batches=...) for "
                 "gradient_accumulation_steps; "
                 "or num_gpus=1",

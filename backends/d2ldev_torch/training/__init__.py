@@ -75,7 +75,7 @@ class TorchTraining(Training):
 
     def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if not isinstance(state, Mapping) or "cpu" not in state:
-            raise state_refusal("generator", f"{describe(state)} is not a state of one")
+            raise state_refusal("generator", f"{describe(state)} is not a generator's state")
         native = self._devices.native(device)
         _check_state(NATIVE_CPU, state["cpu"])
         # A run that began on the CPU has no state for a GPU.

@@ -237,8 +237,8 @@ class TorchLearner(Learner):
         if not any(id(p) in known for p in list_trained(optimizer)):
             raise UnsupportedValueError(
                 f"train with the optimizer {name}",
-                f"none of its parameters is one of the {type(self._model).__name__}'s",
-                f"torch.optim.{name}(net.parameters()), of this very net",
+                f"none of its parameters belongs to the {type(self._model).__name__}",
+                f"torch.optim.{name}(net.parameters()) with the parameters of this net",
             )
         device = self._framework.tensors.device_of(parameters[0])
         placed: torch.optim.Optimizer = place(self._framework, optimizer, device)

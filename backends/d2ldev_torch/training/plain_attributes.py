@@ -12,7 +12,7 @@ from d2ldev.framework import UnsupportedValueError
 
 
 class PlainAttributes:
-    """The attributes of a module that torch does not know, in a copy and back.
+    """The attributes of a module that torch does not know, on the way to a copy and back.
 
     The copy shares the user's objects: if its ``forward`` appends to a list, it is the user's list.
     An object with a tensor or a part of the model is copied with the model. Examples are a list of

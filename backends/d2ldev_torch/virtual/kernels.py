@@ -217,7 +217,7 @@ class Operands:
     Args:
         schema: the schema of the operator.
         alias: makes a CPU tensor of an operand.
-        take: makes a tensor on the virtual GPU with an index from a result.
+        take: makes a tensor on a virtual GPU from a result and the GPU's index.
     """
 
     __slots__ = (

@@ -96,7 +96,7 @@ def _import_capsule(capsule: object, device_type: int, index: int, x: torch.Tens
     if description.data is None and x.numel():
         raise UnsupportedValueError(
             "compute with a tensor on a virtual GPU",
-            f"its {x.numel()} elements have no memory: torch only pretends that it is there",
+            f"its {x.numel()} elements have no memory: it is a fake or transformed tensor",
             "leave the context of the fake or transformed tensors first",
         )
     description.device_type = device_type

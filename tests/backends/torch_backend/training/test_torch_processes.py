@@ -211,7 +211,7 @@ def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend, shard):
     learner = framework_of(torch_backend).parallel.learner_of_group
     with (
         start("cuda:fake", rank=0, world_size=2, store=FakeStore()),
-        pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU") as caught,
+        pytest.raises(UnsupportedValueError, match="cuda:fake, which lacks the CPU") as caught,
     ):
         learner(mlp(), TrainingSettings(shard=shard), group)
     # With shard the model is on the CPU first, whatever there is to train on.
