@@ -13,6 +13,7 @@ from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, Device, DeviceUnavailableError, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.device import CPU
 from d2ldev.nesting.walk import flatten
 from mutants import Mutant
@@ -257,7 +258,7 @@ def _without_attributes(moved, x):
 class LooksBeforeItMoves(Mutant, caught_by="containers.walked-once"):
     class Backend(Backend):
         def to(self, x, device):
-            flatten(x, self.framework.state.kinds, "look through a batch")
+            flatten(x, framework_of(self).state.kinds, "look through a batch")
             return super().to(x, device)
 
 
