@@ -18,13 +18,13 @@ from d2ldev.errors import (
     PackageNotInstalledError,
     UnsupportedValueError,
     describe,
+    quote,
     warn,
 )
 from d2ldev.files.format.container import (
     NAMES,
     FileError,
     check_files,
-    quote_text,
     read_array,
     read_header,
     start_checksum,
@@ -126,7 +126,7 @@ class Checkpoint:
         cut = len(entry.shape) - len(suffix) if entry else 0
         if entry is None or not (is_packed or (tag, suffix) == (entry.tag, entry.shape[cut:])):
             raise FileError(
-                f"its description has a tensor {quote_text(name)} of {quote_text(dtype)}, which is "
+                f"its description has a tensor {quote(name)} of {quote(dtype)}, which is "
                 + (f"stored as {entry.tag}" if entry else "missing")
             )
         return Stored("tensor", name, dtype, numbers, entry.shape[:cut])
@@ -181,7 +181,7 @@ class Checkpoint:
             more = f"; {len(other) - 1} more were read likewise" if len(other) > 1 else ""
             name = self._framework.name
             warn(
-                f"{self.attempted}: the tensor {quote_text(other[0].name)} is of "
+                f"{self.attempted}: the tensor {quote(other[0].name)} is of "
                 f"{other[0].numbers}, which {name} has not now, and was read as "
                 f"{self._choose_dtype(other[0])}, into which all of its values fit{more}"
             )
@@ -213,7 +213,7 @@ class Checkpoint:
         fix = "load it with a backend that has, or save it as one of "
         return CheckpointError(
             self.attempted,
-            f"its tensor {quote_text(stored.name)} is of {stored.dtype}, {problem}",
+            f"its tensor {quote(stored.name)} is of {stored.dtype}, {problem}",
             tensors.dtype_fix(stored.numbers) or f"{fix}{', '.join(tensors.dtype_names)}",
         )
 
@@ -225,9 +225,7 @@ class Checkpoint:
             checksum = start_checksum(stored.dtype, entry.shape)
         array = read_array(self._file, entry.begin, stored.shape, stored.numbers, checksum)
         if checksum is not None and checksum.hexdigest() != total:
-            raise FileError(
-                f"its tensor {quote_text(stored.name)} is damaged: the checksum differs"
-            )
+            raise FileError(f"its tensor {quote(stored.name)} is damaged: the checksum differs")
         return array
 
     def _narrow(self, stored: Stored, array: NDArray[Any]) -> NDArray[Any]:

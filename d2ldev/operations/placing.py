@@ -13,9 +13,9 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
@@ -27,6 +27,8 @@ from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, find, flatten_all, join_path, leaves
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend, whose_object
+
+T = TypeVar("T")
 
 # More than that is not a model's: a program's own objects that a model refers to.
 _MOST_LEVELS = 50
@@ -406,13 +408,7 @@ def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
 
 def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> Any:
     models = framework.models
-    search = Search(framework, obj, attempted)
-    try:
-        elsewhere = _elsewhere(search, device)
-    except UnsupportedValueError:
-        # It may be what the model's last call, which was traced, has left in an attribute.
-        search = Inventory(framework, obj, attempted)
-        elsewhere = _elsewhere(search, device)
+    search, elsewhere = _ask_tensors(framework, obj, attempted, lambda x: _elsewhere(x, device))
     if search.has_notes:
         search.check_tensors()
     if not elsewhere:
@@ -454,6 +450,24 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
         models.finish(each)
     _settle(search, device)
     return placed
+
+
+def _ask_tensors(
+    framework: Framework, obj: Any, attempted: str, ask: Callable[[Search], T]
+) -> tuple[Search, T]:
+    """Return a search of an object's tensors that have values, and the answer to a question.
+
+    Args:
+        framework, obj, attempted: see ``Search``.
+        ask: returns the answer. It raises an ``UnsupportedValueError`` for a tensor without values:
+            the last call of a model, which was traced, may have left one in an attribute.
+    """
+    search = Search(framework, obj, attempted)
+    try:
+        return search, ask(search)
+    except UnsupportedValueError:
+        search = Inventory(framework, obj, attempted)
+        return search, ask(search)
 
 
 def _elsewhere(search: Search, device: Device) -> list[Any]:
@@ -576,12 +590,12 @@ def place_of_fixed(framework: Framework, x: Any) -> Device | None:
 def placement(framework: Framework, obj: Any) -> dict[str, Device]:
     """Return where everything is that ``obj`` holds; see ``Backend.placement``."""
     attempted, device_of = "list the tensors of an object", framework.tensors.device_of
-    search = Search(framework, obj, attempted)
-    try:
-        places = {name: device_of(x) for name, x in search.entries}
-    except UnsupportedValueError:  # one without values: see ``_place``
-        search = Inventory(framework, obj, attempted)
-        places = {name: device_of(x) for name, x in search.entries}
+    search, places = _ask_tensors(
+        framework,
+        obj,
+        attempted,
+        lambda found: {name: device_of(x) for name, x in found.entries},
+    )
     for name, x in search.fixed:
         place = place_of_fixed(framework, x)
         if place is not None:

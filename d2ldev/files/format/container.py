@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from d2ldev.dependencies import import_optional
+from d2ldev.errors import quote
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,7 +218,7 @@ def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[st
                 part = opened.get_slice(name)
                 tag, shape = part.get_dtype(), tuple(part.get_shape())
                 if tag not in _BITS:
-                    raise FileError(f"its tensor {quote_text(name)} has an unknown dtype: {tag}")
+                    raise FileError(f"its tensor {quote(name)} has an unknown dtype: {tag}")
                 entries[name] = Entry(tag, shape, position)
                 position += math.prod(shape) * _BITS[tag] // 8
             metadata = opened.metadata() or {}
@@ -253,7 +254,7 @@ def structure_in(
         version, digits, structure = (*structure.split(" ", 2), "", "")[:3]
         if version != str(VERSION):
             raise FileError(
-                f"it is of version {quote_text(version)}, and this d2ldev reads 4 and {VERSION}: a "
+                f"it is of version {quote(version)}, and this d2ldev reads 4 and {VERSION}: a "
                 "newer one wrote it"
             )
         is_whole = _sum_of(entries, structure) == digits
@@ -318,8 +319,3 @@ def read_array(
         return memory.view(native).reshape(shape)
     except ValueError as error:  # NumPy has fewer dimensions than the format
         raise FileError(f"NumPy has no array of the shape {shape}: {error}") from error
-
-
-def quote_text(name: str) -> str:
-    """Return a name in a file for a message: never long, and of characters that can be printed."""
-    return repr(name if len(name) <= 80 else f"{name[:77]}...")
