@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported together at the first use of one of them: a library that imports this package and does
-# not use it waits for less.
+# The first use of one of them imports them all. So a library that imports this package without
+# using it waits less.
 _CORE = {
     "Backend": "_backend",
     "Broadcast": "nesting.containers",
@@ -166,7 +166,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return what is imported at its first use, or any known backend by its name.
+    """Import a name at its first use; return any known backend by its name.
 
     >>> from d2ldev import torch as d2l                                # doctest: +SKIP
     """

@@ -1,8 +1,8 @@
 """``Device``: a small, interned value that says where a tensor is.
 
-There is one object for each device, so that devices are compared with ``is`` and hash at
-the speed of C. A ``Device`` belongs to no framework: ``device.native`` is what the active
-backend makes of it.
+There is one object for each device. So devices are compared with ``is``, and hash at the speed of
+C. A ``Device`` does not belong to a framework. ``device.native`` is the active backend's own
+object.
 
 Source: D2L, section 6.7.1, "Computing Devices".
 """
@@ -127,8 +127,8 @@ class Device:
     def __enter__(self) -> Device:
         """Make this the place where the active backend creates tensors (``backend.on``).
 
-        All users of a device share one object, so that leaving ends the innermost block of this
-        device. If a generator with a block of the same device may be closed in between, use ``with
+        All users of a device share one object. So leaving ends the innermost block of this device.
+        A generator with a block of the same device may be closed in between. Then use ``with
         backend.on(device):``, which ends its own block.
         """
         block = _backend.on(self)
@@ -137,7 +137,7 @@ class Device:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        # A device is one object for all threads, which cannot keep what it entered.
+        # All threads share the object of a device. So it cannot keep the blocks it has entered.
         entry = _entered.find(lambda each: each.value[0] is self)
         if entry is not None:
             _entered.leave(entry)
@@ -149,7 +149,7 @@ class Device:
     def __repr__(self) -> str:
         return f"Device({self.kind!r})" if self.kind == _CPU else f"Device('gpu', {self.index})"
 
-    # Equality and hash are those of the object, which is right because devices are interned.
+    # Equality and hash are the object's own, which is right because devices are interned.
 
     def __lt__(self, other: object) -> bool:
         if not isinstance(other, Device):
@@ -212,7 +212,7 @@ def gpu(i: int = 0) -> Device:
     return Device(_GPU, i)
 
 
-# torch's compiler cannot make an object with slots in a graph: those of a machine are there before.
+# torch's compiler cannot make an object with slots in a graph. So a machine's devices exist before.
 for _index in range(16):
     gpu(_index)
 

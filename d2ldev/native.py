@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 class NativeDevices:
     """The devices of one backend, by the book's functions, and the book's classes for it.
 
-    A native device is ``torch.device('cuda:1')`` in PyTorch, a ``jax.Device`` in JAX, ``mx.gpu(1)``
-    in MXNet, and in TensorFlow the name ``'/GPU:1'``, which is a context as ``tf.device`` is. Under
-    virtual GPUs it is the framework's own object that stands for one.
+    A native device is ``torch.device('cuda:1')`` in PyTorch, a ``jax.Device`` in JAX and
+    ``mx.gpu(1)`` in MXNet. In TensorFlow it is the name ``'/GPU:1'``, which is also a context, like
+    ``tf.device``. Under virtual GPUs it is the framework's own object that stands for the GPU.
 
-    ``Trainer`` and ``Module`` are classes of this object alone: what ``add_to_class`` changes of
-    them is d2ldev's own for nobody else.
+    ``Trainer`` and ``Module`` are classes of this object alone. So ``add_to_class`` does not change
+    d2ldev's own classes.
 
     Args:
         backend: whose devices they are.
@@ -134,9 +134,9 @@ class NativeDevices:
         """Return the GPU of index ``i``, whether or not it exists.
 
         Raises:
-            InvalidDeviceError: if ``i`` is negative or no integer.
-            DeviceUnavailableError: if it does not exist, and the framework has no object for one
-                that does not: JAX has none, and no framework has one for a virtual GPU.
+            InvalidDeviceError: if ``i`` is negative, or not an integer.
+            DeviceUnavailableError: if it does not exist, and the framework has no object for a
+                missing GPU. JAX has no such object, and virtual GPUs have none either.
         """
         device = gpu(i)
         if device.index >= self.num_gpus():
@@ -164,7 +164,7 @@ def __getattr__(name: str) -> NativeDevices:
     Raises:
         UnknownBackendError: if it is nearly the name of one. Of an ``AttributeError`` the statement
             ``from d2ldev.native import torhc`` makes an ``ImportError`` without the choices.
-        AttributeError: for other names: ``pickle`` asks each module for what it looks for.
+        AttributeError: for other names. ``pickle`` asks each module for the names that it needs.
         BackendNotInstalledError: as ``d2ldev.get_backend``.
     """
     import difflib  # only where a backend is chosen

@@ -1,7 +1,7 @@
-"""Options that are text: their values as types, and what is said of any other value.
+"""Options that are text: their values as types, and the errors of other values.
 
-A type checker finds a misspelt one in the user's program, and an ``UnsupportedValueError`` names
-the nearest one at run time.
+A type checker finds a misspelt option in a program. At run time, an ``UnsupportedValueError`` names
+the nearest option.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
 def problem_of(value: object, choices: Sequence[str], other: str = "") -> str:
-    """Return what is wrong with an option that is text; empty if nothing is.
+    """Return the problem of an option that is text; empty if it is valid.
 
     Args:
         value: as the user gave it.
         choices: the values that there are.
-        other: what is allowed besides, in words.
+        other: other valid values, in words.
 
     >>> problem_of('adamm', ('sgd', 'adam'))
     "it is one of 'sgd', 'adam'; did you mean 'adam'?"

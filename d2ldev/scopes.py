@@ -44,12 +44,11 @@ def trace_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 class _Changes(threading.local):
-    """Whether this thread enters or leaves a block now, and what it has to leave next.
+    """Whether this thread enters or leaves a block now, and the blocks that it leaves next.
 
-    The collector may close a generator in the middle of such a change. If its block were left at
-    once, Python 3.11 would end in a segmentation fault: ``ContextVar.set`` reads a mapping that the
-    inner ``set`` has freed. Since Python 3.12 one would overwrite what the other has set. So such a
-    block is left after the change.
+    The garbage collector may close a generator in the middle of a change. Its block ends after the
+    change. Otherwise Python 3.11 crashes, because ``ContextVar.set`` reads a mapping that the inner
+    ``set`` has freed. Since Python 3.12 one call overwrites the value that the other has set.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ _changes = _Changes()
 
 
 def make_change(change: Callable[[*Arguments], R], *arguments: *Arguments) -> R:
-    """Call what enters or leaves a block; blocks that the collector ends meanwhile are left next.
+    """Call a function that enters or leaves a block; then leave blocks that the collector ended.
 
     Ctrl-C in the middle of a change may lose that change, and no other one.
     """
@@ -92,7 +91,7 @@ class Entry(Generic[T]):
     """One entered block.
 
     Args:
-        value: what the block makes current.
+        value: the value that the block makes current.
 
     Attributes:
         ended: whether it was left.
@@ -179,7 +178,7 @@ class Scopes(Generic[T]):
             leave_in_turn(self._forget)
         if not self._elsewhere:
             self.value = self._value
-            if self._elsewhere:  # another thread has added one meanwhile
+            if self._elsewhere:  # another thread has just added one
                 self.value = self
         return self._value.get()
 

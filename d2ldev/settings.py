@@ -69,7 +69,7 @@ def number_in(text: str) -> int:
 
 
 def choose_virtual_gpus(n: int | None) -> int | None:
-    """Set the number that goes before the variable, None for the variable; return what it was."""
+    """Set the number that overrides the variable, None for the variable; return the old one."""
     global _chosen_virtual_gpus
     before, _chosen_virtual_gpus = _chosen_virtual_gpus, n
     return before
@@ -143,7 +143,7 @@ def check_matmul_precision(precision: object, attempted: str, fix: str) -> Matmu
     """Return one of ``MATMUL_PRECISIONS``.
 
     Args:
-        precision: what a user gave.
+        precision: the value that the user gave.
         attempted: the current operation, for messages.
         fix: the line that is right.
 
@@ -157,7 +157,7 @@ def check_matmul_precision(precision: object, attempted: str, fix: str) -> Matmu
 
 
 class Peers(NamedTuple):
-    """What the launcher of several processes says to one of them, in torchrun's variables.
+    """The launcher's message to one of several processes, in torchrun's variables.
 
     Args:
         rank: the number of this process, from 0 (``RANK``).
@@ -188,7 +188,7 @@ class Peers(NamedTuple):
 
 
 def peers() -> Peers | None:
-    """Return what a launcher has set; None where there is no launch, or one of a single process.
+    """Return the settings of a launcher; None without a launcher, or with a single process.
 
     Raises:
         UnsupportedValueError: if a variable is missing, or contradicts another one.

@@ -40,6 +40,9 @@ DONE += ("docs/leaks.md", "d2ldev/leaks")
 DONE += ("backends/d2ldev_tensorflow", "backends/d2ldev_torch")
 DONE += ("backends/d2ldev_jax", "backends/d2ldev_reference")
 DONE += ("d2ldev/cli",)
+DONE += ("d2ldev/operations", "d2ldev/files", "d2ldev/processes", "d2ldev/launch", "d2ldev/bench")
+DONE += ("d2ldev/__init__.py", "d2ldev/device.py", "d2ldev/native.py", "d2ldev/options.py")
+DONE += ("d2ldev/scopes.py", "d2ldev/settings.py")
 TO_DO: tuple[str, ...] = ("CHANGELOG.md", "docs")
 TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 
@@ -181,14 +184,17 @@ def read_python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def read_docstring(node: ast.AST, docstring: str) -> Iterator[tuple[int, str]]:
-    """Yield the paragraphs of a docstring, without examples."""
+    """Yield the paragraphs of a docstring, without examples and tables."""
     number = 1 if isinstance(node, ast.Module) else node.body[0].lineno  # type: ignore[attr-defined]
     prose = re.sub(r"^ *>>>.*?(?=^\s*$|\Z)", _blank, docstring, flags=re.MULTILINE | re.DOTALL)
     prose = re.sub(r"(?<=::)\n\n(?: +.*\n|\n)+", _blank, prose + "\n")
     # "Args:" and the name of an argument do not belong to a sentence.
     prose = re.sub(r"^ *\w+:$", "", prose, flags=re.MULTILINE)
     prose = re.sub(r"^ *\*{0,2}\w+(, \*{0,2}\w+)*: ", "- ", prose, flags=re.MULTILINE)
-    yield from join_lines((number + i, line) for i, line in enumerate(prose.splitlines()))
+    yield from join_lines(
+        (number + i, "" if line.lstrip().startswith("|") else line)
+        for i, line in enumerate(prose.splitlines())
+    )
 
 
 def read_string(node: ast.expr) -> str:

@@ -1,4 +1,4 @@
-"""The exercises of D2L's section 6.7.5, and what the section claims in words, measured.
+"""The exercises of D2L's section 6.7.5, and measurements of the section's claims.
 
 ``d2ldev.cli.bench`` shows the figures. Nothing in the library imports this package but the command
 line.

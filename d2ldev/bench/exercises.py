@@ -1,7 +1,7 @@
-"""The exercises: what is measured, on which devices, and how it is checked.
+"""The exercises: measurements, their devices, and the checks of results.
 
-Every result is looked at before it is timed: it has to be on the device that the row names, and to
-be right. Where something cannot be measured, the row says why, and has no figure.
+Each result is checked before it is timed: it is right, and on the device that the row names. If
+something cannot be measured, the row gives the reason, and has no figure.
 
 Source: D2L, section 6.7.5, and the side notes of section 6.7.2.
 """
@@ -36,8 +36,8 @@ _LONGEST = 0.5
 # Seconds of products that are queued on each of two GPUs.
 _QUEUED = 0.02
 _SMALLEST = 16
-# How far a product may be off, of its norm. In float32 it is off by 1e-6 at most, and in
-# TensorFloat-32, which is not a float32, by 3e-4; bfloat16 has 3 bits less.
+# The largest error of a product, relative to its norm. In float32 it is at most 1e-6. In
+# TensorFloat-32 it is at most 3e-4. The type bfloat16 has 3 bits less.
 _TOLERANCES = {"highest": 3e-5, "high": 1e-2, "medium": 1e-2}
 _WIDTH = 100
 _LAYERS = 8
@@ -51,7 +51,7 @@ class Exercise:
 
     Args:
         name: of the subcommand.
-        question: what it answers.
+        question: the question that it answers.
         unit: of the rates.
         default, small: the size, and one to try it out.
         measure: yields the rows, for a backend, a size, and the seconds for each row.
@@ -70,10 +70,10 @@ class Exercise:
         """Measure it on a backend; an error of d2ldev's or of the framework's is in the result.
 
         Args:
-            backend: what is measured.
+            backend: the backend to measure.
             size: of the exercise.
             seconds: for each row.
-            precision: what products of float32 are computed in.
+            precision: of products of float32.
         """
         rows: list[Row] = []
         error = None
@@ -379,7 +379,7 @@ def _row(backend: Backend, way: str, device: Device) -> Row:
 
 
 def _without_gpu(backend: Backend, ways: Any) -> Iterator[Row]:
-    """Yield rows that say why, if there is no GPU."""
+    """Yield rows that give the reason if there is no GPU."""
     if not backend.num_gpus():
         note = f"needs a GPU: {backend.name} has none here"
         yield from (Row(way, "gpu:0", "-", note=note) for way in ways)

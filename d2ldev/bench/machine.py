@@ -33,7 +33,7 @@ def read_load() -> float | None:
 
 
 def warn_of_load(load: float | None, cores: int) -> str:
-    """Return what a loaded machine means for figures; empty if the machine is idle.
+    """Return a warning about figures of a loaded machine; empty if the machine is idle.
 
     >>> warn_of_load(3.0, 4)
     'Others compute on this machine: its load is 3 for 4 cores. Measure again when it is idle.'

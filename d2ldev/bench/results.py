@@ -41,7 +41,7 @@ class Row:
     """One way of doing the work of an exercise, on one device.
 
     Args:
-        way: what was done.
+        way: the measured operation.
         device: where; ``'gpu:0 + gpu:1'`` for two.
         platform: of the device: ``'cuda'``, ``'virtual'`` ...
         size: the width of the matrices, where an exercise has several.
@@ -71,9 +71,9 @@ class Result:
     Args:
         exercise: its name.
         backend: the backend's name.
-        question: what it asks.
+        question: its question.
         unit: of the rates.
-        rows: what was measured.
+        rows: the measurements.
         error: why it ended before it was done; None if it did not.
     """
 
@@ -85,7 +85,7 @@ class Result:
     error: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return its fields, those of its rows, and ``best``."""
+        """Return its fields, the fields of its rows, and ``best``."""
         return asdict(self) | {"best": find_bests(self.rows)}
 
 

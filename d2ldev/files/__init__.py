@@ -8,7 +8,7 @@ file is ever executed: there is no pickle, and no class is imported.
 - ``match.py``: which tensor of a file belongs to which of an object.
 - ``inventory.py``: what files have of a model; ``structure.py``: of a nesting.
 - ``tensors_by_name.py``: a mapping in memory, in the place of a file.
-- ``format/``: what the ``safetensors`` library does not do.
+- ``format/``: the parts of the format that the ``safetensors`` library does not have.
 
 Source of the format: https://github.com/huggingface/safetensors#format; D2L, section 6.6,
 "File I/O".

@@ -28,8 +28,8 @@ class ModelInventory(Inventory):
         model: the model.
         layouts: by the names of the tensors. None if the layers are not in one sequence, or if the
             model has tensors outside of them.
-        settings: by its name, each value beside tensors that a container in the model has, such
-            as batch sizes: the name of the container, and the value as text.
+        settings: values beside tensors in containers of the model, such as batch sizes. For the
+            name of each value, the name of its container, and the value as text.
     """
 
     def __init__(self, framework: Framework, model: Any, attempted: str) -> None:

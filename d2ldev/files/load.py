@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
     """A tensor, or a NumPy array, that is to be read.
 
     Args:
-        stored: what it is in the file.
+        stored: its description in the file.
         device: where to, if it is a tensor.
         convert: a function for its values on the way.
     """
@@ -119,7 +119,7 @@ class Checkpoint:
         return outline, rows
 
     def _store(self, name: str, dtype: str) -> Stored:
-        """Return what a tensor of a true dtype is in the file."""
+        """Return the description in the file of a tensor with a true dtype."""
         numbers = self._framework.files.number_dtypes.get(dtype, dtype)
         entry, (tag, suffix) = self._entries.get(name), storage_of(numbers) or ("", ())
         is_packed = entry is not None and NAMES[entry.tag] == dtype and not tag
@@ -281,7 +281,7 @@ def open_checkpoint(framework: Framework, path: str, attempted: str) -> Iterator
 
 
 def _of_another_program(path: str, attempted: str) -> CheckpointError | None:
-    """Return the error of a file or a folder of another program; None if nobody knows it."""
+    """Return the error of a file or a folder of another program; None if it is unknown."""
     if (found := recognise(path)) is None:
         return None
     fix = f"{found.line}; then give 'new.safetensors'"
@@ -320,7 +320,7 @@ def _by_name(classes: Any, attempted: str) -> dict[str, type]:
 
 
 def shorten(text: object) -> str:
-    """Return what a file may have made long, or of characters that cannot be printed."""
+    """Return a text of a file, shortened, and with printable characters only."""
     told = str(text)
     if len(told) > _LONGEST:
         told = f"{told[: _LONGEST // 2]}...{told[-_LONGEST // 2 :]}"

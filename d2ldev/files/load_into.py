@@ -38,8 +38,8 @@ from d2ldev.nesting.kinds import Kind
 from d2ldev.nesting.walk import container_refusal, depth_refusal, join_path, label_children
 from d2ldev.operations.arguments import as_path, flag
 
-# A file may have millions of names, and long ones. So an error lists as many, looks for the nearest
-# one among so many, by so many of their last characters.
+# A file may have millions of long names. An error shows this many of them. It looks for the nearest
+# name among this many, by this many of their last characters.
 _SHOWN = 10
 _COMPARED = 500
 _TAIL = 60
@@ -52,8 +52,8 @@ class Loaded(NamedTuple):
 
     Args:
         value: the object to use from then on.
-        matched: what was read.
-        missing: what the file lacks, which stays as it was; first what has no shape yet.
+        matched: the names that were read.
+        missing: the names that the file lacks, first names without a shape. Their values stay.
         unexpected: what only the file has.
     """
 
@@ -151,8 +151,8 @@ def prepare(
         is_strict: whether each name has to be on both sides.
 
     Returns:
-        A function that puts what was read in place, and returns what to use from then on. It
-        cannot fail. And what it puts where.
+        A function that puts the values in place, and returns the object to use from then on. It
+        cannot fail. And the ``Loaded`` that it puts in place.
 
     Raises:
         CheckpointError: if it does not fit.
@@ -204,7 +204,7 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
         fix = f"backend.load_into(..., only={quote(fitting)}), or {fix}"
     # Such as a module whose parameters are kept apart from it.
     elif match.unexpected and not (match.pairs or match.missing or match.different):
-        told.append("what it is loaded into holds no tensors")
+        told.append("the object holds no tensors")
         fix = f"give what holds them: params = backend.load_into(params, ...); {fix}"
     raise CheckpointError(source.attempted, f"{'; '.join(told)}; nothing was changed", fix)
 
@@ -275,13 +275,13 @@ def _prepare_state(
 
 
 class _Putting:
-    """Put what was read in place.
+    """Put the read values in place.
 
     Args:
         framework: whose tensors they are.
-        attempted: what the caller is doing, for messages.
+        attempted: the current operation, for messages.
         match: where they go.
-        news: what was read, by the keys of ``match.pairs``.
+        news: the read values by the keys of ``match.pairs``.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class _Putting:
             if not match.is_refilled(match.pairs[key].value):
                 self._news[place] = news[key]
         self._models = {id(model.model): path for path, model in match.models.items()}
-        # id of a container and of its new children -> what was made of them.
+        # id of a container and of its new children -> the new container.
         self._made: dict[tuple[int, ...], Any] = {}
 
     def prepare(self, obj: Any, puts: Sequence[Callable[[], object]]) -> Callable[[], Any]:
@@ -326,7 +326,7 @@ class _Putting:
         return put
 
     def _remake(self, x: Any, path: Path) -> Any:
-        """Return a nesting with what was read; what nothing was read for stays.
+        """Return a nesting with the read values; other values stay.
 
         Args:
             x: the nesting.

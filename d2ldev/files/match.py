@@ -1,4 +1,4 @@
-"""Match what an object holds with what a file has, by names: nowhere else are names compared.
+"""Match the contents of an object and of a file by names. No other module compares names.
 
 A name is the path to a value: keys, indices and fields, with dots between them. In a model it is
 the name of a tensor. So a model of another framework, another program's file and a nesting are
@@ -28,11 +28,11 @@ from d2ldev.operations.other_backends import of_another_backend
 
 
 class Pair(NamedTuple):
-    """A tensor or an array, and what it is in the file.
+    """A tensor or an array, and its description in the file.
 
     Args:
         value: the tensor or the array.
-        stored: what it is in the file.
+        stored: its description in the file.
         layouts: its layout in the file, and here, if they differ.
     """
 
@@ -62,8 +62,8 @@ class Match:
     Args:
         framework: whose object it is.
         obj: an object like the one that was saved.
-        found: the file's ``Outline``, or what is in it.
-        attempted: what the caller is doing, for messages.
+        found: the file's ``Outline``, or its contents.
+        attempted: the current operation, for messages.
         called: how messages call the file.
         is_strict: whether each name has to be on both sides.
         is_by_name: whether only tensors have names in the file.
@@ -71,7 +71,7 @@ class Match:
 
     Attributes:
         matched, missing, unexpected: the names that are on both sides, here, and there.
-        different: in words, what is of another shape, dtype or kind.
+        different: in words, the differences of shape, dtype or kind.
         pairs: the tensors to read, each once: by the id of the tensor here and its name there.
         places: for each place the key of its pair.
         ties: pairs of such keys whose values have to be equal.
@@ -131,10 +131,10 @@ class Match:
                 self._match_value(name, Place(place, id(x)), x)
         self.unexpected += [name for name in self._theirs if name not in self._used]
 
-    # -- what is here, and what is there ----------------------------------------------------------
+    # -- the object and the file ------------------------------------------------------------------
 
     def _survey(self, x: Any, path: str, labels: tuple[Any, ...]) -> None:
-        """Note what is in the object, by its names."""
+        """Note the contents of the object by their names."""
         framework = self._framework
         kind = framework.state.kinds[type(x)]
         if is_model(framework, x):
@@ -167,7 +167,7 @@ class Match:
                 self._survey(child, join_path(path, label), (*labels, label))
 
     def _is_state(self, path: str, outline: Outline) -> bool:
-        """Note what a container of the file is; tell whether an optimizer takes it as it is."""
+        """Note a container of the file; tell whether an optimizer takes it as it is."""
         if outline.type == MODEL:
             self._their_models[path] = outline
         self._optional |= {join_path(path, name) for name in outline.optional}
@@ -230,7 +230,7 @@ class Match:
                     self._layouts[prefix + name] = theirs[its_name], layout
 
     def _with_tensors(self) -> Iterator[tuple[str, tuple[Path, Any]]]:
-        """Yield what is in the object, with the tensors of its models in their places."""
+        """Yield the contents of the object, with the tensors of its models in their places."""
         for name, (path, x) in self._mine.items():
             if name in self.models:
                 for inner, tensor in self.models[name].entries:
@@ -301,7 +301,7 @@ class Match:
                 self.missing.append(name)
 
     def _compare_settings(self, unlisted: AbstractSet[str]) -> set[str]:
-        """Return the names of what is in containers that have other settings in the file.
+        """Return the names of values whose containers have other settings in the file.
 
         Notes these settings, if one of the names is needed, and not in ``unlisted``.
         """
@@ -320,7 +320,7 @@ class Match:
         return others
 
     def _leave_out(self, path: str, inventory: ModelInventory) -> None:
-        """Leave out what a model need not have, or is another's; see ``Files.optional_names``."""
+        """Leave out optional values, and values of other models; see ``Files.optional_names``."""
         model, prefix = inventory.model, f"{path}." if path else ""
         if not self._is_object(model):
             return

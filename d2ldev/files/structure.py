@@ -53,7 +53,7 @@ _LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
 _MAX_DEPTH = 500
 # A tuple computes its hash anew each time; a file may refer to one tuple any number of times.
 _MAX_KEY = 32
-# Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
+# Python compares a key with all keys of the same hash. A file can choose the hash of a tuple.
 _MAX_ALIKE = 100
 # Containers that share children can have exponentially many values, each with a long name. A short
 # one takes memory, too.
@@ -68,7 +68,7 @@ class Stored(NamedTuple):
         kind: ``'tensor'``, or ``'array'`` for a NumPy array.
         name: its name there.
         dtype: the name of its dtype.
-        numbers: the name of the dtype of its numbers, the same but for random keys.
+        numbers: the name of the dtype of its numbers. Only random keys have another dtype.
         shape: its shape; of random keys that of their numbers.
     """
 
@@ -86,7 +86,7 @@ class Outline:
 
     Args:
         type: one of the types of rows.
-        labels: the keys, fields or indices of what is in it.
+        labels: the keys, fields or indices of its contents.
         items: an ``Outline``, a ``Stored`` or a plain value for each of them.
         number: of its row.
         layouts, inputs: of a model, if they are known; see ``Files.inputs``.
@@ -108,7 +108,7 @@ class Outline:
     name: str | None = None
 
     def children(self) -> dict[Any, Any]:
-        """Return what is in it, by key, field or index."""
+        """Return its contents by key, field or index."""
         return dict(zip(self.labels, self.items, strict=True))
 
 
@@ -156,8 +156,8 @@ class Structure:
         return UnsupportedValueError(
             self._attempted,
             f"the {type(value).__name__} at {path or 'the top'} cannot be saved: {problem}",
-            "save tensors, models, optimizers, numbers, text, and dicts, lists and tuples of them: "
-            "your program makes anything else again, such as a set or a function",
+            "save tensors, models, optimizers, numbers, text, and dicts, lists and tuples of them. "
+            "Create anything else, such as a set or a function, in your program",
         )
 
     def _node(self, x: Any, path: str) -> Any:
@@ -315,8 +315,8 @@ def _fields_beside(x: Any, labels: Collection[Any]) -> Iterator[tuple[str, Any]]
 def _type_of(x: Any, labels: Collection[Any]) -> str:
     """Return the type of a container's row.
 
-    A subclass of a container of Python's is written as that container. A class that was only
-    registered is written as the tuple of its children, or as a dict if they have names.
+    A subclass of a container of Python's is written as that container. A registered class is
+    written as a tuple of its children, or as a dict if the children have names.
     """
     if is_namedtuple(type(x)):
         return NAMEDTUPLE
@@ -353,7 +353,7 @@ def _leaf_node(x: Any) -> Any:
 
 
 def _problem_of_keys(keys: Collection[Any]) -> str:
-    """Return what is wrong with the keys of a dict or the elements of a set, if anything is."""
+    """Return the problem of the keys of a dict or the elements of a set, if there is one."""
     if not all(map(_is_key, keys)):
         return (
             "its keys are not all None, text, bytes, numbers of 64 bits, or tuples of at most "

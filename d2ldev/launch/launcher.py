@@ -1,4 +1,4 @@
-"""``launch``: start the processes of one machine, show what they print, and end them together.
+"""``launch``: start the processes of one machine, show their output, and end them together.
 
 The contract with the program is torchrun's, so that torchrun, Slurm, Ray or Kubernetes may start it
 instead: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
@@ -69,7 +69,7 @@ class Launch(NamedTuple):
             )
         if self.nodes > 1 and not self.address:
             raise UnsupportedValueError(
-                attempted, "nobody knows where machine 0 is", "--address host:29500"
+                attempted, "the address of machine 0 is not known", "--address host:29500"
             )
         host, _, port = self.address.rpartition(":")
         is_port = port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65535
@@ -88,13 +88,13 @@ class Launch(NamedTuple):
         """
         seconds = peer_timeout() if self.timeout is None else self.timeout
         # A machine alone may be paused. Those of several end, and begin again without this one.
-        # First those of this machine fail, which say what they waited for.
+        # The processes of this machine fail first. They say what they waited for.
         return seconds + PATIENCE if self.nodes > 1 else math.inf
 
     def variables(self) -> list[dict[str, str]]:
         """Return the environment variables of each process."""
         host, _, port = (self.address or f"127.0.0.1:{free_port()}").rpartition(":")
-        # What a process prints is shown at once; those that each use all cores are slower than one.
+        # Show output at once. Processes that each use all cores are slower than one process.
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         common = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": threads}
         if self.timeout is not None:
@@ -110,8 +110,8 @@ def launch(request: Launch) -> int:
     """Run a program on several processes, until all have ended.
 
     Returns:
-        0, or the exit status of the process that failed first: 128 and the signal's number, if one
-        has ended it, or stopped it for too long.
+        0, or the exit status of the process that failed first. If a signal has ended it, or stopped
+        it for too long, 128 plus the number of the signal.
     """
     with _signals_noted() as received, _Guard() as guard:
         for left in range(request.restarts, -1, -1):
@@ -159,12 +159,12 @@ def _start(command: Sequence[str], variables: dict[str, str]) -> subprocess.Pope
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # so that what it starts can be ended with it
+        start_new_session=True,  # so that its children can be ended with it
     )
 
 
 class _Guard:
-    """A process that ends the others, and what they have started, when the launcher is killed."""
+    """A process that ends the others and their children when the launcher is killed."""
 
     def __enter__(self) -> _Guard:
         receiving, self._sending = os.pipe()
@@ -284,7 +284,7 @@ def _find_stop_signal(process: int) -> int:
     if not hasattr(os, "waitid"):  # on macOS before Python 3.13
         return 0
     try:
-        # Its end is left to ``Popen.poll``. One that goes on is not reported any more.
+        # ``Popen.poll`` notices its end. A process that goes on is no longer reported.
         found = os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
     except OSError:  # it has ended, or the system has no such call
         return 0
@@ -292,7 +292,7 @@ def _find_stop_signal(process: int) -> int:
 
 
 def _end(processes: Any) -> None:
-    """End what is left of the processes, with all that they have started."""
+    """End the processes that are left, with all their children."""
     # One that was stopped goes on, to end.
     for numbers in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
         left = [process for process in processes if process.poll() is None]

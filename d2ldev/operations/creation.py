@@ -1,6 +1,6 @@
 """Tensors made on a device, with no detour: never made elsewhere and copied.
 
-Source: D2L, section 6.7.2.1, "Storage on the GPU"; names and signatures are those of the Python
+Source: D2L, section 6.7.2.1, "Storage on the GPU"; names and signatures come from the Python
 array API standard, 2024.12.
 """
 

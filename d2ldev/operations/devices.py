@@ -1,4 +1,4 @@
-"""From what a user writes to a device that exists: spellings, scopes, existence.
+"""Find the existing device that a user names: spellings, scopes, existence.
 
 Source: D2L, section 6.7.1, "Computing Devices".
 """
@@ -197,7 +197,7 @@ def host_memory() -> Memory:
 
 
 def memory_of_the_machine() -> int | None:
-    """Return the machine's memory in bytes; None if nobody here knows it."""
+    """Return the machine's memory in bytes; None if it is unknown."""
     try:
         return host_memory().total
     except PackageNotInstalledError:

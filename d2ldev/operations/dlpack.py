@@ -1,4 +1,4 @@
-"""Read what a DLPack capsule says of its memory, before the capsule is handed over.
+"""Read the description of the memory in a DLPack capsule, before the capsule is handed over.
 
 For backends whose framework takes over memory that it cannot use. Source: ``DLTensor`` in DLPack's
 ``dlpack.h``.

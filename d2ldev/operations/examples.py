@@ -7,14 +7,15 @@ for every framework. A batch has n examples.
   axis, and a plain value (None, a number, str, bytes), is the same for all shards.
 - The batch itself, dicts, namedtuples, dataclasses and registered containers have *fields*. Each
   field is split by this rule.
-- A list, a tuple or another sequence has fields, too, if a tensor among its items has n examples,
-  and everything in it fits. Else its items are *examples*: with n of them it is split like a
-  tensor, with another number it is refused. An empty one stays as it is.
-- A list of n tensors ``(n, ...)`` of one dtype and number of axes may have fields or examples, and
-  is refused; so is a list of n dicts with the same fields of such tensors. So is a tuple of them,
-  where another sequence of the batch has examples; else a tuple has fields.
-- Where all tensors are in sequences, n is what makes everything fit. If it is not the only such
-  number, lists are refused, and tuples have fields.
+- A list, a tuple or another sequence may have fields, too. Then an item is a tensor with n
+  examples, and everything else in it fits. Otherwise its items are *examples*. A sequence of n
+  examples is split like a tensor, and a sequence of another length is refused. An empty one stays
+  as it is.
+- A list of n tensors ``(n, ...)`` with one dtype and number of axes is ambiguous, and is refused.
+  The same holds for a list of n dicts with the same fields of such tensors. A tuple of them has
+  fields, unless another sequence of the batch has examples: then it is refused, too.
+- If all tensors are in sequences, n is the number for which everything fits. If several numbers
+  fit, lists are refused, and tuples have fields.
 - ``Broadcast(value)`` is the same for all shards.
 """
 
@@ -32,7 +33,7 @@ from d2ldev.nesting.kinds import TENSOR, Kind, Kinds
 from d2ldev.nesting.walk import container_refusal, flatten
 from d2ldev.operations import creation, moving
 
-_FIX = "d2ldev.Broadcast(value) for what is the same for all shards"
+_FIX = "d2ldev.Broadcast(value) for a value that is the same for all shards"
 
 
 class Whole:
@@ -88,14 +89,14 @@ class Whole:
     def shard(
         self, number: int, size: int, *, is_filled: bool, model: Any = None
     ) -> tuple[Any, int]:
-        """Return one of so many shards, of which the first ones may have one example more.
+        """Return one of ``size`` shards. The first ones may have one example more.
 
         Args:
             number: which one, from 0.
             size: how many there are.
             is_filled: whether a shard without examples has the first ones of the batch, as many as
                 the model needs.
-            model: what is trained on it; see ``Parallel.least_examples``.
+            model: the model that is trained on it; see ``Parallel.least_examples``.
 
         Returns:
             The nesting, and how many examples it has: 0 for one that is only filled.
@@ -111,7 +112,7 @@ class Whole:
     # -- how many examples there are --------------------------------------------------------------
 
     def _is_of_rows(self, batch: Any) -> bool:
-        """Tell whether a batch is a common one, which needs no search; note what is in it."""
+        """Tell whether a batch is a common one, which needs no search; note its tensors."""
         tensors = _fields_alone(batch, self._kinds)
         if tensors is None:
             return False
@@ -225,7 +226,7 @@ class Whole:
                 self._check(child, is_strict=self.has_sequences or not isinstance(child, tuple))
 
     def _form(self, x: Any) -> tuple[object, ...]:
-        """Return what the examples of a batch have in common: not the sizes of their axes."""
+        """Return the properties that all examples of a batch share, without the sizes of axes."""
         kind = self._kinds[type(x)]
         if kind is TENSOR:
             return self._framework.tensors.dtype_of(x), len(self._shape(x))
@@ -252,7 +253,7 @@ class Whole:
         Args:
             x: the nesting, or a field in it.
             start, stop: from 0 to the number of examples.
-            made: what was cut already, so that what was one object is one again; by its id.
+            made: the cut values by the ids of their originals, so that one object stays one.
             is_top: whether it is the batch itself.
         """
         kind = self._kinds[type(x)]
@@ -364,7 +365,7 @@ def _fields_alone(batch: Any, kinds: Kinds) -> list[Tensor] | None:
             has_tensor = True
             found.append(x)
             continue
-        # What is in two places is made again once, by the search for the general rule.
+        # The general rule rebuilds a container in two places once.
         if (kind is not DICT and kind is not TUPLE) or not x or id(x) in entered:
             return None
         entered.add(id(x))
@@ -376,7 +377,7 @@ def _fields_alone(batch: Any, kinds: Kinds) -> list[Tensor] | None:
 
 
 def _with_rows(batch: Any, rows: dict[int, Tensor]) -> Any:
-    """Return a batch of which ``_fields_alone`` knows the tensors, with other tensors by their ids.
+    """Return a batch that ``_fields_alone`` has read, with other tensors by the ids of its own.
 
     It takes half of the time of the general rule.
     """

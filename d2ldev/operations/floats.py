@@ -35,8 +35,8 @@ class Cast:
 
     Attributes:
         others: the names of the dtypes that were cast.
-        has_met_data: whether it has met data of which a tensor is made only later, so that the
-            dtype of that is not known yet.
+        has_met_data: whether it has met data that becomes a tensor later. The dtype of that tensor
+            is not known yet.
     """
 
     def __init__(self, framework: Framework, name: str) -> None:

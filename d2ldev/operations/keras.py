@@ -1,8 +1,8 @@
-"""Keras' objects, which are of the framework that Keras computes with in this process.
+"""Keras objects, which belong to the framework that Keras computes with in this process.
 
-d2ldev takes them where that is TensorFlow. On PyTorch, Keras brings all operands to one device that
-it chooses for the process, so that a model computes there and not where it was placed. On JAX, its
-variables are not pytree, and its models no modules of Flax.
+d2ldev takes them if that is TensorFlow. On PyTorch, Keras moves all operands to one device, which
+it chooses for the process. A model computes there, and not where it was placed. On JAX, its
+variables are not pytrees, and its models are not Flax modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TAKEN = "tensorflow"
 
 
 def is_of_keras(cls: type) -> bool:
-    """Return whether a class is of Keras' layers, optimizers, metrics, variables or seeds."""
+    """Return whether a class is a layer, an optimizer, a metric, a variable or a seed of Keras."""
     keras: Any = sys.modules.get("keras")
     if not hasattr(keras, "Optimizer"):  # it is not imported, or only in part
         return False
@@ -29,15 +29,15 @@ def is_refused(cls: type, name: str) -> bool:
 
 
 def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
-    """Return why one of Keras' objects is not one of a framework's, and what makes it one.
+    """Return why a Keras object does not belong to a framework, and how to change that.
 
     Args:
         obj: any object.
         name: the framework, as Keras calls it.
 
     Returns:
-        A clause and a line for a message, empty if another backend takes the object as it is; None
-        for what is not of Keras, or is of the framework.
+        A clause and a line for a message. The line is empty if another backend takes the object as
+        it is. None for an object that is not Keras's, or that belongs to the framework.
     """
     if not is_of_keras(type(obj)):
         return None
@@ -46,16 +46,16 @@ def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
     if other == _TAKEN:
         return None if name == _TAKEN else (reason, "")
     return (
-        f"{reason}, and d2ldev takes Keras' objects on {_TAKEN} alone",
+        f"{reason}, and d2ldev takes Keras objects on {_TAKEN} alone",
         f"KERAS_BACKEND={_TAKEN}, before Keras is imported, and D2LDEV_BACKEND={_TAKEN}",
     )
 
 
 def backend_of_function(function: Any) -> str:
-    """Return the framework that Keras computes a loss or a metric with; empty if it is none of it.
+    """Return the framework that Keras computes a loss or a metric with; empty if it is not Keras's.
 
     Args:
-        function: any loss or metric. A function of the user's that calls Keras is none of Keras.
+        function: any loss or metric. A user's function that calls Keras is not Keras's.
     """
     if "keras" not in sys.modules:
         return ""

@@ -1,8 +1,8 @@
 """The labels of ``'cross_entropy'``: each is the number of a class, or ``NO_LABEL``.
 
-A step leaves out every label that is not a class, on the device, so that none reaches a kernel or
-the parameters. The host looks at labels that it has, which waits for nothing, and at the range of
-the others at the end of an epoch.
+On the device, a step leaves out every label that is not a class. So no invalid label reaches a
+kernel or the parameters. The host checks labels in its own memory at once, without a wait. It
+checks the range of other labels at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def may_leave_out(learner: Learner) -> bool:
 def look_at(
     framework: Framework, y: Any, *, is_drawn: bool = False, waits: bool = False
 ) -> Labels | None:
-    """Return what the host can see of labels.
+    """Return the properties of labels that the host can read.
 
     Args:
         framework: whose tensors they may be.

@@ -31,13 +31,13 @@ def complete(
     lr: float | None,
     is_trained: bool,
 ) -> TrainingSettings:
-    """Return the settings with what a model was compiled with, and with Python's own numbers.
+    """Return the settings, completed with those of a compiled model, with Python's own numbers.
 
     Args:
         framework: whose model it is.
         model: as it was given.
-        settings: as they were given, but for the loss and the learning rate; an optimizer that is
-            None is the model's own.
+        settings: as they were given, except for the loss and the learning rate. None as the
+            optimizer is the model's own.
         loss: None is the model's own.
         lr: the learning rate; None is 0.01, or the optimizer's own.
         is_trained: whether it is, or only evaluated.
@@ -61,7 +61,7 @@ def complete(
     optimizer = settings.optimizer
     lacks_optimizer = is_trained and optimizer is None
     if loss is None or lacks_optimizer:
-        # Only then: what a model was compiled with may be nothing that can be used.
+        # Only then: a model may have been compiled with values that d2ldev cannot use.
         default_loss, default_optimizer = framework.training.defaults(model)
         loss = default_loss if loss is None else loss
         optimizer = default_optimizer if lacks_optimizer else optimizer

@@ -19,12 +19,12 @@ class LiveTensor(NamedTuple):
         kind: the name of its class: ``'Parameter'``.
         shape: its sizes.
         dtype: the name of its dtype.
-        nbytes: the bytes of its elements; those of a view are its base's, too.
+        nbytes: the bytes of its elements. A view shares them with its base.
         device: where it is.
-        made: the lines that made it, ``'file:line'``, the outermost first. The last is the user's;
-            those of d2ldev and of the framework below it are left out, if the trace is deep enough
-            to reach it. It is empty unless Python traced memory then, by ``tracemalloc.start(50)``
-            or ``PYTHONTRACEMALLOC=50``.
+        made: the lines that made it, ``'file:line'``, the outermost first. Lines of d2ldev and of
+            the framework are left out. The last one is the user's, if the trace is deep enough.
+            Empty unless Python traced memory then, by ``tracemalloc.start(50)`` or
+            ``PYTHONTRACEMALLOC=50``.
     """
 
     kind: str
@@ -44,7 +44,7 @@ def live_tensors(framework: Framework, device: DeviceLike) -> list[LiveTensor]:
 
 
 def _folders(framework: Framework) -> tuple[str, ...]:
-    """Return the folders, or files, of d2ldev, of a backend and of what it is built on."""
+    """Return the folders, or files, of d2ldev, of a backend, and of the backend's packages."""
     classes = (*type(framework).__mro__, *framework.tensors.types, *framework.models.types)
     roots = {name.partition(".")[0] for name in (__name__, *(cls.__module__ for cls in classes))}
     modules = [sys.modules.get(name) for name in roots.union(framework.distributions)]

@@ -1,4 +1,4 @@
-"""Helpers for the rooms ``strict``: the error, a call's operands, functions replaced."""
+"""Helpers for ``strict`` of the backends: the error, a call's operands, replaced functions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
 
     Args:
         operation: its name, such as ``'add'``.
-        operands: the name and the device of each operand that is a tensor; where the framework
-            has no name for it, ``operand_0``, ``operand_1`` ...
+        operands: the name and the device of each tensor among the operands. If the framework has
+            no name for it, it is ``operand_0``, ``operand_1`` ...
 
     >>> print(mismatch('add', [('x', Device('gpu', 0)), ('y', Device('cpu'))]))
     cannot run add: its operands are on different devices: x on gpu:0, y on cpu
@@ -32,8 +32,7 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
       fix: y = backend.to(y, 'gpu:0')
     """
     listed = list(operands)
-    # The operand on the CPU is to be moved: most often a model on a GPU was given a batch on the
-    # CPU.
+    # Move the operand on the CPU: most often a model on a GPU has got a batch on the CPU.
     target = next((device for _, device in listed if device is not CPU), CPU)
     elsewhere = dict.fromkeys(name for name, device in listed if device is not target)
     return DeviceMismatchError(

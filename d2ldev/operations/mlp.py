@@ -19,7 +19,7 @@ from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.options import ACTIVATIONS, problem_of
 
 _MOST_SIZES = 10_000
-"""More of them are a range that is meant otherwise, of which there need be no end."""
+"""More sizes are a mistake, such as a range, which need not end."""
 
 
 def mlp(
@@ -27,8 +27,8 @@ def mlp(
 ) -> Any:
     """Make a multilayer perceptron; see ``Backend.mlp``.
 
-    The weights are drawn and scaled on the host: for one seed a GPU may draw other numbers, and it
-    may divide by multiplying.
+    It draws and scales the weights on the host. For the same seed a GPU may draw other numbers, and
+    it may divide by multiplying.
     """
     require(framework, "mlp", "make an MLP")
     numbers, first_seed = _check(sizes, activation, seed)

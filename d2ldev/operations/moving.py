@@ -336,9 +336,9 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
     return made
 
 
-# No ``functools.cache``, of which torch's compiler warns that it is ignored.
+# Not ``functools.cache``: torch's compiler ignores it with a warning.
 class _Moving(dict[Device, str]):
-    """What is attempted, in words, which take longer to put together than to find."""
+    """The name of each move, for messages: a lookup takes less time than formatting."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -359,14 +359,14 @@ def copy_or_raise(
     device: Device,
     attempted: str,
 ) -> Any:
-    """Copy one tensor, or a list of them, to a device; all of them, or an exception.
+    """Copy one tensor, or a list of tensors, to a device: all of them, or raise.
 
     Args:
         framework: whose tensors they are.
         copy: copies ``x`` to a native device: ``Tensors.copy``, or ``copy_all`` for a list.
         x: the tensor, or the list of tensors.
         device: one that exists.
-        attempted: what the caller is doing, for messages.
+        attempted: the current operation, for messages.
     """
     try:
         native = framework.state.known_natives[device]
@@ -399,8 +399,8 @@ def _tensors_of_data(
         attempted: the current operation, for messages.
 
     Raises:
-        UnsupportedValueError: if there is anything else, or a dtype that is none of the
-            framework's; the message names it.
+        UnsupportedValueError: for any other leaf, and for a dtype that the framework does not have.
+            The message names the leaf.
     """
     data = {key: leaf for key, leaf in leaves.items() if not is_text(leaf)}
     for leaf in data.values():
@@ -464,7 +464,7 @@ def _is_plain(framework: Framework, x: Any) -> bool:
         return is_known and (0 in shape or framework.tensors.address(x) != 0)
     except UnsupportedValueError:
         return False
-    except Exception:  # what was queued to make it has failed
+    except Exception:  # the queued work that makes it has failed
         return True
 
 
@@ -473,7 +473,7 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
 
     Args:
         framework: the one that was asked.
-        attempted: what the caller is doing.
+        attempted: the current operation, for messages.
         x: the value.
         name: its name in the nesting; empty is the whole.
     """

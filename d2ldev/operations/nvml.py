@@ -1,9 +1,9 @@
-"""NVIDIA's GPUs as the driver's management library (NVML) knows them, for the rooms ``devices``.
+"""NVIDIA's GPUs as the driver's management library (NVML) knows them, for ``devices``.
 
 Frameworks count GPUs by initialising CUDA, after which no forked process can use one:
 https://github.com/jax-ml/jax/issues/18852, https://github.com/tensorflow/tensorflow/issues/57877.
-NVML counts them without initialising it. NVIDIA's own package for it, ``nvidia-ml-py``, comes with
-the extras for CUDA; where it is missing, a framework has to count, and says what that costs.
+NVML counts them without initialising it. The extras for CUDA bring NVIDIA's own package for NVML,
+``nvidia-ml-py``. Without it a framework counts the GPUs itself, and warns of the cost.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def cards() -> list[Card] | None:
     """Return the GPUs of the machine, in NVML's order; empty without NVIDIA's driver.
 
     Returns:
-        The GPUs; None if NVML cannot be asked: without ``nvidia-ml-py``, or where a container has
-        the driver and not its management library.
+        The GPUs. None if ``nvidia-ml-py`` is missing, or if a container has the driver without its
+        management library.
 
     Raises:
-        DeviceUnavailableError: if the driver fails, as one does whose library was updated without
-            a restart.
+        DeviceUnavailableError: if the driver fails, for example after an update of its library
+            without a restart.
     """
     if not has_driver():
         return []
@@ -130,7 +130,7 @@ def warn_of_context(framework: str) -> None:
 
 
 def visible_cards() -> list[Card] | None:
-    """Return those of ``cards`` that CUDA will show this process; None if NVML cannot be asked.
+    """Return the cards that CUDA will show to this process; None if NVML cannot be asked.
 
     They are the ones that ``CUDA_VISIBLE_DEVICES`` names before its first invalid name.
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
@@ -180,7 +180,7 @@ def uuid_of(index: int) -> str | None:
 def utilisation_of(index: int) -> int | None:
     """Return the per cent of the last second or less in which a visible GPU ran a kernel.
 
-    None if NVML cannot be asked, if it does not say, and if it is not known which card it is.
+    None if NVML is missing, does not know, or cannot tell which card this GPU is.
 
     Raises:
         DeviceUnavailableError: if the driver fails.
@@ -231,7 +231,7 @@ def _open(nvml: Any) -> Iterator[None]:
         raise DeviceUnavailableError(
             "count NVIDIA's GPUs",
             f"the driver answers NVML with an error: {error}",
-            "restart the machine if the driver was updated; nvidia-smi says what is wrong",
+            "restart the machine if the driver was updated; nvidia-smi names the problem",
         ) from error
 
 

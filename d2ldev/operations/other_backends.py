@@ -23,8 +23,8 @@ def of_another_backend(
 
     Args:
         framework: the one that was asked.
-        attempted: what the caller is doing.
-        x: what it does not know, or a container, whose first leaf of this sort counts.
+        attempted: the current operation, for messages.
+        x: a value that it does not know, or a container, whose first unknown leaf counts.
         name: its name in a nesting; empty is the whole.
         fix: what helps besides the other backend.
     """

@@ -1,4 +1,4 @@
-"""Several devices: batches that are split, and objects of which each device has one.
+"""Several devices: split batches, and replicate objects.
 
 Source: D2L, sections 13.5 and 13.6.
 """
@@ -53,9 +53,9 @@ def shard_batch(
 
     Args:
         framework: whose batch it is.
-        model: what is trained.
+        model: the model that is trained.
         settings: of the training.
-        operands: the inputs and the target, as ``Learner.step`` has them; so are those of a shard.
+        operands: the inputs and the target, as ``Learner.step`` has them. A shard has the same.
         devices: they exist.
         is_filled: whether a shard without examples has the first ones of the batch, so that a model
             can compute with it.
@@ -79,7 +79,7 @@ def shard_batch(
 
 
 def empty_batch_refusal() -> UnsupportedValueError:
-    """Return the error of a batch that nobody can train on."""
+    """Return the error of a batch without examples."""
     return UnsupportedValueError(
         "split a batch", "it has no examples", "leave empty batches out of the data"
     )
@@ -115,8 +115,8 @@ class ShardSampler:
     Attributes:
         sampler: that of ``batches``, whose generator the order depends on.
         set_epoch: that of ``batches``, if they have it.
-        counts: of each batch drawn so far, how many examples are its own, how many it has, and
-            what ``content_of`` says of them.
+        counts: for each batch drawn so far, the number of its own examples, the number of all
+            examples, and their ``content_of``.
     """
 
     def __init__(self, batches: Any, rank: int, size: int) -> None:
@@ -171,9 +171,8 @@ def shard_copy(loader: Any, known: type, sampler: ShardSampler, **attributes: An
         attributes: those that are other than the loader's, such as where it has ``sampler``.
 
     Raises:
-        UnsupportedValueError: for a loader that reads a shard already, and for a class with an
-            ``__iter__`` of its own, because nobody knows which of the batches that were chosen it
-            yields.
+        UnsupportedValueError: for a loader that reads a shard already. Also for a class with its
+            own ``__iter__``, which may leave out some of the chosen batches.
     """
     own = type(loader)
     if isinstance(loader, ShardedLoader):
@@ -200,10 +199,10 @@ def shard_copy(loader: Any, known: type, sampler: ShardSampler, **attributes: An
 
 
 def content_of(numbers: Any) -> str:
-    """Return what is the same in all processes whose batch has the same examples in one order.
+    """Return a text that is the same in all processes with the same examples in one order.
 
     Args:
-        numbers: of the examples, or their names; those of all processes.
+        numbers: the numbers or names of the examples of all processes.
     """
     # As plain numbers: an array that is long would be shortened.
     plain = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)

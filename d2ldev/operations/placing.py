@@ -1,11 +1,11 @@
 """How ``place`` moves models and optimizers: all of it, once, or nothing.
 
-To this module a framework's object (a module, an optimizer) is a list of *members*: a name, a value
-(a tensor, a nesting of tensors, or another object) and where that value is kept. Three steps, in
-this order, so that an error leaves everything as it was:
+To this module a framework's object (a module, an optimizer) is a list of *members*. A member has a
+name, a value, and a place where the object keeps it. The value is a tensor, a nesting of tensors,
+or another object. There are three steps, in an order in which an error changes nothing:
 
 1. find every tensor of the object;
-2. copy those that are elsewhere, and make the containers that will hold the copies;
+2. copy the tensors on other devices, and make containers for the copies;
 3. put them in place, which cannot fail.
 
 Held by the requirements ``place.*`` of the conformance suite.
@@ -33,7 +33,7 @@ T = TypeVar("T")
 # More than that is not a model's: a program's own objects that a model refers to.
 _MOST_LEVELS = 50
 _MOST_OBJECTS = 10_000
-# Of which a search takes note, beside the framework's ``bound_types``.
+# A search notes values of these types, beside the framework's ``bound_types``.
 _NOTED_TYPES = (NoTensor, Device)
 
 
@@ -43,7 +43,7 @@ class Search:
     Args:
         framework: whose tensors and objects they are.
         obj: a tensor, a model, an optimizer, or any nesting of them.
-        attempted: what the caller is doing, for messages.
+        attempted: the current operation, for messages.
         is_saved: whether gradients and the like are left out, which the next step makes anew.
 
     Raises:
@@ -68,7 +68,7 @@ class Search:
     """Whether there is anything in these five."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
     _fixing: Sequence[tuple[str, Iterable[Member]]] = ()
-    # What is kept by objects of which the framework knows nothing, each with its name.
+    # The members of objects that the framework does not know, by the names of the objects.
     _others: Sequence[tuple[str, Iterable[Member]]] = ()
     _depth = 0
 
@@ -218,7 +218,7 @@ class Search:
     # -- objects that are not containers -----------------------------------------------------------
 
     def _add_other(self, name: str, value: Any) -> None:
-        """Look through an object of which the framework knows nothing."""
+        """Search an object that the framework does not know."""
         keeper = self.framework.state.keepers[type(value)]
         if whose := whose_object(self.framework, value):
             self._note("foreign", (name, whose))
@@ -244,7 +244,7 @@ class Search:
             self._depth -= 1
 
     def _own(self, members: Iterable[Member]) -> Iterator[Member]:
-        """Leave out the models that hold what is placed, such as a module's parent."""
+        """Leave out models that hold the placed object, such as a module's parent."""
         for member in members:
             value = member[1]
             is_new = self._kinds[type(value)] is OBJECT and id(value) not in self._seen
@@ -272,7 +272,7 @@ class Search:
                     self._fix(join_path(name, member_name), inner, 1)
 
     def _fix(self, name: str, value: Any, level: int) -> None:
-        """Add what a value keeps that is found in what cannot be changed."""
+        """Add the contents of a value that an unchangeable object keeps."""
         for path, x, kind in leaves(value, self._kinds, name, self.attempted):
             if kind is TENSOR or isinstance(x, self.framework.models.bound_types):
                 self._note("fixed", (path, x))
@@ -293,7 +293,7 @@ class Search:
                 self._fix(join_path(path, member_name), inner, level + 1)
 
     def _add_attached(self) -> None:
-        """Add what is attached to the tensors that were found, each once, and scratch memory."""
+        """Add values that are attached to the found tensors, each once, and scratch memory."""
         models = self.framework.models
         if self.objects and type(models).scratch is not Models.scratch:
             for obj in self.objects:
@@ -345,14 +345,14 @@ class Search:
         try:
             # No tensor has the answer None.
             return not find((value,), self._kinds, id, None, {}, [_MOST_OBJECTS])
-        except Exception:  # the walk that names the leaves says what is wrong
+        except Exception:  # the walk that names the leaves raises the error
             return False
 
 
 class Inventory(Search):
     """A search that knows which of the tensors the framework itself does not list.
 
-    What its tensors lack are those without values, which a model's last call has left.
+    It leaves out tensors without values, which the last call of a model may have left.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class Inventory(Search):
         self.unlisted: set[str] = set()
         """The names of tensors that are not needed; see ``Models.find_unlisted``."""
         self.without_values: dict[int, Any] = {}
-        """Those of them that have no values, by their ids, which are no entries."""
+        """Unlisted tensors without values, by their ids. They are not entries."""
         models = framework.models
         for each in self.objects:
             self._note_unlisted(
@@ -459,8 +459,8 @@ def _ask_tensors(
 
     Args:
         framework, obj, attempted: see ``Search``.
-        ask: returns the answer. It raises an ``UnsupportedValueError`` for a tensor without values:
-            the last call of a model, which was traced, may have left one in an attribute.
+        ask: returns the answer. It raises an ``UnsupportedValueError`` for a tensor without values.
+            A traced call of a model may have left one in an attribute.
     """
     search = Search(framework, obj, attempted)
     try:
@@ -481,7 +481,7 @@ def _elsewhere(search: Search, device: Device) -> list[Any]:
 
 
 def settle(framework: Framework, obj: Any, device: Device) -> Any:
-    """Return a new model, each object of which was adapted to its device."""
+    """Adapt each object in a new model to its device, and return the model."""
     if type(framework.models).settle is not Models.settle:
         _settle(Search(framework, obj, "make a model"), device)
     return obj
@@ -491,8 +491,8 @@ def _find_broken_ties(search: Search, obj: Any, elsewhere: Sequence[Any]) -> lis
     """Return the names of pairs of tensors whose copies do not share the memory that they share.
 
     Raises:
-        UnsupportedValueError: if one of a pair is trained, and both are of the model's own list:
-            from then on they would differ.
+        UnsupportedValueError: if one tensor of a pair is trained, and the model lists both. They
+            would differ from then on.
     """
     framework = search.framework
     pairs = list(framework.models.overlaps(elsewhere))
@@ -530,7 +530,7 @@ def _tell_what_stays(
 
     Args:
         search: of the object.
-        obj: what the user gave.
+        obj: the object that the user gave.
         device: where it is placed.
         moved: the ids of the tensors that stay the same objects, and move.
         elsewhere: the tensors that move.

@@ -29,7 +29,7 @@ def prefetch(
     if not is_iterable(batches):
         raise UnsupportedValueError(
             f"prefetch {describe(batches)}",
-            "it is no iterable of batches",
+            "it is not an iterable of batches",
             "backend.prefetch([batch], device)",
         )
     fix = "backend.prefetch(batches, device, depth=2)"
@@ -60,8 +60,8 @@ def device_batches(
             number.
 
     Yields:
-        The batches. An exception of the data, of ``prepare`` or of a copy is raised in the place of
-        its batch, after the batches before it.
+        The batches. If the data, ``prepare`` or a copy raises an exception, it is raised in the
+        place of its batch.
     """
     start, finish = _choose_copies(framework, device, depth)
     if depth and device is not None and prepare is None and count_to_draw is None:
@@ -189,10 +189,10 @@ def _limit_queue(
 
 
 def draw_outside(framework: Framework, batches: Iterable[Any]) -> Generator[Any, None, None]:
-    """Draw batches outside of a block ``backend.on(gpu)``: what makes them is on the host.
+    """Draw batches outside of a block ``backend.on(gpu)``, because loaders work on the host.
 
-    In the block PyTorch would draw the order of a loader on the GPU, by a generator of the CPU,
-    which it refuses: https://github.com/pytorch/pytorch/blob/main/torch/utils/data/sampler.py
+    In the block PyTorch would draw the order of a loader on the GPU. Its sampler has a generator of
+    the CPU, and fails: https://github.com/pytorch/pytorch/blob/main/torch/utils/data/sampler.py
 
     Args:
         framework: whose block it is.

@@ -34,8 +34,8 @@ _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 def check_devices(framework: Framework, group: Group, devices: Iterable[Device]) -> None:
     """Compare the devices on which the processes of a group train.
 
-    Called in all of them. A library that sends between GPUs waits without an end for a process on
-    the CPU, and fails where two processes share a GPU.
+    Every process calls it. A library that sends between GPUs waits forever for a process on the
+    CPU. It fails if two processes share a GPU.
 
     Args:
         framework: whose model they train.
@@ -79,9 +79,9 @@ def check_devices(framework: Framework, group: Group, devices: Iterable[Device])
         raise UnsupportedValueError(
             attempted,
             f"{', '.join(shared)}, and {library} needs a GPU of its own for each process",
-            "as many processes on a machine as it has GPUs: d2ldev launch --processes 1 for one; "
-            "each with Trainer(max_epochs, num_gpus=1), which takes gpu(LOCAL_RANK); or "
-            "Trainer(max_epochs, num_gpus=0) to train on the CPU",
+            "as many processes on a machine as it has GPUs: d2ldev launch --processes 1. Each has "
+            "a Trainer(max_epochs, num_gpus=1), which takes gpu(LOCAL_RANK). On the CPU: "
+            "Trainer(max_epochs, num_gpus=0)",
         )
 
 
@@ -143,8 +143,8 @@ class Portions:
         Args:
             label: of the batch, for a message.
             y: the target of the shard.
-            labels: what the host has seen of those of the whole batch; of a sharded one, of those
-                that this process has read.
+            labels: what the host has seen of the labels of the whole batch. For a sharded batch,
+                of the labels that this process has read.
 
         Raises:
             PeerLostError: if a process is lost.
@@ -215,8 +215,8 @@ class Portions:
     def _checksum(self, x: Any) -> str:
         """Return a sum that differs where processes read different batches.
 
-        Only the last tensor is looked at, which is the target, and only on the host: inputs may be
-        changed at random in each process, and a device is not waited for.
+        It reads the last tensor, which is the target: each process may change inputs at random. It
+        reads it on the host only, so that it does not wait for a device.
         """
         if x is None or self._framework.tensors.device_of(x) is not CPU:
             return "elsewhere"

@@ -1,6 +1,6 @@
-"""Programs: what is traced and compiled is kept for the next training of the same kind.
+"""Programs: keep compiled code for the next training of the same kind.
 
-A helper for the rooms ``training``.
+A helper for ``training`` of the backends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLAIN = frozenset({type(None), type(...), bool, int, float, complex, str, bytes
 
 
 class Programs(Generic[P]):
-    """Compiled programs by what they depend on, which they do not keep alive.
+    """Compiled programs by the objects that they depend on. They do not keep these alive.
 
     A program goes with the first object that it depends on. Copies and pickles have no programs.
 
@@ -58,7 +58,7 @@ class Programs(Generic[P]):
             parts: all that the program depends on but the operands of its calls: see ``_Reader``.
             make: makes the program, which has no reference to the objects among the parts.
             take: returns whether a kept program can be used; another takes its place if not. No
-                other thread gets the program meanwhile.
+                other thread gets the program at the same time.
         """
         itself = ref(self)
 
@@ -109,7 +109,7 @@ class _Reader:
     - Numbers, strings, containers, dataclasses and bound methods count by value.
     - A function counts by identity.
     - Any other object counts by identity, and by the plain values and functions among its
-      attributes and those of its class.
+      attributes. The attributes of its class count, too.
 
     Args:
         ignored, take_apart: see ``Programs``.

@@ -1,6 +1,6 @@
 """A step of training: the inputs of a model, the loss by its name, and the operands of the loss.
 
-Helpers for the rooms ``training``.
+Helpers for ``training`` of the backends.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ def comparison(
     """Return a loss or a metric, as it is called everywhere: ``(prediction, y)``.
 
     Args:
-        function: called in this order, as in torch, Gluon and optax; in the opposite order if its
-            first parameter is named ``y_true``, as in Keras and scikit-learn; with the prediction
-            alone if it takes no target: see ``takes_target``.
+        function: called in this order, as in torch, Gluon and Optax. If its first parameter is
+            named ``y_true``, it gets ``y`` first, as in Keras and scikit-learn. If it takes no
+            target (see ``takes_target``), it gets the prediction alone.
         weighs: whether it may be given ``sample_weight``, too.
 
     Raises:
-        UnsupportedValueError: for an object that adds up over the batches, such as a
-            ``keras.metrics.Metric``; for a function of a prediction and weights, without a target;
-            for one that cannot be called with these operands.
+        UnsupportedValueError: for an object that keeps a running value, such as a
+            ``keras.metrics.Metric``. For a function of a prediction and weights without a target.
+            For a function that cannot be called with these operands.
     """
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
         raise metric_refusal(
@@ -142,9 +142,10 @@ def _check_operands(function: Callable[..., Any], number: int, *, weighs: bool) 
 def takes_target(function: Callable[..., Any] | str) -> bool:
     """Tell whether a loss compares a prediction with ``y``.
 
-    It does not if it can be called with a prediction alone: what else it takes has a default, is
-    given by keyword, or is ``sample_weight``. But it does if its second parameter is named as a
-    target is, as optax has ``targets=None``, if it takes ``*args``, or if Python cannot tell.
+    It does not if it can be called with a prediction alone. Then its other parameters have
+    defaults, are keywords, or are ``sample_weight``. But it compares if its second parameter has
+    the name of a target, such as Optax's ``targets=None``. It also does if it takes ``*args``, or
+    if Python does not know its parameters.
     """
     if isinstance(function, str):
         return True
@@ -156,7 +157,7 @@ def takes_target(function: Callable[..., Any] | str) -> bool:
     return not operands or any(each.name in _TARGETS or _is_required(each) for each in others)
 
 
-# What a target is called, in the losses of the frameworks and in the book.
+# The names of targets in the losses of the frameworks and in the book.
 _TARGETS = ("y", "y_true", "label", "labels", "target", "targets")
 
 
@@ -169,7 +170,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def metric_refusal(metric: object, fix: str) -> UnsupportedValueError:
-    """Return the error of a metric that keeps a running value; ``fix`` is what is right."""
+    """Return the error of a metric that keeps a running value; ``fix`` is a correct metric."""
     return UnsupportedValueError(
         f"compare predictions by {describe(metric)}",
         "it keeps a running value over all batches, but a metric returns the value of one",
@@ -201,8 +202,8 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
         dtype: theirs, by name.
 
     Raises:
-        UnsupportedValueError: if there is not one label for each row of logits, or they are no
-            integers.
+        UnsupportedValueError: if there is not one label for each row of logits, or if a label is
+            not an integer.
     """
     logits, labels = tuple(prediction), tuple(y)
     rows = logits[:-1]
@@ -249,11 +250,11 @@ def check_loss(shape: Iterable[int] | None, loss: object, function: Any) -> None
 
     Args:
         shape: its shape; None if it has none.
-        loss: what the function returned.
+        loss: the result of the function.
         function: of the user, as it was given.
 
     Raises:
-        UnsupportedValueError: if it is none.
+        UnsupportedValueError: if it is not a scalar.
     """
     if shape is None or tuple(shape):
         raise _loss_refusal("compute the loss of a batch", shape, loss, f"loss={mean_of(function)}")
@@ -277,8 +278,8 @@ def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool)
         is_step: which of them.
 
     Returns:
-        A scalar. Or None, if the method is no ``training_step`` and returned None: it has logged
-        its loss itself.
+        A scalar. Or None, if a method other than ``training_step`` returned None, because it has
+        logged its loss itself.
 
     Raises:
         UnsupportedValueError: if it returned something else.
@@ -292,10 +293,10 @@ def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool)
 
 
 def check_own_loss(loss: Any, model: Any, method: str) -> None:
-    """Check that what a model's own method returned is a scalar.
+    """Check that a model's own method returned a scalar.
 
     Raises:
-        UnsupportedValueError: if it is none.
+        UnsupportedValueError: if it is not a scalar.
     """
     attempted = f"compute the loss of a batch with {type(model).__name__}.{method}"
     if loss is None:
@@ -306,7 +307,7 @@ def check_own_loss(loss: Any, model: Any, method: str) -> None:
 
 
 def mean_of(function: Any) -> str:
-    """Return the text of a function that gives the mean of what a loss or a metric returns.
+    """Return the text of a function that gives the mean of a loss or a metric.
 
     >>> def absolute(y_true, y_pred): ...
     >>> mean_of(absolute)
@@ -357,5 +358,5 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # what is written in C need not say, and may take anything
+    except (TypeError, ValueError):  # a function in C may have no signature, and take anything
         return [inspect.Parameter("operands", inspect.Parameter.VAR_POSITIONAL)]

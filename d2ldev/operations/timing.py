@@ -39,8 +39,8 @@ class Timing(NamedTuple):
         runs: how often was measured.
         calls: how many calls each run had.
         devices: those that were waited for before and after each run.
-        on_devices: the median of the seconds that one call takes by a device's own clock, until its
-            current stream is done, with the gaps in which it waits; of those that have a clock.
+        on_devices: for each device with a clock, the median of the seconds of a call by that clock.
+            They end when the device's current stream is done, and include gaps.
     """
 
     median: float
@@ -88,9 +88,9 @@ def timeit(
 
     Args:
         framework: whose devices are waited for.
-        function: what is called.
-        args, kwargs: with what.
-        seconds: for how long, about.
+        function: the function to call.
+        args, kwargs: its arguments.
+        seconds: the approximate duration.
     """
     if not callable(function):
         raise UnsupportedValueError(
@@ -114,7 +114,7 @@ def timeit(
         begins = _marks(framework, places)
         begin = time.perf_counter_ns()
         for _ in range(calls):
-            # Kept until it was waited for: JAX waits for no array that nobody holds.
+            # Kept until after the wait: JAX does not wait for an array without a reference.
             kept = function(*args, **kwargs)
         # All of them before a device is waited for: the others stand idle during the wait.
         ends = _marks(framework, places)
@@ -157,7 +157,7 @@ def _marks(framework: Framework, places: Sequence[Device]) -> dict[Device, Any]:
 
 
 def _check_waiting(framework: Framework, device: Device) -> None:
-    """Check, once for each device, that ``synchronize`` waits for what is queued there.
+    """Check, once for each device, that ``synchronize`` waits for its queue.
 
     Raises:
         DeviceUnavailableError: if values are read much later than it has returned.

@@ -1,8 +1,8 @@
 """``Group``: the processes of a launch, which go on together or end together.
 
-Every process is connected to rank 0, and a thread of each gives signs of life. So a process that is
-killed is known at once, and one that is stuck after ``timeout`` seconds, whatever the engine of the
-framework does then. What is computed goes by that engine, and not this way.
+Every process is connected to rank 0, and a thread in each process gives signs of life. So a killed
+process is noticed at once, and a stuck process after ``timeout`` seconds. This does not depend on
+the framework's engine. The engine sends tensors; these connections do not.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from d2ldev.processes.sequence import DifferentError, Doings, Failure, describe_
 from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
 
-# How long a process that is told of a failure has for an error of its own, before it is ended: the
-# call of an engine that waits for a lost process may never return.
+# The seconds that a process has for an error of its own after it is told of a failure. Then it is
+# ended, because the call of an engine that waits for a lost process may never return.
 GRACE = 2.0
 
 # How many seconds at most rank 0 does not know what another process has done.
@@ -36,7 +36,7 @@ class Group:
     """The processes of a launch.
 
     Args:
-        peers: what the launcher said.
+        peers: the message of the launcher.
         members: of each process, by rank, the entries of ``hosts`` and ``addresses``.
         connections: to all others by rank at rank 0, and to rank 0 elsewhere.
         timeout: how many seconds a process may give no sign.
@@ -65,14 +65,14 @@ class Group:
         self._news = threading.Event()  # something was gathered or has failed
         self._failed = threading.Event()
         self._doings = Doings(self.size)  # which rank 0 alone uses
-        # How many things this process has done, and those of them that rank 0 does not know yet.
+        # The number of actions of this process, and the actions that rank 0 does not know yet.
         self._done = 0
         self._unsent: list[dict[str, Any]] = []
         # How many things rank 0 had done when it ended.
         self._end: int | None = None
         self._gathered: list[list[Any]] = []
-        # How often ``stops`` has let this process pass; since somebody wants to stop, how often it
-        # had let each process, which rank 0 alone knows, and after how many times all stop.
+        # How often ``stops`` has let this process pass. When a process wants to stop, rank 0 notes
+        # how often each process had passed. It decides after how many passes all stop.
         self._passed = 0
         self._is_stopping = False
         self._passed_by: dict[int, int] = {}
@@ -93,7 +93,7 @@ class Group:
         """Say what this process does next, without waiting for the others.
 
         Args:
-            label: what it is, such as ``"batch 3 of epoch 0"``.
+            label: its name, such as ``"batch 3 of epoch 0"``.
             content: what has to be the same in all processes.
 
         Raises:
@@ -130,7 +130,7 @@ class Group:
     def stops(self, is_wanted: bool) -> bool:
         """Return whether all processes stop here, which one of them wants.
 
-        Called in all processes at the same places, without waiting as long as nobody wants it. Then
+        All processes call it at the same places. It waits only after a process wants to stop. Then
         all stop at one place: the next one of the process that is ahead of the others.
 
         Args:
@@ -161,7 +161,7 @@ class Group:
             self._passed_by.clear()
 
     def _begin_to_stop(self) -> None:
-        """Pass no place any more before all know after which one they stop."""
+        """Wait until all processes know the place after which they stop."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -214,8 +214,8 @@ class Group:
     def work(self) -> Iterator[None]:
         """Work together in a block: who cannot go on ends the work of all.
 
-        An engine's own error is one of the group where a process was lost. Where the engine waits
-        for ever, the process is ended with the error on its standard error, and exit status 1.
+        If a process was lost, an engine's own error becomes an error of the group. If the engine
+        waits forever, the process ends with exit status 1, and the error on its standard error.
         """
         self.check()
         with self._lock:
@@ -297,7 +297,7 @@ class Group:
                 self._compare_with_the_end()
 
     def _note(self, rank: int, did: Sequence[dict[str, Any]], *, has_ended: bool = False) -> None:
-        """Note what a process has done, at rank 0; tell all what was gathered by it."""
+        """Note an action of a process at rank 0; tell all processes what it has gathered."""
         try:
             for doing in did:
                 values = self._doings.add(rank, doing["do"], doing["content"], doing.get("value"))
@@ -317,7 +317,7 @@ class Group:
         except TimeoutError:
             self._lose(rank, f"it has read nothing for {self.timeout:g} s")
         except OSError:
-            pass  # the thread that reads finds out, and what the other has said before
+            pass  # the thread that reads notices it, and reads earlier messages
 
     def _lose(self, rank: int, problem: object) -> None:
         self._fail(Failure(text_of(problem), rank))
@@ -350,7 +350,7 @@ class Group:
             f"rank {failure.rank} on {host} is lost: {failure.problem}. Rank {self.rank} on "
             f"{self.hosts[self.rank]} was at {self._label}",
             "start the program again: fit(..., checkpoint='run.safetensors', resume=True) goes on "
-            "from the last epoch, and d2ldev launch --restarts 3 starts it by itself",
+            "from the last epoch. d2ldev launch --restarts 3 starts it by itself",
         )
 
     # -- in the thread ----------------------------------------------------------------------------
@@ -408,7 +408,7 @@ class Group:
         error = self._refusal(failure)
         text = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
         for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
-            # What nobody reads may be waited for without an end.
+            # A write that no process reads may wait forever.
             writer = threading.Thread(target=_write, args=(stream, last), daemon=True)
             writer.start()
             writer.join(GRACE / 4)
@@ -416,7 +416,7 @@ class Group:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    if stream is not None:  # as it is where there is no terminal
+    if stream is not None:  # None without a terminal
         with suppress(OSError, ValueError):
             stream.write(text)
             stream.flush()

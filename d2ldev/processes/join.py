@@ -64,7 +64,7 @@ def meet(peers: Peers, program: dict[str, str], timeout: float) -> Group:
     """Return a new group, as soon as all processes are there.
 
     Args:
-        peers: what the launcher said.
+        peers: the message of the launcher.
         program: what has to be the same in all processes, by name, such as versions.
         timeout: how many seconds a process may give no sign.
 
@@ -85,7 +85,7 @@ def _describe_attempt(peers: Peers) -> str:
 
 
 def free_port() -> int:
-    """Return the number of a port that nobody listens at.
+    """Return the number of a free port.
 
     Whoever is to listen there imports a framework first. Meanwhile the system could give one of its
     own choice to another program.
@@ -185,7 +185,7 @@ class _Calls:
                     raise self._peers_lost()
                 for key, _ in found:
                     if key.fileobj is server:
-                        with suppress(OSError):  # who called is gone
+                        with suppress(OSError):  # the caller is gone
                             connection = Connection(server.accept()[0], self._timeout)
                             self.unknown.add(connection)
                             selector.register(connection, selectors.EVENT_READ)
@@ -194,7 +194,7 @@ class _Calls:
                         key.fileobj.close()  # type: ignore[union-attr]
 
     def _hear(self, connection: Connection) -> bool:
-        """Read what is there; return whether it is one of the processes, or may still be."""
+        """Read the available bytes; return whether it is one of the processes, or may still be."""
         try:
             for message in connection.receive(_LONGEST):
                 return connection in self.unknown and self._admit(connection, message)

@@ -44,13 +44,13 @@ class Doings:
         self._entries: dict[int, _Entry] = {}
 
     def add(self, rank: int, label: str, content: str, value: Any = None) -> list[Any] | None:
-        """Note what a process does next.
+        """Note the next action of a process.
 
         Args:
             rank: of the process.
-            label: what it does.
+            label: the name of the action.
             content: what has to be the same in all processes.
-            value: what the others are to know.
+            value: for the other processes.
 
         Returns:
             The values of all processes, as soon as all have done it; else None.

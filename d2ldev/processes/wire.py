@@ -13,7 +13,7 @@ from d2ldev.locks import Lock
 
 _LENGTH = struct.Struct(">I")
 _LONGEST = 1 << 30
-_NO_MESSAGE = "what it sent is not a message"
+_NO_MESSAGE = "it sent bytes that are not a message"
 
 
 class Connection:
@@ -51,8 +51,8 @@ class Connection:
         """Send a message; any thread may.
 
         Raises:
-            OSError: if the connection has ended, or the other process does not read. What is sent
-                after that is an error, too: the other one may have got half of a message.
+            OSError: if the connection has ended, or the other process does not read. Every later
+                call raises it, too, because the other process may have got half of a message.
         """
         data = json.dumps(message, separators=(",", ":")).encode()
         with self._lock:

@@ -246,7 +246,7 @@ def check_data(data: Any, name: str, max_epochs: int) -> None:
     if not is_iterable(data):
         raise UnsupportedValueError(
             f"go through {name}={describe(data)}",
-            "it is no iterable of batches",
+            "it is not an iterable of batches",
             f"{name}=[(X, y)], or a loader",
         )
     if max_epochs > 1 and isinstance(data, Iterator):

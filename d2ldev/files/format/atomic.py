@@ -6,7 +6,7 @@ file or the new one.
 
 A temporary folder is named ``.<name>.<process>.<token>.d2ldev-partial``. Its writer locks it, and
 the operating system releases the lock when the process ends, however it ends. The next writer
-removes those that nobody has locked, and touches nothing of any other name.
+removes the unlocked ones, and touches no file of another name.
 
 Held by ``tests/core/files/test_files_atomic.py``.
 """

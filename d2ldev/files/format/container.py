@@ -9,9 +9,9 @@ The library checks the header, and does all of a file but three things:
   checksum of all names, dtypes, shapes and the structure, and the structure. The structure has each
   tensor's own checksum.
 
-A key that is nearly d2ldev's is a damaged one. So no two flipped bits make a file that of another
-program, which has no checksums. There is one key only, because the library writes several in any
-order, and the same nesting shall give the same bytes.
+A key that is nearly d2ldev's is a damaged one. So two flipped bits cannot turn a file into a file
+of another program, which has no checksums. There is one key only, because the library writes
+several keys in any order. The same nesting has to give the same bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 5
-"""The version of the files that are written; those of version 4 are read, too."""
+"""The version of the files that ``save`` writes. ``load`` reads version 4, too."""
 _KEY = "d2ldev.structure"
 _KEYS_OF_4 = frozenset({_KEY, "d2ldev.checksum", "d2ldev.header"})
 

@@ -18,12 +18,12 @@ _HEAD, _TAIL = 4096, 1 << 16
 
 
 class Recognised(NamedTuple):
-    """What a file or a folder is.
+    """The kind of a file or a folder.
 
     Args:
-        what: in a few words.
-        line: a program that makes a file for ``backend.load_into(net, 'new.safetensors')`` of it,
-            in which ``path`` is its path.
+        what: its name, in a few words.
+        line: a program that converts it for ``backend.load_into(net, 'new.safetensors')``. In the
+            program ``path`` is its path.
     """
 
     what: str
@@ -87,12 +87,12 @@ _PICKLE = Recognised(
 
 
 def recognise(path: str) -> Recognised | None:
-    """Return whose a file or a folder is that is none of ``load``'s; None if nobody knows."""
+    """Return the kind of a file or a folder that ``load`` cannot read; None if it is unknown."""
     with suppress(OSError):
         if os.path.isdir(path):
             return _of_folder(path)
         if not os.path.exists(path):
-            # TensorFlow names a checkpoint by what the names of its files begin with.
+            # TensorFlow names a checkpoint by the beginning of the names of its files.
             is_start = os.path.isfile(f"{path}.index")
             return _of_tensorflow("path") if is_start else None
         if os.path.isfile(path):

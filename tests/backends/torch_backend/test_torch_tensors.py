@@ -527,7 +527,7 @@ def test_a_number_that_is_logged_costs_few_calls(torch_backend):
 
 
 def test_what_has_nothing_to_do_costs_few_calls(torch_backend):
-    """A list of another class costs one call more than a list, and ``placement`` no second walk."""
+    """A list of another class costs two calls more than a list; ``placement`` walks once."""
 
     class Rows(list):
         pass
@@ -540,7 +540,8 @@ def test_what_has_nothing_to_do_costs_few_calls(torch_backend):
 
     rows, plain = Rows([x, x]), [x, x]
     in_a_list = calls(lambda: torch_backend.to(plain, "cpu"))
-    assert calls(lambda: torch_backend.to(rows, "cpu")) <= in_a_list + 1
+    assert in_a_list <= 5
+    assert calls(lambda: torch_backend.to(rows, "cpu")) <= in_a_list + 2
     assert calls(lambda: torch_backend.place(x, "cpu")) <= 25
     assert calls(lambda: torch_backend.split((x, x), ["cpu"])) <= 72
     of_a_place = calls(lambda: torch_backend.place(net, "cpu"))

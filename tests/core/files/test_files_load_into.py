@@ -74,7 +74,7 @@ def test_everything_that_does_not_fit_is_listed(reference, path):
 def test_a_target_without_tensors_has_its_own_error(reference, path):
     reference.save({"a": reference.ones(2)}, path)
     with pytest.raises(
-        CheckpointError, match="unexpected a; what it is loaded into holds no tensors"
+        CheckpointError, match="unexpected a; the object holds no tensors"
     ) as caught:
         reference.load_into({}, path)
     assert caught.value.fix.startswith("give what holds them: params = backend.load_into(params")

@@ -94,9 +94,9 @@ NO_BATCHES = {
 @pytest.mark.parametrize("data", NO_BATCHES.values(), ids=NO_BATCHES)
 def test_no_batches_are_drawn_from_texts_and_scalars(reference, data):
     assert not is_iterable(data)
-    with pytest.raises(UnsupportedValueError, match="is no iterable of batches"):
+    with pytest.raises(UnsupportedValueError, match="is not an iterable of batches"):
         reference.prefetch(data, "cpu")
-    with pytest.raises(UnsupportedValueError, match="is no iterable of batches"):
+    with pytest.raises(UnsupportedValueError, match="is not an iterable of batches"):
         Trainer(1, backend=reference).fit(reference.mlp([2, 1]), data)
 
 

@@ -26,7 +26,7 @@ def keras(monkeypatch):
 @pytest.mark.parametrize("asked", ["torch", "jax", "tensorflow"])
 def test_keras_on_another_framework_than_tensorflow_is_refused_alike(keras, name, asked):
     assert keras_elsewhere(KINDS[name](), asked) == (
-        "Keras computes with torch in this process, and d2ldev takes Keras' objects on tensorflow "
+        "Keras computes with torch in this process, and d2ldev takes Keras objects on tensorflow "
         "alone",
         "KERAS_BACKEND=tensorflow, before Keras is imported, and D2LDEV_BACKEND=tensorflow",
     )

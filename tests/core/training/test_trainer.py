@@ -179,7 +179,7 @@ def test_data_to_evaluate_on_without_a_batch_is_refused_before_the_first_epoch(t
 
 @pytest.mark.parametrize("data", [None, 5])
 def test_an_object_that_cannot_be_iterated_is_refused(trainer, net, data):
-    with pytest.raises(UnsupportedValueError, match="no iterable of batches"):
+    with pytest.raises(UnsupportedValueError, match="not an iterable of batches"):
         trainer.fit(net, data)
 
 
