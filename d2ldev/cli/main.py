@@ -15,6 +15,7 @@ from d2ldev.bench.exercises import EXERCISES
 from d2ldev.cli import bench as bench_command
 from d2ldev.cli import conformance as conformance_command
 from d2ldev.cli import doctor as doctor_command
+from d2ldev.cli import new_backend as new_backend_command
 from d2ldev.cli import tour as tour_command
 from d2ldev.cli.screen import complain
 from d2ldev.errors import UnsupportedValueError
@@ -134,6 +135,15 @@ def conformance(
         extra=tuple(pytest_arguments or ()),
     )
     raise typer.Exit(conformance_command.run(request))
+
+
+@app.command()
+def new_backend(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that will select it.")],
+    folder: Annotated[Path, ("Make the folder d2ldev-NAME in this one.")] = Path(),
+) -> None:
+    """Write the package of a backend of your own, which installs and runs at once."""
+    raise typer.Exit(new_backend_command.run(name, folder))
 
 
 @app.command()
