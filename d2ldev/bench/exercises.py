@@ -261,7 +261,7 @@ def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
     """Copy the same bytes to each GPU: in many tensors of 4 kB, and in one."""
     values = np.arange(number * 1000, dtype="float32")
     large = backend.asarray(values, device=CPU)
-    small = [backend.asarray(part, device=CPU) for part in values.reshape(number, 1000)]
+    small = [backend.asarray(row, device=CPU) for row in values.reshape(number, 1000)]
     ways: dict[str, Callable[[Device], list[Any]]] = {
         f"{number} copies": lambda gpu: [backend.to(x, gpu) for x in small],
         "one copy": lambda gpu: [backend.to(large, gpu)],

@@ -133,8 +133,8 @@ def _measure(request: Request) -> tuple[dict[str, Any], int]:
 
 
 def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
-    """Return one backend's part of the document, and the exit status."""
-    made = _make_part("")
+    """Return one backend's entry in the document, and the exit status."""
+    made = _make_entry("")
     with collect_warnings() as notes:
         made["notes"] = notes
         try:
@@ -167,14 +167,14 @@ def _measure_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int
         made: dict[str, Any] = json.loads(done.stdout)["backends"][0]
     except ValueError:
         error = f"measuring {name} ended with status {done.returncode}"
-        made = _make_part(name) | {"error": error}
+        made = _make_entry(name) | {"error": error}
     return made, done.returncode and 1
 
 
-def _make_part(name: str) -> dict[str, Any]:
-    """Return a backend's part of the document before the first measurement."""
-    parts: dict[str, Any] = {"notes": [], "error": None, "results": []}
-    return {"name": name, "versions": {}, "threads": None, **parts}
+def _make_entry(name: str) -> dict[str, Any]:
+    """Return a backend's entry in the document before the first measurement."""
+    fields: dict[str, Any] = {"notes": [], "error": None, "results": []}
+    return {"name": name, "versions": {}, "threads": None, **fields}
 
 
 def show(console: Console, document: Mapping[str, Any]) -> None:
@@ -214,8 +214,8 @@ def _show_exercise(console: Console, results: Sequence[Mapping[str, Any]]) -> No
                 notes[f"{place} is virtual: the CPU computes for it"] = None
             figures = ["-", "-", "-"]
             if found := row["figures"]:
-                part = found["rate"] / result["best"][row["device"]]
-                figures = [_format_time(found), format_number(found["rate"]), f"{part:.0%}"]
+                fraction = found["rate"] / result["best"][row["device"]]
+                figures = [_format_time(found), format_number(found["rate"]), f"{fraction:.0%}"]
             texts = [place, row["way"], *figures]
             table.add_row(*map(Text, texts))
             if row["note"]:

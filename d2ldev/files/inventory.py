@@ -45,13 +45,13 @@ class ModelInventory(Inventory):
         for index, layer in enumerate(layers or ()):
             if layer.weight is None:
                 return None
-            parts = ("weight", layer.weight, layer.layout), ("bias", layer.bias, same)
-            for part, x, layout in parts:
+            roles = ("weight", layer.weight, layer.layout), ("bias", layer.bias, same)
+            for role, x, layout in roles:
                 name = names.get(id(x))
                 if name in found:
                     return None  # a layer that is there twice
                 if name is not None:
-                    found[name] = layout(f"{index}.{part}", tuple(int(size) for size in x.shape))
+                    found[name] = layout(f"{index}.{role}", tuple(int(size) for size in x.shape))
         # A tied tensor would be found by one of its names only: a model with ties has no layouts.
         return found if found and found.keys() == tensors.keys() else None
 

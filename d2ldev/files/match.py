@@ -183,7 +183,7 @@ class Match:
         wrappers = self._framework.files.wrappers
 
         def plain(name: str) -> str:
-            return ".".join(part for part in name.split(".") if part not in wrappers)
+            return ".".join(each for each in name.split(".") if each not in wrappers)
 
         made = {plain(name): value for name, value in theirs.items()} if wrappers else theirs
         if made is theirs or len(made) < len(theirs):
@@ -246,12 +246,12 @@ class Match:
             name: one of the file's.
             depth: how many dots the names of objects have at most.
         """
-        parts = name.split(".", depth + 1)  # a file's name may have millions
-        for count in range(len(parts), 0, -1):
-            part = ".".join(parts[:count])
-            if part in self._first_names:
-                rest = name.removeprefix(part).removeprefix(".")
-                first = self._first_names[part]
+        segments = name.split(".", depth + 1)  # a file's name may have millions
+        for count in range(len(segments), 0, -1):
+            prefix = ".".join(segments[:count])
+            if prefix in self._first_names:
+                rest = name.removeprefix(prefix).removeprefix(".")
+                first = self._first_names[prefix]
                 return self._first_name(join_path(first, rest) if rest else first, depth)
         return name
 

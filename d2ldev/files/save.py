@@ -39,7 +39,7 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         raise OutOfDeviceMemoryError(
             attempted,
             f"the host has no memory for a copy: {error}",
-            "save parts of the object in files of their own; the old file is as it was",
+            "save the values of the object in files of their own; the old file is as it was",
             [CPU],
         ) from error
     except (OSError, FileError) as error:

@@ -161,8 +161,8 @@ def put_tensors(x: Any, tensors: dict[int, Any], found: list[Any], new: list[Any
     new_of = changed.get
     for container, kind, children in found[1:]:
         if id(container) not in changed:  # a container in two places is found in both
-            parts = [new_of(id(child), child) for child in children]
-            changed[id(container)] = kind.rebuild(container, parts)
+            inner = [new_of(id(child), child) for child in children]
+            changed[id(container)] = kind.rebuild(container, inner)
     return new_of(id(x), x)
 
 

@@ -13,7 +13,7 @@ from weakref import ref
 P = TypeVar("P")
 
 
-def _leave_whole(_part: Any) -> None:
+def _leave_whole(_value: Any) -> None:
     """Return None: no value is taken apart."""
 
 
@@ -28,7 +28,8 @@ class Programs(Generic[P]):
     Args:
         size: the number of programs that are kept: those that were asked for last.
         ignored: the names of attributes that a framework changes when it uses an object.
-        take_apart: returns the parts of a framework's own value, such as a tree; None for all else.
+        take_apart: returns the contents of a framework's own value, such as a tree; None for all
+            else.
     """
 
     def __init__(
@@ -50,13 +51,17 @@ class Programs(Generic[P]):
         return Programs, (self._size, *self._reading)
 
     def get(
-        self, parts: Any, make: Callable[[], P], take: Callable[[P], bool] = lambda _program: True
+        self,
+        dependencies: Any,
+        make: Callable[[], P],
+        take: Callable[[P], bool] = lambda _program: True,
     ) -> P:
-        """Return the program that depends on such parts.
+        """Return the program for these dependencies.
 
         Args:
-            parts: all that the program depends on but the operands of its calls: see ``_Reader``.
-            make: makes the program, which has no reference to the objects among the parts.
+            dependencies: all that the program depends on but the operands of its calls: see
+                ``_Reader``.
+            make: makes the program, which has no reference to these objects.
             take: returns whether a kept program can be used; another takes its place if not. No
                 other thread gets the program at the same time.
         """
@@ -68,7 +73,7 @@ class Programs(Generic[P]):
 
         reader = _Reader(*self._reading, forget)
         try:
-            key = reader.read(parts)
+            key = reader.read(dependencies)
         except RecursionError:  # such as of a list that contains itself
             return make()
         entry = self._kept.pop(key, None)
@@ -104,7 +109,7 @@ class _Identity(ref[Any]):
 
 
 class _Reader:
-    """Makes a key of parts, which equals the keys of parts that the same program is made of.
+    """Makes a key of dependencies. Dependencies with equal keys share a program.
 
     - Numbers, strings, containers, dataclasses and bound methods count by value.
     - A function counts by identity.
@@ -129,27 +134,27 @@ class _Reader:
         self._numbers: dict[int, int] = {}
         self.identities: list[_Identity] = []
 
-    def read(self, part: Any) -> Hashable:
-        """Return what equals the keys of equal parts."""
-        kind = type(part)
+    def read(self, value: Any) -> Hashable:
+        """Return what equals the keys of equal dependencies."""
+        kind = type(value)
         if kind in _PLAIN:
-            return kind, repr(part) if kind is float else part  # 0.0 is not -0.0
-        inner = self._take_apart(part)
+            return kind, repr(value) if kind is float else value  # 0.0 is not -0.0
+        inner = self._take_apart(value)
         if inner is None:
-            inner = _contents(part)
+            inner = _contents(value)
         if inner is not None:
             keys = [self.read(each) for each in inner]
-            is_set = isinstance(part, (set, frozenset))
+            is_set = isinstance(value, (set, frozenset))
             return self.read(kind), frozenset(keys) if is_set else tuple(keys)
-        if id(part) in self._numbers:  # it is in the key already
-            return self._numbers[id(part)]
-        identity = self._identify(part)
-        self._numbers[id(part)] = len(self._numbers)
+        if id(value) in self._numbers:  # it is in the key already
+            return self._numbers[id(value)]
+        identity = self._identify(value)
+        self._numbers[id(value)] = len(self._numbers)
         if kind is FunctionType:
             return identity
-        if isinstance(part, type):
-            return identity, tuple(self._read_attributes(*part.__mro__))
-        return identity, self.read(kind), tuple(self._read_attributes(part))
+        if isinstance(value, type):
+            return identity, tuple(self._read_attributes(*value.__mro__))
+        return identity, self.read(kind), tuple(self._read_attributes(value))
 
     def _identify(self, obj: Any) -> Hashable:
         try:
@@ -187,16 +192,16 @@ class _Kept:
         return id(self._obj)
 
 
-def _contents(part: Any) -> Any:
-    """Return the parts of a container, a dataclass or a bound method; None for all else."""
-    if isinstance(part, (tuple, list, set, frozenset)):
-        return part
-    if isinstance(part, type):
+def _contents(value: Any) -> Any:
+    """Return the contents of a container, a dataclass or a bound method; None for all else."""
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return value
+    if isinstance(value, type):
         return None
-    if hasattr(type(part), "__dataclass_fields__"):  # an object may say yes to any name
-        return [getattr(part, name, None) for name in part.__dataclass_fields__]
-    if isinstance(part, Mapping):
-        return part.items()
-    if isinstance(part, MethodType):  # it is a new object each time
-        return part.__func__, part.__self__
+    if hasattr(type(value), "__dataclass_fields__"):  # an object may say yes to any name
+        return [getattr(value, name, None) for name in value.__dataclass_fields__]
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, MethodType):  # it is a new object each time
+        return value.__func__, value.__self__
     return None

@@ -186,8 +186,8 @@ def _misfit(array: NDArray[Any], given: int, name: str, wanted: int) -> Any:
     import numpy as np
 
     if given == _COMPLEX and wanted == _COMPLEX:
-        parts = (_misfit(part, _FLOAT, name, _FLOAT) for part in (array.real, array.imag))
-        return next((each for each in parts if each is not None), None)
+        found = (_misfit(each, _FLOAT, name, _FLOAT) for each in (array.real, array.imag))
+        return next((each for each in found if each is not None), None)
     wrong: Any = False
     if given == _COMPLEX:
         wrong = np.ones(array.shape, bool)

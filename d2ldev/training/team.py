@@ -276,7 +276,7 @@ class ProcessGroup:
         """Call the listeners; keep an error until all processes end together.
 
         The others are in the next step already, and wait for this process in the engine. A model
-        of which each process has a part can only be gathered by all of them.
+        of which each process has a shard can only be gathered by all of them.
         """
         if self._failure is None:
             try:

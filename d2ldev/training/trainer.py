@@ -108,14 +108,14 @@ class Trainer(TrainerState):
     """Train models of any framework on one device, on several GPUs, or in several processes.
 
     Several GPUs train one model together: the data yields the global batch, each GPU computes a
-    part of it, and the loss is the mean over all of it. So what is learned is what one GPU learns,
+    shard of it, and the loss is the mean over all of it. So what is learned is what one GPU learns,
     to rounding. In PyTorch each of them needs a process, which ``fit`` starts for its length: see
     docs/several-gpus.md for what is sent there, and what comes back.
 
     The processes of a launch (``d2ldev launch``, torchrun) train one model in the same way, on any
     number of machines, each on the CPU or on ``gpu(LOCAL_RANK)``: see docs/several-machines.md.
     Rank 0 alone writes checkpoints and shows the progress. Hooks and callbacks are called in all,
-    ``on_step_end`` with the loss of the part.
+    ``on_step_end`` with the loss of the shard.
 
     Args:
         max_epochs: how often the data is gone through.
@@ -138,11 +138,11 @@ class Trainer(TrainerState):
         matmul_precision: ``'highest'``, ``'high'`` or ``'medium'``: what products and convolutions
             of float32 are computed in during ``fit``, ``validate`` and ``predict``; see
             ``backend.matmul_precision``. None: as it is. A run may go on in another one.
-        shard: ``'parameters'``: each of several GPUs, or of the processes of a launch, holds a part
-            of the parameters and of the optimizer's state, in PyTorch and in JAX. The model itself
-            is whole, and on the CPU, where ``fit`` leaves it. One GPU has nothing to share.
+        shard: ``'parameters'``: each of several GPUs, or of the processes of a launch, holds a
+            shard of the parameters and of the optimizer's state, in PyTorch and in JAX. The model
+            itself is whole, and on the CPU, where ``fit`` leaves it. One GPU has nothing to share.
         batch_norm: where several GPUs or processes train: ``'global'`` if batch normalizations have
-            the statistics of the whole batch, ``'local'`` if they have those of a GPU's part. A
+            the statistics of the whole batch, ``'local'`` if they have those of a GPU's shard. A
             model whose layers have the others is refused. None: what the framework does.
 
     Attributes:
@@ -520,7 +520,7 @@ class Trainer(TrainerState):
             raise
 
     def _model_to_train(self, model: Any, group: Group | None) -> Any:
-        """Return the model where it is trained, or on the CPU if each device gets a part of it."""
+        """Return the model where it is trained, or on the CPU if each device gets a shard of it."""
         is_sharded = self.shard is not None and (group is not None or len(self.gpus) > 1)
         if is_sharded and not is_overridden(self, "prepare_model"):
             return self.backend.place(model, CPU)
@@ -600,17 +600,17 @@ class Trainer(TrainerState):
         return self.train_dataloader, self.val_dataloader
 
     def shard_data(self, data: Iterable[T]) -> Iterable[T]:
-        """Return data of which each process of a launch reads its own part only.
+        """Return data of which each process of a launch reads its own shard only.
 
-        ``fit`` takes any data, of which each process reads all and computes a part. Reading less is
-        worth it where examples are read from files or changed on the way. No example is left out,
-        and none is seen twice.
+        ``fit`` takes any data, of which each process reads all and computes a shard. Reading less
+        is worth it where examples are read from files or changed on the way. No example is left
+        out, and none is seen twice.
 
         Args:
             data: an ``ArrayLoader``; a ``DataLoader`` of PyTorch's or of Gluon's that chooses its
                 examples by number, or of a class derived from it, without an ``__iter__`` of its
                 own; or a ``tf.data.Dataset`` of batches, which TensorFlow's threads
-                make whole, and of which the process's part alone comes out.
+                make whole, and of which the process's shard alone comes out.
 
         Returns:
             For ``fit`` alone: a loader with as many batches, in the same order. Without a launch,

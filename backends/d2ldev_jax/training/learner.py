@@ -518,10 +518,10 @@ def _compile(users: WeakSet[_Steps], name: str) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def _take_apart(part: Any) -> Any:
+def _take_apart(value: Any) -> Any:
     """Return the node and the children of the structure of a tree; None for all else."""
-    if isinstance(part, jax.tree_util.PyTreeDef):
-        return part.node_data(), part.children()
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return value.node_data(), value.children()
     return None
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from d2ldev.framework import Group
 
 
-class _OfParts:
+class _LossOfShard:
     """A strategy in which a Keras loss is the mean over the examples of its own device.
 
     Keras divides its losses, and no other functions, by this number, so that their sum over the
@@ -53,11 +53,11 @@ class _OfParts:
         return 1
 
 
-class _Strategy(_OfParts, tf.distribute.MirroredStrategy):
+class _Strategy(_LossOfShard, tf.distribute.MirroredStrategy):
     """The strategy for several devices."""
 
 
-class GroupStrategy(_OfParts, tf.distribute.MultiWorkerMirroredStrategy):
+class GroupStrategy(_LossOfShard, tf.distribute.MultiWorkerMirroredStrategy):
     """The strategy for several processes."""
 
 

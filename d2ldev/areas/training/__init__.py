@@ -191,7 +191,7 @@ class Training:
     # -- feeding ----------------------------------------------------------------------------------
 
     def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
-        """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
+        """Return a loader that reads one process's shard of each batch, and yields ``Sharded``.
 
         Called by ``Trainer.shard``. The batches have the same order, and the loader is one of
         ``loader_types`` if the other one is.

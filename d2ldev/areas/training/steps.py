@@ -34,7 +34,7 @@ BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 """The number that ``'adam'`` and ``'adamw'`` add outside the root."""
 WEIGHT_DECAY = 0.01
-"""The part of the learning rate by which ``'adamw'`` shortens each parameter in a step."""
+"""The fraction of the learning rate by which ``'adamw'`` shortens each parameter in a step."""
 ADAGRAD_EPSILON = 1e-10
 """The number that ``'adagrad'`` adds outside the root.
 
@@ -66,10 +66,10 @@ class TrainingSettings(NamedTuple):
         methods: the names of two methods of the model that return the loss of a batch, for ``step``
             and ``evaluate``. An example is ``('training_step', 'validation_step')``. None uses
             ``loss``.
-        shard: with ``'parameters'`` each of several devices or processes holds a part of the
+        shard: with ``'parameters'`` each of several devices or processes holds a shard of the
             parameters and of the optimizer's state. None: each holds all of them.
         batch_norm: batch normalizations use the statistics of the whole batch (``'global'``), or of
-            each device's or process's part (``'local'``). None changes nothing.
+            each device's or process's shard (``'local'``). None changes nothing.
     """
 
     loss: Loss = "mse"
@@ -142,7 +142,7 @@ class Learner(ABC, Generic[TensorT]):
     Attributes:
         pending: the number of batches since the last step of the optimizer; always 0 without
             ``accumulate_grad_batches``.
-        portion: the part of its batch that the next ``step`` gets. It is set before each step if
+        portion: the shard of its batch that the next ``step`` gets. It is set before each step if
             several processes train together, and is None otherwise.
         labels: the range of the next batch's labels, as the host has seen them. It is set before
             each ``step`` and ``evaluate`` with ``'cross_entropy'``. None if the host has seen no
@@ -331,10 +331,10 @@ def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedVal
     return UnsupportedValueError(f"train with {name}={describe(value)}", problem, fix)
 
 
-def state_refusal(part: str, problem: str) -> CheckpointError:
-    """Return the error of a state that is of another ``part``: ``'model'``, ``'generator'``."""
+def state_refusal(kind: str, problem: str) -> CheckpointError:
+    """Return the error of a state that is of another ``kind``: ``'model'``, ``'generator'``."""
     return CheckpointError(
         "restore a training state",
-        f"it is of another {part}: {problem}",
+        f"it is of another {kind}: {problem}",
         "resume with the model and the optimizer that the run began with",
     )

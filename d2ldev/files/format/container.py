@@ -215,8 +215,8 @@ def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[st
     try:
         with safetensors.safe_open(path, framework="numpy", backend="pread") as opened:
             for name in opened.offset_keys():
-                part = opened.get_slice(name)
-                tag, shape = part.get_dtype(), tuple(part.get_shape())
+                entry = opened.get_slice(name)
+                tag, shape = entry.get_dtype(), tuple(entry.get_shape())
                 if tag not in _BITS:
                     raise FileError(f"its tensor {quote(name)} has an unknown dtype: {tag}")
                 entries[name] = Entry(tag, shape, position)

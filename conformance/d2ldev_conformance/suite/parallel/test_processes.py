@@ -376,7 +376,7 @@ def test_two_processes_learn_and_measure_like_one_process(runs, case):
 
 
 @requirement("processes.read-their-part-only", section=SECTION)
-def test_processes_that_read_their_part_only_learn_the_same(runs):
+def test_processes_that_read_their_shard_only_learn_the_same(runs):
     assert_same_run(runs.together("sharded"), runs.alone(is_shuffled=True))
 
 

@@ -22,12 +22,12 @@ two_gpus = pytest.mark.needs_gpus(2)
     ("length", "lengths"), [(4, [2, 2]), (5, [3, 2]), (1, [1, 0])], ids=["even", "odd", "one"]
 )
 @two_gpus
-def test_each_device_gets_its_part_in_order(backend, length, lengths):
+def test_each_device_gets_its_shard_in_order(backend, length, lengths):
     data = np.arange(3 * length, dtype="float32").reshape(length, 3)
-    parts = backend.split(backend.asarray(data, device="gpu:0"), PAIR)
-    assert [str(backend.device_of(part)) for part in parts] == list(PAIR)
-    assert [part.shape[0] for part in parts] == lengths
-    assert_same(np.concatenate([backend.to_numpy(part) for part in parts]), data)
+    shards = backend.split(backend.asarray(data, device="gpu:0"), PAIR)
+    assert [str(backend.device_of(shard)) for shard in shards] == list(PAIR)
+    assert [shard.shape[0] for shard in shards] == lengths
+    assert_same(np.concatenate([backend.to_numpy(shard) for shard in shards]), data)
 
 
 @requirement("split.takes-nestings", section=SECTION)
@@ -37,10 +37,10 @@ def test_tensors_and_numpy_arrays_in_a_nesting_are_split_together(backend):
         "x": np.zeros((4, 2), "float32"),
         "rest": [backend.ones(4), backend.ones(()), "a", None],
     }
-    for part, name in zip(backend.split(batch, PAIR), PAIR, strict=True):
-        first, second, *others = part["rest"]
-        assert [tuple(x.shape) for x in (part["x"], first, second)] == [(2, 2), (2,), ()]
-        assert {str(backend.device_of(x)) for x in (part["x"], first, second)} == {name}
+    for shard, name in zip(backend.split(batch, PAIR), PAIR, strict=True):
+        first, second, *others = shard["rest"]
+        assert [tuple(x.shape) for x in (shard["x"], first, second)] == [(2, 2), (2,), ()]
+        assert {str(backend.device_of(x)) for x in (shard["x"], first, second)} == {name}
         assert others == ["a", None]
 
 
@@ -55,8 +55,8 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
 @two_gpus
 def test_an_array_of_text_is_split_as_a_tensor(backend, text):
-    parts = backend.split({"x": backend.ones(3), "text": text}, PAIR)
-    assert [part["text"].tolist() for part in parts] == [text[:2].tolist(), text[2:].tolist()]
+    shards = backend.split({"x": backend.ones(3), "text": text}, PAIR)
+    assert [shard["text"].tolist() for shard in shards] == [text[:2].tolist(), text[2:].tolist()]
     with pytest.raises(UnsupportedValueError, match="text has 3"):
         backend.split({"text": text, "x": backend.ones(4)}, PAIR)
 
@@ -93,19 +93,19 @@ def test_a_sequence_with_an_item_for_each_example_is_split(backend, length, leng
         "nothing": None,
     }
     start = 0
-    for part, count in zip(backend.split(batch, PAIR), lengths, strict=True):
+    for shard, count in zip(backend.split(batch, PAIR), lengths, strict=True):
         own = numbers[start : start + count]
-        assert tuple(part["x"].shape) == (count, 2)
-        assert part["labels"] == own
-        assert part["names"] == tuple(names[start : start + count])
-        assert part["nested"] == [[i, [i]] for i in own]
-        assert list(part["range"]) == own
-        assert part["queue"] == deque(own)
-        assert part["fields"] == Field(own, "a note")
-        assert tuple(part["rest"][0].shape) == (count,)
-        assert part["rest"][1:] == [names[start : start + count], None]
-        assert (part["empty"], part["number"], part["nothing"]) == ([], 3.5, None)
-        for image, wanted in zip(part["images"], images(own), strict=True):
+        assert tuple(shard["x"].shape) == (count, 2)
+        assert shard["labels"] == own
+        assert shard["names"] == tuple(names[start : start + count])
+        assert shard["nested"] == [[i, [i]] for i in own]
+        assert list(shard["range"]) == own
+        assert shard["queue"] == deque(own)
+        assert shard["fields"] == Field(own, "a note")
+        assert tuple(shard["rest"][0].shape) == (count,)
+        assert shard["rest"][1:] == [names[start : start + count], None]
+        assert (shard["empty"], shard["number"], shard["nothing"]) == ([], 3.5, None)
+        for image, wanted in zip(shard["images"], images(own), strict=True):
             assert_same(backend.to_numpy(image), wanted)
         start += count
 
@@ -114,11 +114,11 @@ def test_a_sequence_with_an_item_for_each_example_is_split(backend, length, leng
 @two_gpus
 def test_sequences_alone_say_how_many_examples_there_are(backend):
     images = [np.full((3, 2, 2), i, "float32") for i in range(4)]
-    for (part, labels), first in zip(
+    for (shard, labels), first in zip(
         backend.split((images, [0, 1, 2, 3]), PAIR), (0, 2), strict=True
     ):
         assert labels == [first, first + 1]
-        for image, number in zip(part, labels, strict=True):
+        for image, number in zip(shard, labels, strict=True):
             assert_same(backend.to_numpy(image), images[number])
 
 
@@ -136,8 +136,8 @@ def test_two_tensors_are_not_two_examples(backend):
         {"pair": [{"a": x}, {"b": x}], "y": y},
     ):
         first, second = backend.split(batch, PAIR)
-        for part in (first, second):
-            leaves = list(backend.named_tensors(part).values())
+        for shard in (first, second):
+            leaves = list(backend.named_tensors(shard).values())
             assert {int(each.shape[0]) for each in leaves} == {1}
 
 
@@ -177,7 +177,7 @@ def test_a_list_that_may_be_fields_or_examples_is_refused(backend, case):
 
 @requirement("split.keeps-what-is-marked", section=SECTION)
 @two_gpus
-def test_broadcast_values_are_the_same_for_all_parts(backend):
+def test_broadcast_values_are_the_same_for_all_shards(backend):
     sizes, table = [16, 32, 64], np.arange(6, dtype="float32").reshape(3, 2)
     batch = (np.zeros((4, 2), "float32"), Broadcast({"sizes": sizes, "table": table}))
     for (x, marked), name in zip(backend.split(batch, PAIR), PAIR, strict=True):
