@@ -37,6 +37,7 @@ DONE += (
 )
 DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md", "docs/speed-tables.md")
 DONE += ("docs/leaks.md", "d2ldev/leaks")
+DONE += ("d2ldev/training",)
 DONE += ("backends/d2ldev_tensorflow", "backends/d2ldev_torch")
 DONE += ("backends/d2ldev_jax", "backends/d2ldev_reference")
 DONE += ("d2ldev/cli",)

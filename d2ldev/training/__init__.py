@@ -1,4 +1,4 @@
-"""Training on a device, built on the interface alone.
+"""The ``Trainer``, its data, its callbacks and its checkpoints.
 
 Source: D2L, sections 3.2 ("Object-Oriented Design for Implementation") and 6.7.3.
 """

@@ -1,7 +1,7 @@
 """The classes of D2L's package that its chapters build on, for ``d2ldev.native``.
 
-What a chapter of the book adds to them, it prints. A model of the book's own, such as its ``MLP``,
-is not here.
+The chapters print their additions to these classes. The book's own models, such as its ``MLP``, are
+not here.
 
 Source: D2L, section 3.2.
 """
@@ -12,32 +12,32 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from d2ldev.training.module import arguments_of
+from d2ldev.training.module import read_arguments
 
 
 class HyperParameters:
-    """What makes the arguments of a method attributes."""
+    """A base class that stores the arguments of a method as attributes."""
 
     hparams: dict[str, Any]
 
     def save_hyperparameters(self, ignore: Sequence[str] = ()) -> None:
-        """Make the arguments of the method that calls this attributes, and items of ``hparams``.
+        """Store the arguments of the calling method as attributes, and in ``hparams``.
 
         Args:
-            ignore: the names of those that are left out, as all with a leading underscore are.
+            ignore: names to leave out. Names with a leading underscore are always left out.
         """
-        self.hparams = arguments_of(sys._getframe(1), ignore)
+        self.hparams = read_arguments(sys._getframe(1), ignore)
         for name, value in self.hparams.items():
             setattr(self, name, value)
 
 
 class ProgressBoard:
-    """A board that keeps the points which the book's draws: no figure is shown.
+    """A board that stores the points of a plot, and shows no figure.
 
     Attributes:
-        xlabel: what ``x`` counts.
-        xlim: the first and the last ``x``, as ``Trainer.prepare_model`` of the book sets it.
-        points: the means that were drawn, by label, each ``(x, y)``.
+        xlabel: the label of the axis ``x``.
+        xlim: the first and the last ``x``; the book's ``Trainer.prepare_model`` sets it.
+        points: label -> the points, each ``(x, y)``.
     """
 
     xlabel: str | None = None
@@ -48,7 +48,7 @@ class ProgressBoard:
         self._waiting: dict[str, list[tuple[float, float]]] = {}
 
     def draw(self, x: float, y: float, label: str, every_n: int = 1) -> None:
-        """Keep a point, or the mean of ``every_n`` points as soon as there are so many."""
+        """Store a point, or the mean of each ``every_n`` points."""
         waiting = self._waiting.setdefault(label, [])
         waiting.append((x, y))
         if len(waiting) >= every_n:
@@ -59,18 +59,18 @@ class ProgressBoard:
 
 
 class DataModule(HyperParameters):
-    """Data with a loader for training and one for evaluation.
+    """Data with a loader for training and a loader for evaluation.
 
     Args:
         root: the folder that a subclass reads.
-        num_workers: how many processes a subclass's loader has.
+        num_workers: the number of processes of a subclass's loader.
     """
 
     def __init__(self, root: str = "../data", num_workers: int = 4) -> None:
         self.save_hyperparameters()
 
     def get_dataloader(self, train: bool) -> Any:
-        """Return the batches of a use; to be overridden."""
+        """Return the batches to train on, or to evaluate on. Override it."""
         raise NotImplementedError(f"def get_dataloader(self, train): ... in {type(self).__name__}")
 
     def train_dataloader(self) -> Any:
@@ -83,14 +83,14 @@ class DataModule(HyperParameters):
 
 
 class ModuleMethods(HyperParameters):
-    """The methods of D2L's ``Module``, beside a framework's class of models.
+    """The methods of D2L's ``Module``, for a framework's class of models.
 
-    A subclass sets ``net``, or overrides ``forward``, and has ``loss`` and
+    A subclass sets ``net``, or overrides ``forward``. It defines ``loss`` and
     ``configure_optimizers``.
 
     Args:
-        plot_train_per_epoch: how many points of the training loss an epoch has on the board.
-        plot_valid_per_epoch: how many points of the validation loss.
+        plot_train_per_epoch: the number of points of the training loss in each epoch.
+        plot_valid_per_epoch: the number of points of the validation loss in each epoch.
     """
 
     board_class = ProgressBoard
@@ -100,16 +100,16 @@ class ModuleMethods(HyperParameters):
     plot_valid_per_epoch: int
 
     def __init__(self, plot_train_per_epoch: int = 2, plot_valid_per_epoch: int = 1) -> None:
-        super().__init__()  # the framework's
+        super().__init__()  # of the framework's class
         self.save_hyperparameters()
         self.board = self.board_class()
 
     def loss(self, y_hat: Any, y: Any) -> Any:
-        """Return the loss of a prediction; to be overridden."""
+        """Return the loss of a prediction. Override it."""
         raise NotImplementedError(f"def loss(self, y_hat, y): ... in {type(self).__name__}")
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of the parameters; to be overridden."""
+        """Return the optimizer of the parameters. Override it."""
         name = type(self).__name__
         raise NotImplementedError(f"def configure_optimizers(self): ... in {name}")
 
@@ -118,7 +118,7 @@ class ModuleMethods(HyperParameters):
         return self.net(X, *args, **kwargs)
 
     def plot(self, key: str, value: Any, train: bool) -> None:
-        """Give a scalar tensor to the board; this waits for the device, as in the book."""
+        """Draw a scalar tensor on the board; this waits for the device, as in the book."""
         trainer, board = self.trainer, self.board
         board.xlabel = "epoch"
         if train:

@@ -1,4 +1,4 @@
-"""Callbacks: what is called during a run, and what of it is in the checkpoint."""
+"""Callbacks, the checks of their hooks, and their states in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from d2ldev.options import MODES, PERIODS, Mode, Period, problem_of
 from d2ldev.typing import Callback, History, Scheduler
 
 HOOKS = ("on_step_end", "on_epoch_end")
-# What the names of hooks are made of, in Keras, Lightning, and slips of the pen.
-_OF_HOOKS = {
+# Words in the names of hooks, in Keras, in Lightning, and in misspelt names.
+_HOOK_WORDS = {
     *("backward", "batch", "begin", "checkpoint", "end", "epoch", "exception", "fit", "grad"),
     *("start", "step", "test", "train", "training", "val", "validation"),
 }
@@ -30,23 +30,24 @@ class _Stops(Protocol):
 
 
 class NeedsHistory(ABC):
-    """A callback that looks at numbers of the history."""
+    """A callback that reads numbers of the history."""
 
     @abstractmethod
     def check_names(self, names: Collection[str]) -> None:
-        """Raise an UnsupportedValueError if a history with these names lacks what it needs."""
+        """Raise an UnsupportedValueError if a history with these names lacks its number."""
 
 
 class Schedule(NeedsHistory):
-    """A callback that steps the framework's own scheduler, whose state is in the checkpoint.
+    """Step a PyTorch scheduler during a run, and keep its state in the checkpoint.
 
-    For PyTorch's. Those of Keras, optax and MXNet belong to the optimizer, which steps them itself.
+    Schedulers of Keras, Optax and MXNet belong to the optimizer, which steps them itself.
 
     Args:
-        scheduler: an object with ``step()``; its ``state_dict`` and ``load_state_dict`` are used.
-        per: ``'epoch'`` or ``'step'``, after each of which it makes a step.
-        metric: the name of the number in the history that ``scheduler.step(number)`` takes, as
-            that of ``ReduceLROnPlateau``; with ``per='epoch'`` only. None calls ``step()``.
+        scheduler: an object with ``step()``. Its ``state_dict`` and ``load_state_dict`` are used if
+            it has them.
+        per: ``'epoch'`` or ``'step'``: when to call ``scheduler.step``.
+        metric: the name of a number in the history for ``scheduler.step(number)``, such as
+            ``ReduceLROnPlateau`` takes. It needs ``per='epoch'``. None calls ``scheduler.step()``.
 
     Raises:
         UnsupportedValueError: for any other argument.
@@ -70,7 +71,7 @@ class Schedule(NeedsHistory):
             raise UnsupportedValueError("step a scheduler", problem, fix)
         self.scheduler: Any = scheduler  # a protocol has no optional methods
         self._per, self._metric = per, metric
-        # It has the one hook that does something: the other one would be called in vain.
+        # Only the hook that it needs: the Trainer would call the other one in vain.
         if per == "step":
             self.on_step_end = lambda _step, _loss: scheduler.step()
         else:
@@ -94,30 +95,30 @@ class Schedule(NeedsHistory):
             self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's state; empty if it has none."""
+        """Return the scheduler's state; an empty dict without one."""
         return self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring the scheduler back to a state."""
+        """Restore the scheduler's state."""
         if state:
             self.scheduler.load_state_dict(state)
 
 
 class EarlyStopping(NeedsHistory):
-    """A callback that ends a run which no longer improves.
+    """Stop a run that no longer improves.
 
-    It counts anew from the history after each epoch. So it needs no state: a run that is resumed
-    counts on, and all processes of a launch, which have one history, end together. The model is
-    that of the last epoch: ``fit(..., checkpoint=..., keep='best')`` keeps the best one.
+    After each epoch it counts from the whole history, so it keeps no state. A run that resumes
+    continues the count. All processes of a launch have the same history, and stop together. The
+    model stays as after the last epoch: ``fit(..., checkpoint=..., keep='best')`` keeps the best.
 
     Args:
-        monitor: the name of the number in the history that is to improve.
-        patience: after how many epochs in a row without an improvement the run ends, 1 or more.
-        min_delta: by more than this the best value has to improve. NaN is never an improvement.
-        mode: ``'min'`` if the number is to become less, ``'max'`` if it is to become greater.
+        monitor: the name of the number in the history that should improve.
+        patience: how many epochs in a row may pass without an improvement, at least 1.
+        min_delta: the best value has to improve by more than this. NaN is never an improvement.
+        mode: ``'min'`` for a number that should fall, ``'max'`` for one that should rise.
 
     Raises:
-        UnsupportedValueError: for other values; before the first epoch, if the history will not
+        UnsupportedValueError: for an invalid value. Before the first epoch, if the history will not
             have the number.
 
     >>> Trainer(100, callbacks=EarlyStopping('val_loss', patience=5))      # doctest: +SKIP
@@ -135,9 +136,9 @@ class EarlyStopping(NeedsHistory):
         attempted = "stop a run early"
         problem = ""
         if not isinstance(monitor, str):
-            problem = f"monitor is {describe(monitor)} and no name"
+            problem = f"monitor is {describe(monitor)} and not a name"
         elif not isinstance(min_delta, Real) or not 0 <= min_delta < inf:
-            problem = f"min_delta is {describe(min_delta)} and no number from 0"
+            problem = f"min_delta is {describe(min_delta)} and not a number from 0"
         elif problem := problem_of(mode, MODES):
             problem = f"mode is {describe(mode)} and {problem}"
         if problem:
@@ -166,38 +167,37 @@ class EarlyStopping(NeedsHistory):
         if self.trainer is None:
             raise UnsupportedValueError(
                 "stop a run early",
-                "no trainer calls this",
+                "it belongs to no trainer",
                 "Trainer(..., callbacks=EarlyStopping())",
             )
         sign = 1 if self.mode == "min" else -1
-        best, waited = inf, 0
+        best, epochs_without = inf, 0
         for value in history[self.monitor]:
             is_better = sign * value < best - self.min_delta
-            best, waited = (sign * value, 0) if is_better else (best, waited + 1)
-        if waited >= self.patience:
+            best, epochs_without = (sign * value, 0) if is_better else (best, epochs_without + 1)
+        if epochs_without >= self.patience:
             self.trainer.should_stop = True
 
 
 def history_refusal(attempted: str, names: Collection[str], fix: str) -> UnsupportedValueError:
-    """Return the error of what needs a number that the history will not have."""
-    found = ", ".join(names) or "nothing: fit_epoch is your own"
-    return UnsupportedValueError(attempted, f"the history has {found}", fix)
+    """Return the error for a number that the history will not have."""
+    listing = ", ".join(names) or "nothing: fit_epoch is your own"
+    return UnsupportedValueError(attempted, f"the history has {listing}", fix)
 
 
-def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callback]:
+def check_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
     """Return the callbacks as a list.
 
     Args:
-        given: None, a callback, or a list or tuple of them.
+        callbacks: None, a callback, or a list or tuple of callbacks.
 
     Raises:
-        UnsupportedValueError: for what is no callback, or has hooks that nobody calls.
+        UnsupportedValueError: for any other object, or a hook that the Trainer does not call.
     """
-    if given is None:
+    if callbacks is None:
         return []
-    several: Any = given if isinstance(given, (list, tuple)) else [given]
-    callbacks: list[Callback] = list(several)
-    for each in callbacks:
+    several: Any = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    for each in several:
         attempted = f"call {describe(each)} during training"
         fix = "Trainer(..., callbacks=lambda epoch, history: print(epoch))"
         if isinstance(each, type):
@@ -208,7 +208,7 @@ def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callbac
             if hasattr(each, "step"):
                 fix = "Trainer(..., callbacks=Schedule(scheduler, per='epoch'))"
             raise UnsupportedValueError(
-                attempted, f"it is no function, and has neither {' nor '.join(HOOKS)}", fix
+                attempted, f"it is not a function, and has neither {' nor '.join(HOOKS)}", fix
             )
         check_hooks(each, attempted)
         if hasattr(each, "state_dict") != hasattr(each, "load_state_dict"):
@@ -217,39 +217,44 @@ def check_callbacks(given: Callback | Sequence[Callback] | None) -> list[Callbac
                 "it has one of state_dict and load_state_dict",
                 "define both, or neither",
             )
-    return callbacks
+    return list(several)
 
 
 def check_hooks(obj: Any, attempted: str) -> None:
-    """Raise an UnsupportedValueError if an object has a hook that the Trainer does not call."""
+    """Raise an UnsupportedValueError if an object has a hook that the Trainer does not call.
+
+    Args:
+        obj: a callback, or the Trainer.
+        attempted: the operation, for the error.
+    """
     ignored = [
         name
         for name in dir(obj)
         if name.startswith("on_")
         and name not in HOOKS
-        and _OF_HOOKS.intersection(name.split("_"))
+        and _HOOK_WORDS.intersection(name.split("_"))
         and callable(getattr(obj, name, None))
     ]
     if ignored:
         raise UnsupportedValueError(
             attempted,
-            f"nobody calls its {', '.join(ignored)}",
+            f"the Trainer does not call its {', '.join(ignored)}",
             f"def {HOOKS[0]}(self, step, loss), or def {HOOKS[1]}(self, epoch, history)",
         )
 
 
 def check_operands(listener: Callable[..., Any], hook: str) -> None:
-    """Raise an UnsupportedValueError if a hook cannot be called with what the Trainer gives it.
+    """Raise an UnsupportedValueError if a hook cannot be called with the Trainer's arguments.
 
     Args:
-        listener: what is called.
-        hook: as which of ``HOOKS``.
+        listener: the function to call.
+        hook: one of ``HOOKS``.
     """
-    import inspect  # not before it is needed: only training asks
+    import inspect  # only training needs it
 
     try:
         inspect.signature(listener).bind(None, None)
-    except ValueError:  # what is written in C need not say
+    except ValueError:  # a function written in C may have no signature
         return
     except TypeError as error:
         operands = "step, loss" if hook == "on_step_end" else "epoch, history"
@@ -261,29 +266,29 @@ def check_operands(listener: Callable[..., Any], hook: str) -> None:
 
 
 def check_schedules(callbacks: Sequence[Callback], optimizer: Any) -> None:
-    """Raise an UnsupportedValueError if a schedule changes another optimizer than a run's own.
+    """Raise an UnsupportedValueError if a schedule changes another optimizer than the run's own.
 
     Args:
-        callbacks: among which the schedules are.
-        optimizer: an object, or a name.
+        callbacks: all callbacks of the run.
+        optimizer: the run's optimizer, an object or a name.
     """
     for each in callbacks:
-        if isinstance(each, Schedule):
-            scheduled = getattr(each.scheduler, "optimizer", optimizer)
-            if scheduled is not optimizer:
-                raise UnsupportedValueError(
-                    f"step {describe(each.scheduler)} during training",
-                    f"it changes another optimizer than {describe(optimizer)} which trains",
-                    "fit(..., optimizer=scheduler.optimizer)",
-                )
+        if not isinstance(each, Schedule):
+            continue
+        if getattr(each.scheduler, "optimizer", optimizer) is not optimizer:
+            raise UnsupportedValueError(
+                f"step {describe(each.scheduler)} during training",
+                f"it changes another optimizer than {describe(optimizer)} which trains",
+                "fit(..., optimizer=scheduler.optimizer)",
+            )
 
 
 def check_monitors(callbacks: Sequence[Callback], names: Collection[str]) -> None:
     """Raise an UnsupportedValueError if a callback needs a number that the history will not have.
 
     Args:
-        callbacks: among which some look at the history.
-        names: of the numbers that the history will have.
+        callbacks: all callbacks of the run.
+        names: the names of the numbers in the history.
     """
     for each in callbacks:
         if isinstance(each, NeedsHistory):
@@ -294,21 +299,21 @@ def notify(listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
     """Call the listeners of a hook.
 
     Raises:
-        UnsupportedValueError: if one returns ``True``, as if that ended the run. ``False`` is what
-            ``lambda epoch, history: epoch == 3 and save()`` returns, too.
+        UnsupportedValueError: if one returns ``True``, as if that ended the run. ``False`` is fine:
+            ``lambda epoch, history: epoch == 3 and save()`` returns it.
     """
     for listener in listeners:
         answer = listener(*operands)
         if answer is not None and isinstance(answer, (bool, np.bool_)) and answer:
             raise UnsupportedValueError(
                 f"go on after {describe(listener)} during training",
-                "it returned True, and nobody looks at what a callback returns",
-                "trainer.should_stop = True ends the run; else return nothing",
+                "it returned True, and the Trainer ignores the value that a callback returns",
+                "trainer.should_stop = True to end the run, or return nothing",
             )
 
 
 def list_listeners(callbacks: Sequence[Callback], hook: str) -> list[Callable[..., Any]]:
-    """Return what is called for a hook, in order; a function is called for ``on_epoch_end``."""
+    """Return the functions to call for a hook, in order. A function is an ``on_epoch_end``."""
     listeners = []
     for each in callbacks:
         is_function = hook == "on_epoch_end" and callable(each)
@@ -319,21 +324,19 @@ def list_listeners(callbacks: Sequence[Callback], hook: str) -> list[Callable[..
 
 
 def check_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that gives callbacks their states: all of them, or none.
+    """Return a function that restores the states of all callbacks, or of none of them.
 
     Args:
-        callbacks: those with ``state_dict``.
-        saved: what it has returned, for each of them.
+        callbacks: the callbacks with ``state_dict``.
+        saved: the result of each ``state_dict``.
 
     Raises:
-        CheckpointError: if they are those of other callbacks. The function raises it, too.
+        CheckpointError: if the states are of other callbacks. The function raises it, too.
     """
     if len(saved) != len(callbacks):
-        raise _refusal(
-            f"{len(callbacks)} of them have a state, and in the run {len(saved)} had one"
-        )
+        raise _refusal(f"{len(callbacks)} of them have a state, and the run had {len(saved)}")
 
-    def put() -> None:
+    def restore() -> None:
         before = [each.state_dict() for each in callbacks]
         try:
             for each, state in zip(callbacks, saved, strict=True):
@@ -343,7 +346,7 @@ def check_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[],
                 each.load_state_dict(state)
             raise _refusal(f"one refuses its state: {error!r}") from error
 
-    return put
+    return restore
 
 
 def _refusal(problem: str) -> CheckpointError:

@@ -30,23 +30,22 @@ _SEED_BITS = 128
 
 
 class ArrayLoader:
-    """Batches of arrays, to be gone through again and again.
+    """Load batches of arrays, as often as you iterate over it.
 
     Args:
-        arrays: NumPy arrays, which stay where they are, or tensors of any backend on the CPU,
-            whose values are copied once; all of one length, the number of examples.
-        batch_size: how many examples a batch has; the last one has what is left.
-        shuffle: whether each epoch has an order of its own. The order depends only on ``seed`` and
-            the number of the epoch, whatever else is drawn, and is the same in every version of
-            NumPy.
-        seed: of the order, an integer of at most 128 bits that is not negative; None draws one from
-            the operating system, which ``state_dict`` holds. Processes that train together take the
-            seed of the first one.
-        drop_last: whether a last batch that is not full is left out.
+        arrays: NumPy arrays, or tensors of any backend on the CPU. All have the same length, the
+            number of examples. NumPy arrays are not copied; the values of tensors are, once.
+        batch_size: the number of examples in a batch; the last batch has the remaining ones.
+        shuffle: whether each epoch has its own order. The order depends only on ``seed`` and on the
+            number of the epoch. It is the same in every version of NumPy.
+        seed: the seed of the order, a non-negative integer of at most 128 bits. None takes one from
+            the operating system, and ``state_dict`` holds it. Processes that train together use the
+            seed of rank 0.
+        drop_last: whether to skip a last batch that is not full.
 
     Yields:
-        Tuples with one entry for each array, of the same kind as it. NumPy arrays are copies if the
-        loader shuffles, else views: writing into a view writes into the array. Tensors are new.
+        Tuples with one item for each array, of the array's type. Tensors are new. NumPy arrays are
+        copies if the loader shuffles, and otherwise views: a write changes the array.
 
     Raises:
         UnsupportedValueError: for any other argument.
@@ -67,7 +66,7 @@ class ArrayLoader:
     ) -> None:
         if not arrays:
             raise UnsupportedValueError(
-                "make batches of arrays", "none is given", "ArrayLoader(X, y, batch_size=32)"
+                "make batches of arrays", "there are none", "ArrayLoader(X, y, batch_size=32)"
             )
         self._columns = tuple(_column(array, number) for number, array in enumerate(arrays))
         lengths = [len(column.values) for column in self._columns]
@@ -80,11 +79,11 @@ class ArrayLoader:
         self._batch_size = _whole("batch_size", batch_size, least=1)
         self._shuffle = flag("make batches", "shuffle", shuffle)
         self._drop_last = flag("make batches", "drop_last", drop_last)
-        drawn = int(np.random.PCG64().random_raw()) >> 1  # the largest that every format takes
-        self._seed = drawn if seed is None else _seed(seed)
+        random_seed = int(np.random.PCG64().random_raw()) >> 1  # every file format takes 63 bits
+        self._seed = random_seed if seed is None else _check_seed(seed)
         self._rank, self._size = 0, 1
-        # How many epochs were begun. The current one counts, so that a run that goes on after it,
-        # or within it, goes on with the next.
+        # The number of epochs that began, with the current one. A run that resumes after it, or
+        # within it, takes the next.
         self._epoch = 0
 
     def __repr__(self) -> str:
@@ -103,7 +102,7 @@ class ArrayLoader:
         return full + (left > 0 and not self._drop_last)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Go through an epoch, which begins with its first batch and not with this call."""
+        """Yield the batches of an epoch; it begins with its first batch, not with the call."""
         epoch = self._epoch
         self._epoch += 1
         order = self._order(epoch) if self._shuffle else None
@@ -113,21 +112,22 @@ class ArrayLoader:
             start, stop = bounds(length, self._rank, self._size)
             # A process without examples computes with the first one.
             rows = slice(begin + start, begin + stop) if stop > start else slice(begin, begin + 1)
-            chosen = rows if order is None else order[rows]
-            batch: Any = tuple(column.batch(chosen) for column in self._columns)
+            indices = rows if order is None else order[rows]
+            batch: Any = tuple(column.select(indices) for column in self._columns)
             if self._size > 1:
                 whole = range(begin, begin + length) if order is None else order[begin:][:length]
                 batch = Sharded(batch, stop - start, length, content_of(whole))
             yield batch
 
     def shard(self, rank: int, size: int) -> ArrayLoader:
-        """Return a loader that reads one process's shard of each batch; see ``Trainer.shard``.
+        """Return a loader of one process's shard of each batch; see ``Trainer.shard_data``.
 
         Args:
-            rank, size: the number of the process, from 0, and how many there are.
+            rank: the number of the process, from 0.
+            size: how many processes there are.
 
         Raises:
-            UnsupportedValueError: if they are no such numbers.
+            UnsupportedValueError: for any other number.
         """
         size = _whole("size", size, least=1)
         rank = _whole("rank", rank, least=0)
@@ -146,27 +146,27 @@ class ArrayLoader:
         return {"seed": self._seed, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where this loader, or the loader of another run, was: with its seed too.
+        """Restore the seed and the next epoch of this loader, or of another run's loader.
 
         Raises:
-            CheckpointError: if it is no such state.
+            CheckpointError: if ``state`` is not from ``state_dict``.
         """
         try:
-            seed = _seed(state["seed"])
+            seed = _check_seed(state["seed"])
             epoch = _whole("epoch", state["epoch"], least=0)
             if epoch >= 2**63:
-                raise ValueError("an epoch that nobody has reached")
-        except Exception as error:  # whatever is in its place
+                raise ValueError("the epoch has more than 63 bits")
+        except Exception as error:  # a wrong state may raise anything
             raise CheckpointError(
-                "go on with the order of an ArrayLoader",
-                f"{describe(state)} is none of its states",
+                "restore the order of an ArrayLoader",
+                f"{describe(state)} is not from its state_dict",
                 "loader.load_state_dict(loader.state_dict())",
             ) from error
         self._seed, self._epoch = seed, epoch
 
     def _order(self, epoch: int) -> NDArray[np.intp]:
-        # The raw numbers of a bit generator are the same in every version of NumPy, which its
-        # ``permutation`` need not be: https://numpy.org/neps/nep-0019-rng-policy.html
+        # Raw numbers are the same in every version of NumPy, unlike ``permutation``:
+        # https://numpy.org/neps/nep-0019-rng-policy.html
         seed = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
         numbers = np.random.PCG64(seed).random_raw(len(self._columns[0].values))
         return np.argsort(np.asarray(numbers), kind="stable")
@@ -176,17 +176,17 @@ class _Column(NamedTuple):
     """One of the arrays.
 
     Args:
-        values: in NumPy's memory.
-        backend: whose tensor it was; None is NumPy.
-        dtype: the tensor's, by name.
+        values: its values, as a NumPy array.
+        backend: the backend of its tensor; None for a NumPy array.
+        dtype: the name of the tensor's dtype.
     """
 
     values: NDArray[Any]
     backend: Backend | None
     dtype: str | None
 
-    def batch(self, chosen: slice | NDArray[np.intp]) -> Any:
-        rows = self.values[chosen]
+    def select(self, indices: slice | NDArray[np.intp]) -> Any:
+        rows = self.values[indices]
         if self.backend is None:
             return rows
         return self.backend.asarray(rows, dtype=self.dtype, device=CPU)
@@ -203,14 +203,14 @@ def _column(array: Array, number: int) -> _Column:
         except UnsupportedValueError as error:
             raise UnsupportedValueError(
                 attempted,
-                f"{describe(array)} is no NumPy array and no tensor with values",
-                "np.asarray(x) makes an array of a list",
+                f"{describe(array)} is neither a NumPy array nor a tensor with values",
+                "np.asarray(x) for a list",
             ) from error
         if device is not CPU:
             raise UnsupportedValueError(
                 attempted,
                 f"it is on {device}, and its batches are made on the CPU",
-                "backend.to(x, 'cpu'); the Trainer moves each batch to where the model is",
+                "backend.to(x, 'cpu'); the Trainer moves each batch to the model's device",
                 [device],
             )
         column = _Column(backend.to_numpy(array), backend, backend.dtype_of(array))
@@ -225,7 +225,7 @@ def _whole(name: str, value: Any, least: int) -> int:
     return whole_number("make batches", name, value, least=least, fix=f"{name}={least}")
 
 
-def _seed(value: Any) -> int:
+def _check_seed(value: Any) -> int:
     number = _whole("seed", value, least=0)
     if number.bit_length() > _SEED_BITS:
         raise UnsupportedValueError(
@@ -238,10 +238,15 @@ def _seed(value: Any) -> int:
 
 
 def check_data(data: Any, name: str, max_epochs: int) -> None:
-    """Check that the data is not empty, and can be gone through in each epoch.
+    """Check that data is not empty, and can start again for each epoch.
+
+    Args:
+        data: the batches.
+        name: the name of the argument, for errors.
+        max_epochs: the number of epochs.
 
     Raises:
-        UnsupportedValueError: if it is not so.
+        UnsupportedValueError: if it is empty, not iterable, or an iterator for several epochs.
     """
     if not is_iterable(data):
         raise UnsupportedValueError(
@@ -252,21 +257,21 @@ def check_data(data: Any, name: str, max_epochs: int) -> None:
     if max_epochs > 1 and isinstance(data, Iterator):
         raise UnsupportedValueError(
             f"go through {name} more than once",
-            f"{describe(data)} is an iterator, which is used up after one epoch",
+            f"{describe(data)} is an iterator, and ends after one epoch",
             f"{name}=list({name}), or a loader",
         )
-    if max_epochs and not length_of(data, 1):  # 1 also for what has no length
+    if max_epochs and not length_of(data, 1):  # 1 for data without a length
         raise UnsupportedValueError(
             f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
         )
 
 
 def empty_data_refusal() -> UnsupportedValueError:
-    """Return the error of data that is over before it has begun."""
+    """Return the error of data without a batch."""
     return UnsupportedValueError(
         "go through the data of an epoch",
         "there is no batch in it",
-        "data has to be an iterable that begins again: a list or a loader, no generator",
+        "use data that can start again: a list or a loader, not a generator",
     )
 
 
@@ -284,16 +289,16 @@ def inputs_and_target(
     """Return the inputs of the model, and the target of its prediction.
 
     Args:
-        batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose
-            last value, is the target. Several inputs of a mapping are given by name, if all of
-            them are among the names, else in the order of the mapping. Its ``'sample_weight'`` are
-            the weights of the examples, unless the model has an input of that name.
-        names: what the model calls its inputs, in order; empty if it does not say.
-        takes_mapping: whether it is called with one mapping that has these keys.
+        batch: ``(X, y)``, a tuple with more inputs before ``y``, or a mapping. The target of a
+            mapping is ``'y'``, or else its last value. Its inputs are in the order of ``names`` if
+            each key is one of them. Otherwise they are in the order of the mapping. Its
+            ``'sample_weight'`` weights the examples, unless the model has an input of this name.
+        names: the names of the model's inputs, in order; empty if they are unknown.
+        takes_mapping: whether the model takes one mapping with these keys.
 
     Raises:
-        UnsupportedValueError: if it lacks an input or the target, an input is left out before
-            another one, or there are more than the model takes.
+        UnsupportedValueError: if the batch lacks the target, or an input before another one. If it
+            has more inputs than the model takes.
     """
     if isinstance(batch, Mapping):
         values, weights = _weights_apart(batch, names)
@@ -315,14 +320,14 @@ def inputs_and_target(
 def inputs_alone(
     batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
 ) -> tuple[Any, ...]:
-    """Return the inputs of a batch without a target: an input, a tuple, or a mapping of them.
+    """Return the inputs of a batch without a target: an input, or a tuple or mapping of inputs.
 
     Args:
         batch, names, takes_mapping: see ``inputs_and_target``.
 
     Raises:
-        UnsupportedValueError: if it has no input, lacks one before another one, or has more than
-            the model takes, such as a target.
+        UnsupportedValueError: if the batch is empty, or lacks an input before another one. If it
+            has more inputs than the model takes, such as a target.
     """
     inputs: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else (batch,)
     if isinstance(batch, Mapping):
@@ -330,7 +335,7 @@ def inputs_alone(
         if weights is not None:
             raise UnsupportedValueError(
                 "weigh the examples of a batch",
-                "its loss is called with the prediction alone",
+                "its loss takes the prediction alone",
                 "loss=lambda prediction, y, sample_weight: ...",
             )
         inputs = _by_name(values, names, takes_mapping)
@@ -345,7 +350,7 @@ def inputs_alone(
 def _not_too_many(
     inputs: tuple[Any, ...], names: Sequence[str], besides: str, fix: str
 ) -> tuple[Any, ...]:
-    """Return the inputs; Keras' own models would leave those out that they do not take."""
+    """Return the inputs, or raise: a Keras model would ignore the inputs that it does not take."""
     if names and len(inputs) > len(names):
         raise UnsupportedValueError(
             f"call a model with the {len(inputs)} inputs of a batch",
@@ -358,13 +363,13 @@ def _not_too_many(
 def inputs_to_predict(
     batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
 ) -> tuple[Any, ...]:
-    """Return the inputs of a batch that may have a target, which is left out.
+    """Return the inputs of a batch, without its target if it has one.
 
-    A target is the last of a tuple of two or more, and of a mapping as ``inputs_and_target`` has
-    it, unless all of its keys are names of the model's inputs.
+    The target is the last item of a tuple with two or more items. A mapping has a target unless all
+    of its keys are names of the model's inputs.
 
     Raises:
-        UnsupportedValueError: as ``inputs_alone``.
+        UnsupportedValueError: see ``inputs_alone``.
     """
     has_target = isinstance(batch, (list, tuple)) and len(batch) > 1
     if isinstance(batch, Mapping):
@@ -376,43 +381,44 @@ def inputs_to_predict(
 
 
 def _weights_apart(batch: Mapping[Any, Any], names: Sequence[str]) -> tuple[dict[Any, Any], Any]:
-    """Return a batch without the weights of its examples, and the weights; None if it has none."""
+    """Return a batch without the weights of its examples, and the weights or None."""
     values = dict(batch)
     return values, None if "sample_weight" in names else values.pop("sample_weight", None)
 
 
 def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:
-    """Return inputs in the order of their names, if these are the model's, else as they are."""
+    """Return inputs in the order of the model's names if all have one, else in their own order."""
     if not values or not all(key in names for key in values):
         return values.values()
     if takes_mapping:
         return (values,)
     if len(values) == 1:
         return values.values()
-    given = [name in values for name in names]
-    ordered = names[: len(names) - given[::-1].index(True)]
+    last = max(i for i, name in enumerate(names) if name in values)
+    ordered = names[: last + 1]
     missing = [name for name in ordered if name not in values]
     if missing:
         everything = ", ".join(f"{name!r}: ..." for name in ordered)
         raise UnsupportedValueError(
             f"call a model with {', '.join(map(repr, values))}",
-            f"it takes {', '.join(map(repr, missing))} before {ordered[-1]!r}, which a batch lacks",
+            f"a batch lacks {', '.join(map(repr, missing))} before {ordered[-1]!r}",
             f"yield {{{everything}, 'y': y}}, or a tuple of all of them and y",
         )
     return [values[name] for name in ordered]
 
 
 def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
-    """Check that what d2ldev's own losses compute with has a shape.
+    """Check that the target of a named loss, and the weights, are arrays or tensors.
+
+    A loss function of the user's may take any target.
 
     Args:
-        y: the target, as ``inputs_and_target`` returns it; that of a loss of the user's may be
-            anything, but for the weights.
+        y: the target of ``inputs_and_target``.
         loss: a name, or a function.
-        kinds: what each type is.
+        kinds: the kind of each type.
 
     Raises:
-        UnsupportedValueError: if it has none.
+        UnsupportedValueError: if one of them has no shape.
     """
     tensors = [("sample_weight", y.weights)] if isinstance(y, Weighted) else []
     if isinstance(loss, str):
@@ -421,8 +427,8 @@ def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
         if kinds[type(x)] is not TENSOR and not hasattr(x, "shape"):
             raise UnsupportedValueError(
                 f"train on a batch whose {name} is {describe(x)}",
-                "it is no array of numbers",
-                f"yield {name} as a NumPy array or a tensor, or give a loss of your own",
+                "it is not an array of numbers",
+                f"yield {name} as a NumPy array or a tensor, or use a loss function of your own",
             )
 
 
@@ -432,21 +438,21 @@ def drop_weights(y: Any) -> Any:
 
 
 def count_of(backend: Backend, y: Any, batch: Any = None) -> int:
-    """Return how many examples a batch has: the length of its target's first axis, else 1.
+    """Return the number of examples in a batch: the length of its target's first axis, or 1.
 
-    For a target that is a nesting, the whole batch tells; if it does not, the first tensor in it.
+    If the target is a nesting, the whole batch decides, or else the first tensor in the target.
 
     Args:
-        backend: whose tensors are in it.
-        y: the target, or all that there is.
-        batch: what ``y`` is a field of.
+        backend: the backend of its tensors.
+        y: the target, or the whole batch.
+        batch: the batch with the field ``y``; None without one.
     """
     framework = framework_of(backend)
     kinds = framework.state.kinds
     if kinds[type(y)] is not TENSOR:
-        found = number_of_examples(framework, y if batch is None else batch)
-        if found is not None:
-            return found
+        number = number_of_examples(framework, y if batch is None else batch)
+        if number is not None:
+            return number
         flat = flatten(y, kinds, "count the examples of a batch")
         y = next(iter((*flat.tensors.values(), *flat.others.values())), None)
     shape = tuple(getattr(y, "shape", ()))

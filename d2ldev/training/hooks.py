@@ -1,4 +1,4 @@
-"""The book's hooks, which a user overrides, patches onto the class or sets on a trainer.
+"""The book's hooks: override them, patch them onto the class, or set them on a trainer.
 
 Source: D2L, sections 3.2.4 and 6.7.3.
 """
@@ -18,9 +18,9 @@ from d2ldev.typing import Callback, DeviceLike, History
 
 
 class TrainerState:
-    """What the hooks find on a ``Trainer``, and the hooks themselves.
+    """The attributes of a ``Trainer`` for its hooks, and the hooks.
 
-    It has no ``__init__``, which the book's would not call.
+    It has no ``__init__``, because the book's ``__init__`` would not call it.
     """
 
     backend: Backend = handle
@@ -35,7 +35,7 @@ class TrainerState:
 
     @property
     def device(self) -> Device:
-        """The device that it trains on: the first of ``gpus``, else the CPU."""
+        """The device that it trains on: the first of ``gpus``, or the CPU."""
         return self.backend.device(self.gpus[0]) if self.gpus else CPU
 
     @device.setter
@@ -45,10 +45,10 @@ class TrainerState:
 
     @property
     def model(self) -> Any:
-        """The model as it is after the last step; None before ``fit``.
+        """The model after the last step; None before ``fit``.
 
-        Go on with it: some frameworks move the model itself, and others make a new one. A
-        ``prepare_model`` that returns nothing sets it to what is to be trained, as the book's does.
+        Use it from then on. Some frameworks move the model itself, and others make a new one. A
+        ``prepare_model`` that returns nothing sets it to the placed model, as in the book.
         """
         if self._learner is None:
             return self._model
@@ -60,7 +60,7 @@ class TrainerState:
         self._model, self._learner = model, None
 
     def prepare_data(self, data: Any) -> None:
-        """Get the loaders of a ``DataModule``, once and before anything else; to be overridden."""
+        """Set the two loaders from a ``DataModule``, once and first. You may override it."""
         if not callable(getattr(data, "train_dataloader", None)):
             raise UnsupportedValueError(
                 f"get the loaders of {describe(data)}",
@@ -77,75 +77,79 @@ class TrainerState:
         self.val_dataloader = data.val_dataloader() if hasattr(data, "val_dataloader") else None
 
     def prepare_model(self, model: Any) -> Any:
-        """Move the model to the device, once, before the first batch; to be overridden."""
+        """Return the model on the device, before its first batch. You may override it."""
         return self.backend.place(model, self.device)
 
     def prepare_batch(self, batch: Any) -> Any:
-        """Move a batch to the device, at the boundary of the loop; to be overridden."""
+        """Return a batch on the device; called once for each batch. You may override it."""
         return self.backend.to(batch, self.device)
 
     def on_step_end(self, step: int, loss: Any) -> None:
-        """Do nothing after a step of the optimizer; to be overridden, or that of a callback.
+        """Do nothing after a step of the optimizer. Override it, or define it in a callback.
 
-        ``self.model`` is the model after it; in JAX, the user's own object is brought up to date
-        when the epoch ends.
+        ``self.model`` is the model after the step. JAX updates the user's own object at the end of
+        the epoch.
 
         Args:
-            step: the number of its batch in the run, from 0; with
-                ``accumulate_grad_batches``, of its last one.
-            loss: of that batch before the step, a scalar tensor on the device. To read it waits for
-                the device.
+            step: the number of the batch in the run, from 0. With ``accumulate_grad_batches``, the
+                number of the step's last batch.
+            loss: the loss of that batch before the step, a scalar tensor on the device. Reading
+                its value waits for the device.
         """
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
-        """Do nothing after an epoch; to be overridden, or given as ``callback``.
+        """Do nothing after an epoch. Override it, or define it in a callback.
 
-        Its changes of the model and the optimizer are in the checkpoint, which is saved afterwards.
-        An exception in it ends the run; the checkpoint is then that of the epoch before.
+        The checkpoint of the epoch is saved afterwards, with your changes of the model and the
+        optimizer. An exception ends the run, and leaves the checkpoint of the epoch before.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            history: the history so far, with this epoch.
         """
 
-    def _find_prepared_model(self, model: Any) -> Any:
-        """Return what ``prepare_model`` returned, or has set ``self.model`` to, as the book's."""
+    def _call_prepare_model(self, model: Any) -> Any:
+        """Return the result of ``prepare_model``, or the ``self.model`` that it set."""
         self._model = None
-        prepared = self.prepare_model(model)
-        if prepared is None:
-            prepared = self._model
-        if prepared is None:
+        model_on_device = self.prepare_model(model)
+        if model_on_device is None:
+            model_on_device = self._model
+        if model_on_device is None:
             raise UnsupportedValueError(
                 f"train {describe(model)}",
                 f"{type(self).__name__}.prepare_model returned None, and has set no self.model",
                 "return the model from it, placed: return self.backend.place(model, self.device)",
             )
-        return prepared
+        return model_on_device
 
 
-# As they are before any user patches the class, as the book's ``add_to_class`` does.
+# The book's ``add_to_class`` patches the class later.
 _HOOKS = {
     name: getattr(TrainerState, name)
     for name in ("prepare_data", "prepare_model", "prepare_batch", "on_step_end", "on_epoch_end")
 }
 
 
-def prepare_batch(trainer: TrainerState, batch: Any) -> Any:
-    """Return what ``prepare_batch`` returned."""
-    prepared = trainer.prepare_batch(batch)
-    if prepared is None:
+def call_prepare_batch(trainer: TrainerState, batch: Any) -> Any:
+    """Return the result of ``prepare_batch``; None is an error."""
+    result = trainer.prepare_batch(batch)
+    if result is None:
         raise UnsupportedValueError(
             f"train on a batch, {describe(batch)}",
             f"{type(trainer).__name__}.prepare_batch returned None",
             "return the batch from it: return self.backend.to(batch, self.device)",
         )
-    return prepared
+    return result
 
 
 def is_overridden(trainer: TrainerState, hook: str) -> bool:
-    """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""
+    """Return whether a hook is the user's: in a subclass, on the class, or on the object."""
     return getattr(getattr(trainer, hook), "__func__", None) is not _HOOKS[hook]
 
 
 def find_listeners(
     trainer: TrainerState, callbacks: Sequence[Callback], hook: str
 ) -> list[Callable[..., Any]]:
-    """Return what is called for a hook, in order: the trainer's own first."""
+    """Return the functions to call for a hook, in order: the trainer's own first."""
     own = [getattr(trainer, hook)] if is_overridden(trainer, hook) else []
     return [*own, *list_listeners(callbacks, hook)]

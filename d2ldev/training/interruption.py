@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: it ends the run after the step, also where other processes read the data."""
+"""Ctrl-C during a run: it ends the run after the current step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 END = object()
-"""In the place of a batch, after the last one."""
+"""A mark in place of a batch, after the last one."""
 
 
 class _PressedWhileWaiting(KeyboardInterrupt):
-    """Ctrl-C while no step runs."""
+    """Ctrl-C during the wait for a batch."""
 
 
 class Interruption:
-    """Ctrl-C, which is noted in a step, and ends the waiting for a batch at once.
+    """The state of Ctrl-C: it ends the run after a step, and a wait for a batch at once.
 
-    A terminal sends it to the processes of a loader, too. They may end, and the batch may never
+    A terminal also sends Ctrl-C to the processes of a loader. They may end, and the batch may never
     come.
 
     Attributes:
-        is_pressed: whether it was pressed.
+        is_pressed: whether Ctrl-C was pressed.
     """
 
     def __init__(self) -> None:
@@ -32,32 +32,35 @@ class Interruption:
         self._is_waiting = False
 
     def press(self) -> None:
-        """Note it, or raise what ends the waiting."""
+        """Set ``is_pressed``, and end a wait for a batch."""
         self.is_pressed = True
         if self._is_waiting:
             raise _PressedWhileWaiting
 
-    def draw(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch; ``END`` if there is none, or it is pressed."""
+    def draw_next(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch, or ``END`` after the last one and after Ctrl-C."""
         try:
             self._is_waiting = True
-            # Looked at only now: what is pressed from here on raises.
+            # Only now, because Ctrl-C raises from here on.
             batch = END if self.is_pressed else next(batches, END)
             self._is_waiting = False
         except (Exception, _PressedWhileWaiting):
             self._is_waiting = False
             if not self.is_pressed:
                 raise
-            return END  # an error of data whose processes have ended, too
+            return END  # also for an error of data whose processes have ended
         return END if self.is_pressed else batch
 
 
 @contextmanager
 def catch_interruption(is_wanted: bool = True) -> Iterator[Interruption]:
-    """Note the first Ctrl-C in a block instead of raising; the second one raises.
+    """Catch the first Ctrl-C in a block; the second one raises ``KeyboardInterrupt``.
 
-    Only where Ctrl-C would raise, and not in another thread or under a handler of the user's; nor
-    where it is not wanted, because other processes would wait for one that ends early.
+    In another thread than the main one, or with a handler of the user's, it catches nothing.
+
+    Args:
+        is_wanted: False catches nothing. In a launch, the other processes would wait for a process
+            that ends early.
     """
     interruption = Interruption()
     default = signal.default_int_handler
@@ -78,10 +81,10 @@ def catch_interruption(is_wanted: bool = True) -> Iterator[Interruption]:
 
 
 def shield(data: Iterable[Any]) -> Iterable[Any]:
-    """Return data, whose processes are spared Ctrl-C where a loader starts some.
+    """Return data whose processes ignore Ctrl-C, if it is a loader with processes.
 
-    One that ends while it starts would be an error in the middle of a step: torch looks after its
-    processes in a signal handler, torch/utils/data/_utils/signal_handling.py.
+    Otherwise Ctrl-C could end a process at its start. Torch's signal handler would then raise in
+    the middle of a step: torch/utils/data/_utils/signal_handling.py.
     """
     if getattr(data, "num_workers", 0):
         return _Shielded(data)
@@ -90,7 +93,7 @@ def shield(data: Iterable[Any]) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class _Shielded:
-    """A loader with processes, which are started when it is gone through."""
+    """A loader whose iterator starts processes."""
 
     data: Iterable[Any]
 
@@ -101,11 +104,11 @@ class _Shielded:
 
 @contextmanager
 def shield_processes() -> Iterator[None]:
-    """Spare the processes that are started in a block Ctrl-C, where the system can."""
+    """Let processes that start in a block ignore Ctrl-C, if the system can do it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    # Processes inherit it. A signal that comes meanwhile waits, and nothing is lost.
+    # Processes inherit the mask. A signal in the block waits for its end.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

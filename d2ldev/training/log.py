@@ -1,8 +1,8 @@
-"""``DeviceLog``: the scalars of a training loop, kept on the device until someone wants them.
+"""``DeviceLog``: the scalars of a training loop, kept on the device until you read them.
 
-Reading one number of a GPU makes Python wait for everything that is queued there. A log that keeps
-them where they are and brings them over together waits once. It is the answer to the third exercise
-of D2L's section 6.7.5, and ``benchmarks/device_log.py`` measures it against logging one at a time.
+To read one number from a GPU, Python waits for all the work in its queue. A log that keeps the
+numbers on the device, and transfers them together, waits once. It answers the third exercise of
+D2L's section 6.7.5. ``benchmarks/device_log.py`` compares it with reading each number.
 
 Held by the requirements ``log.*`` of the conformance suite.
 """
@@ -34,28 +34,28 @@ _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
 
 _BLOCK = 16  # calls
 
-_ONE = 1  # the usual weight, which is not checked again
+_ONE = 1  # the usual weight, which needs no check
 
 
 class DeviceLog(Generic[TensorT]):
-    """Scalars by name, on a device, with their means and last values.
+    """Log named scalars on a device, with their means and last values.
 
-    Any number of threads may add to it, and nothing that was added is lost. The device holds at
-    most ``max_pending`` scalars, without what they were computed from. The host holds a mean and a
-    last value for each name, and all values since the last ``flush``, 8 bytes each.
+    Any number of threads may add to a log, and it loses nothing. The device holds at most
+    ``max_pending`` scalars, without the tensors that they come from. For each name, the host holds
+    a mean and the last value. For each value since the last ``flush`` it holds 8 bytes.
 
     Args:
-        backend: whose tensors they are.
-        device: where they are and stay; None is the device of the first one.
-        every: only each ``every``-th call of ``add`` is kept, from the first; the others cost
-            next to nothing, and count in no mean.
-        max_pending: how many scalars wait on the device. When there are as many, ``add`` brings
-            them to the host, in one transfer.
-        values: whether the host keeps all values for ``flush``; without them it keeps only means
-            and last values, for logs that run for ever.
+        backend: the backend of the tensors.
+        device: the device of the tensors, where they stay. None is the device of the first one.
+        every: keep one call of ``add`` in so many, beginning with the first. The other calls cost
+            little, and count in no mean.
+        max_pending: how many scalars may wait on the device. ``add`` then brings them to the host,
+            in one transfer.
+        values: whether the host keeps all values for ``flush``. False is for logs without an end:
+            the host keeps means and last values alone.
 
     Raises:
-        UnsupportedValueError: if ``every`` or ``max_pending`` is no integer from 1.
+        UnsupportedValueError: if ``every`` or ``max_pending`` is not an integer from 1.
 
     >>> from d2ldev import get_backend
     >>> backend = get_backend('reference')
@@ -78,7 +78,7 @@ class DeviceLog(Generic[TensorT]):
         if not isinstance(backend, Backend):
             raise UnsupportedValueError(
                 f"log with {quote(backend)}",
-                "it is no backend",
+                "it is not a backend",
                 "DeviceLog(d2ldev.get_backend('torch'))",
             )
         self._backend = backend
@@ -95,15 +95,15 @@ class DeviceLog(Generic[TensorT]):
         self._lock = Lock()
         self._calls = 0
         # The name, the weight and the tensor or ``float`` of each scalar, one after the other. An
-        # object for each would cost more than the scalar. It stays the same list: calls of ``add``
-        # append without the lock, and what was brought over is removed from the beginning.
+        # object for each would cost more than the scalar. ``add`` appends without the lock, so it
+        # has to stay the same list.
         self._pending: list[Any] = []
         self._totals: dict[str, tuple[float, float]] = {}
         self._last: dict[str, float] = {}
         self._values: dict[str, array[float]] | None = {} if flag("log", "values", values) else None
 
     def __repr__(self) -> str:
-        pending = self._pending[:]  # it waits for nothing, and brings nothing over
+        pending = self._pending[:]  # without a wait, and without a transfer
         names = ", ".join(dict.fromkeys([*self._totals, *pending[::3]])) or "nothing yet"
         place = "" if self._device is None else f" on {self._device}"
         waiting = f"{len(pending) // 3} of {self._max_pending} scalars wait"
@@ -112,21 +112,21 @@ class DeviceLog(Generic[TensorT]):
     def add(
         self, weight: float = _ONE, /, **scalars: TensorT | float | np.generic | NDArray[Any]
     ) -> None:
-        """Keep scalars, without waiting for the device.
+        """Keep scalars, without a wait for the device.
 
-        Where the framework's queue has no bound, as MXNet's, each fourth call waits for the scalars
-        of four calls before, so that at most eight steps are queued.
+        MXNet's queue has no bound. There each fourth call waits for the scalars of four calls
+        before. So at most eight steps are in the queue.
 
         Args:
-            weight: how much they count in the means, such as the number of examples.
-            scalars: name -> scalar tensor on the log's device, or a number of Python's or NumPy's.
-                A tensor is not copied: do not write into it.
+            weight: their weight in the means, such as the number of examples.
+            scalars: name -> scalar tensor on the log's device, or a number of Python or NumPy. The
+                log does not copy a tensor: do not write into it.
 
         Raises:
-            UnsupportedValueError: for anything else, a tensor that is only traced included, and a
-                weight that is negative. Nothing was added then.
+            UnsupportedValueError: for any other value, such as a traced tensor, and for a negative
+                weight. Nothing is added then.
         """
-        if self._every > 1 and self._is_left_out():
+        if self._every > 1 and self._is_to_skip():
             return
         if self._device is None:
             with self._lock:  # one of several threads is the first
@@ -134,7 +134,7 @@ class DeviceLog(Generic[TensorT]):
         else:
             self._keep(weight, scalars)
 
-    def _is_left_out(self) -> bool:
+    def _is_to_skip(self) -> bool:
         with self._lock:
             self._calls += 1
             return (self._calls - 1) % self._every > 0
@@ -145,7 +145,7 @@ class DeviceLog(Generic[TensorT]):
             if not _is_weight(weight):
                 raise UnsupportedValueError(
                     f"log with the weight {describe(weight)}",
-                    "it is a number that is not negative",
+                    "a weight is a number from 0",
                     "log.add(len(y), loss=loss)",
                 )
             weight = float(weight)
@@ -156,14 +156,14 @@ class DeviceLog(Generic[TensorT]):
                 entries += name, weight, _number(name, x)
                 continue
             try:
-                kept = None if device is None else scalar_on(x, device)
-            except Exception:  # each kind of tensor says in its own way what it lacks
-                kept = None
-            if kept is None:
+                scalar = None if device is None else scalar_on(x, device)
+            except Exception:  # each kind of tensor raises its own error
+                scalar = None
+            if scalar is None:
                 device = self._check_tensor(name, x, device)
-                kept = self._tensors.detach(x)
-            entries += name, weight, kept
-        self._pending += entries  # one operation of a list: no other thread comes between
+                scalar = self._tensors.detach(x)
+            entries += name, weight, scalar
+        self._pending += entries  # one operation of a list is safe between threads
         if self._limit is not None and entries:
             with self._lock:
                 self._limit_queue(self._limit, len(entries) // 3)
@@ -173,7 +173,7 @@ class DeviceLog(Generic[TensorT]):
         return device
 
     def _limit_queue(self, limit: int, size: int) -> None:
-        """Wait at each ``limit``-th step, which has ``size`` scalars, for the one that long ago."""
+        """Wait at every ``limit``-th step, of ``size`` scalars, for the step ``limit`` before."""
         late = len(self._pending) // 3 - limit * size
         if late > 0 and not late % (limit * size):
             for value in self._pending[2::3][late - size : late]:
@@ -181,15 +181,13 @@ class DeviceLog(Generic[TensorT]):
                     self._tensors.wait(value)
 
     def flush(self) -> dict[str, list[float]]:
-        """Return all values that were added since the last ``flush``.
-
-        Those that are waiting on the device are brought over in one transfer.
+        """Return all values since the last ``flush``; one transfer brings them from the device.
 
         Returns:
-            Name -> the values, in the order in which they were added.
+            Name -> the values, in the order of the calls of ``add``.
 
         Raises:
-            UnsupportedValueError: if the log was made with ``values=False``.
+            UnsupportedValueError: for a log with ``values=False``.
         """
         with self._lock:
             if self._values is None:
@@ -197,34 +195,34 @@ class DeviceLog(Generic[TensorT]):
                     "flush a log", "it keeps no values (values=False)", "log.means(), or log.last()"
                 )
             self._bring_over()
-            found, self._values = self._values, {}
-            return {name: values.tolist() for name, values in found.items()}
+            columns, self._values = self._values, {}
+            return {name: values.tolist() for name, values in columns.items()}
 
     def means(self) -> dict[str, float]:
-        """Return name -> the weighted mean of all that was added; NaN if nothing has a weight."""
+        """Return name -> the weighted mean of all its values; NaN if all weights are 0."""
         with self._lock:
             self._bring_over()
             return means_of(self._totals)
 
     def last(self) -> dict[str, float]:
-        """Return name -> the value that was added last."""
+        """Return name -> its last value."""
         with self._lock:
             self._bring_over()
             return dict(self._last)
 
     def _bring_over(self) -> None:
-        """Bring what is waiting on the device to the host, all of it in one transfer."""
+        """Bring all waiting scalars from the device to the host, in one transfer."""
         entries = self._pending[:]
         if not entries:
             return
         names, weights = entries[::3], entries[1::3]
         values = self._numbers(entries[2::3])
-        # Removed only now, so that an error in the transfer loses nothing.
+        # Only now, so that an error in the transfer loses nothing.
         del self._pending[: len(entries)]
         for name, column in _columns(names, weights, values):
             total, sum_of_weights = self._totals.get(name, (0.0, 0.0))
             for weight, value in column:
-                if weight:  # a weight of 0 leaves a value out, also one that is infinite
+                if weight:  # a weight of 0 also removes infinity
                     total += weight * value
                     sum_of_weights += weight
             self._totals[name] = total, sum_of_weights
@@ -240,36 +238,36 @@ class DeviceLog(Generic[TensorT]):
             return {"totals": totals, "last": dict(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the means of another log.
+        """Replace the means and the last values by those of another log's ``state_dict``.
 
         Raises:
-            CheckpointError: if it is no such state.
+            CheckpointError: for any other object.
         """
         try:
-            found = {
+            totals = {
                 str(name): (_number(name, total), _number(name, weights))
                 for name, (total, weights) in state["totals"].items()
             }
             last = {str(name): _number(name, value) for name, value in state["last"].items()}
-            if found.keys() != last.keys():
-                raise ValueError("a mean and a last value of other names")
-        except Exception as error:  # whatever is in its place
+            if totals.keys() != last.keys():
+                raise ValueError("the means and the last values have different names")
+        except Exception as error:  # a wrong state may raise anything
             raise CheckpointError(
-                "go on with the means of another log",
-                f"{describe(state)} is no state of a log",
+                "restore the means of a log",
+                f"{describe(state)} is not the state of a log",
                 "log.load_state_dict(other.state_dict())",
             ) from error
         with self._lock:
-            self._totals, self._last = found, last
+            self._totals, self._last = totals, last
 
     def _numbers(self, values: Sequence[Any]) -> list[float]:
-        """Return the numbers in tensors and floats; the tensors are brought over together."""
+        """Return the numbers of tensors and floats; one transfer brings the tensors."""
         xs = [x for x in values if type(x) is not float]
         if not xs:
             return list(values)
         dtypes = set(map(self._tensors.dtype_of, xs))
         if len(dtypes) > 1 or any(name.startswith("float8") for name in dtypes):
-            # A dtype that holds all values, if the framework has one that it can stack.
+            # A dtype for all values, if the framework can stack it.
             is_wide = dtypes & _WIDE and "float64" in self._backend.dtype_names
             common = "float64" if is_wide else "float32"
             xs = [self._backend.asarray(x, dtype=common) for x in xs]
@@ -285,19 +283,19 @@ class DeviceLog(Generic[TensorT]):
         try:
             there = self._backend.device_of(x)
         except UnsupportedValueError as error:
-            fix = f"return {name} from what is compiled, and log what it returns"
+            fix = f"return {name} from the compiled function, and log the result"
             raise UnsupportedValueError(attempted, error.problem, fix) from error
         if shape := shape_of(x, attempted):
             raise UnsupportedValueError(
                 attempted,
-                f"it is of shape {shape}, and no scalar",
+                f"it is of shape {shape}, and not a scalar",
                 f"log.add({name}={name}.mean())",
             )
         if device is not None and there is not device:
             raise UnsupportedValueError(
                 attempted,
                 f"it is on {there}, and the log on {device}",
-                f"log.add({name}=backend.to({name}, {str(device)!r})), or a log of its own",
+                f"log.add({name}=backend.to({name}, {str(device)!r})), or another log",
                 [there, device],
             )
         if self._backend.dtype_of(x).startswith("complex"):
@@ -308,14 +306,14 @@ class DeviceLog(Generic[TensorT]):
 
 
 class BatchedDeviceLog(DeviceLog[TensorT]):
-    """The means of a loop over batches, which one thread adds to, in blocks of calls.
+    """Log the means of a loop over batches, from one thread, in blocks of calls.
 
-    A step leaves little of Python in the processor's caches, so that one call of ``add`` after it
-    takes as long as twenty in a row. Only the first call is checked at once; what is wrong with a
-    later one is said with its block. Later losses are scalars, as a learner returns them.
+    A step leaves little of Python in the processor's caches. One call of ``add`` after it takes as
+    long as twenty in a row. Only the first call is checked at once. An error in a later call comes
+    with its block: a learner returns scalars.
 
     Args:
-        backend: whose tensors they are.
+        backend: the backend of the tensors.
     """
 
     def __init__(self, backend: Backend[TensorT, Any]) -> None:
@@ -342,7 +340,7 @@ class BatchedDeviceLog(DeviceLog[TensorT]):
 
 
 def means_of(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the mean of each name's weighted sum and sum of weights; NaN without any weight."""
+    """Return name -> weighted sum / sum of weights; NaN if that sum is 0."""
     return {
         name: total / weights if weights else float("nan")
         for name, (total, weights) in totals.items()
@@ -352,7 +350,7 @@ def means_of(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def _columns(
     names: Sequence[str], weights: Sequence[float], values: Sequence[float]
 ) -> Iterable[tuple[str, list[tuple[float, float]]]]:
-    """Return each name with its weights and values, in their order."""
+    """Return each name with its weights and values, in order."""
     pairs = list(zip(weights, values, strict=True))
     if len(set(names)) == 1:
         return [(names[0], pairs)]
@@ -363,20 +361,19 @@ def _columns(
 
 
 def _is_weight(value: Any) -> bool:
-    # ``int`` and ``float`` come first, because checking ``Real`` takes longer, and this runs in
-    # every step.
+    # ``int`` and ``float`` come first: the check of ``Real`` is slow, and each step needs one.
     is_number = isinstance(value, (int, float, Real, np.number))
     return is_number and 0 <= value <= sys.float_info.max
 
 
 def _number(name: str, x: Any) -> float:
-    """Return a number that is on the host already."""
+    """Return a number of the host as a float."""
     is_array = isinstance(x, np.ndarray) and x.shape == () and x.dtype.kind in "biuf"
     if is_array or isinstance(x, (Real, np.number, np.bool_)):
         try:
             return float(x)
         except (TypeError, OverflowError):
-            pass  # a complex number of NumPy's, or one with too many digits
+            pass  # a complex number of NumPy, or an integer with too many digits
     raise UnsupportedValueError(
         f"log {name}",
         f"{describe(x)} is neither a scalar tensor nor a number",

@@ -1,7 +1,7 @@
-"""Callbacks that write the history into files, for a table or for TensorBoard.
+"""Callbacks that write the history to a file, as a table or for TensorBoard.
 
-Of several processes the first one writes. A run that is resumed writes its whole history anew, so
-that no epoch is there twice; then each epoch is added at the end, in one piece.
+Only rank 0 of several processes writes. A run that resumes writes its whole history again, so the
+file has each epoch once. After that each epoch is appended, in one write.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 from d2ldev.dependencies import import_optional
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.files.format.atomic import replace_file
-from d2ldev.settings import peers
+from d2ldev.settings import peers as find_peers
 from d2ldev.training.callbacks import NeedsHistory, history_refusal
 from d2ldev.typing import History
 
 
 class _Logger(NeedsHistory):
-    """A callback that writes each epoch of the history.
+    """Write each epoch of the history.
 
     Args:
-        path: where, as text.
+        path: the file or folder, as text.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # Of the run whose epochs are in the file.
+        # The history of the run in the file.
         self._history: History | None = None
 
     def __repr__(self) -> str:
@@ -41,13 +41,13 @@ class _Logger(NeedsHistory):
     def check_names(self, names: Collection[str]) -> None:
         """Check that the history has any numbers."""
         if not names:
-            fix = "leave out the fit_epoch, or write into a file in it"
+            fix = "leave out the fit_epoch, or write to a file in it"
             raise history_refusal("log the history", names, fix)
 
     def on_epoch_end(self, _epoch: int, history: History) -> None:
-        """Write the numbers of the epoch, in the first process."""
-        launched = peers()
-        if launched is not None and launched.rank:
+        """Write the numbers of the epoch, if this is rank 0."""
+        peers = find_peers()
+        if peers is not None and peers.rank:
             return
         rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
         if history is self._history:
@@ -58,23 +58,23 @@ class _Logger(NeedsHistory):
 
     @abstractmethod
     def _begin(self, rows: list[dict[str, float]]) -> None:
-        """Write all epochs of a run, in the place of what is there."""
+        """Write all epochs of a run, and replace an older run."""
 
     @abstractmethod
     def _add(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Write an epoch after the others."""
+        """Append an epoch."""
 
 
 class CSVLogger(_Logger):
-    """A callback that writes each epoch as a line of a file: its number, and that of each name.
+    """Write each epoch as a line of a CSV file: the number of the epoch, and its numbers.
 
-    A file that is there is replaced when the first epoch of a run ends.
+    An existing file is replaced when the first epoch of a run ends.
 
     Args:
-        path: the file. Its folder exists.
+        path: the file. Its folder has to exist.
 
     Raises:
-        UnsupportedValueError: if it is no path of a file, or the folder does not exist.
+        UnsupportedValueError: if ``path`` is not a path of a file, or the folder does not exist.
 
     >>> Trainer(10, callbacks=CSVLogger('run.csv'))                        # doctest: +SKIP
     """
@@ -82,12 +82,12 @@ class CSVLogger(_Logger):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         text, fix = _text(path), "CSVLogger('run.csv')"
         if text is None or os.path.isdir(text) or not os.path.basename(text):
-            problem = f"{describe(path)} is no path of a file"
-            raise UnsupportedValueError("log into a file", problem, fix)
+            problem = f"{describe(path)} is not a path of a file"
+            raise UnsupportedValueError("log to a file", problem, fix)
         folder = os.path.dirname(text) or os.curdir
         if not os.path.isdir(folder):
             fix = f"os.makedirs({folder!r})"
-            raise UnsupportedValueError("log into a file", f"{folder!r} is no folder", fix)
+            raise UnsupportedValueError("log to a file", f"{folder!r} is not a folder", fix)
         super().__init__(text)
 
     def _begin(self, rows: list[dict[str, float]]) -> None:
@@ -105,16 +105,16 @@ class CSVLogger(_Logger):
 
 
 class TensorBoardLogger(_Logger):
-    """A callback that writes each epoch for TensorBoard: a scalar for each name.
+    """Write each epoch for TensorBoard, as one scalar for each name.
 
-    It needs the package ``tensorboard`` and no framework. Each run writes a file of its own, which
-    takes the place of those that are in the folder when TensorBoard shows them.
+    It needs the package ``tensorboard``, but not TensorFlow. Each run writes its own file, and
+    TensorBoard shows this run in place of older ones in the folder.
 
     Args:
-        folder: of the run; it is made if it does not exist.
+        folder: the folder of the run; it is created if it does not exist.
 
     Raises:
-        UnsupportedValueError: if it is no path.
+        UnsupportedValueError: if ``folder`` is not a path of a folder.
         PackageNotInstalledError: if ``tensorboard`` cannot be imported.
 
     >>> Trainer(10, callbacks=TensorBoardLogger('runs/first'))             # doctest: +SKIP
@@ -123,7 +123,7 @@ class TensorBoardLogger(_Logger):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         text = _text(folder)
         if not text or os.path.isfile(text):
-            problem = f"{describe(folder)} is no path of a folder"
+            problem = f"{describe(folder)} is not a path of a folder"
             fix = "TensorBoardLogger('runs/first')"
             raise UnsupportedValueError("log for TensorBoard", problem, fix)
         for module in _WRITING:
@@ -133,13 +133,13 @@ class TensorBoardLogger(_Logger):
 
     def _begin(self, rows: list[dict[str, float]]) -> None:
         os.makedirs(self._path, exist_ok=True)
-        # The names that TensorBoard looks for; the files are read in the order of their names.
+        # TensorBoard looks for this pattern, and reads the files in the order of their names.
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}"
         self._file = os.path.join(self._path, name)
         descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            # START makes TensorBoard forget what older files have of these steps.
+            # START makes TensorBoard forget these steps of older files.
             events: list[dict[str, Any]] = [
                 {"file_version": "brain.Event:2"},
                 {"step": 0, "session_log": {"status": 1}},
@@ -165,7 +165,7 @@ def _text(path: Any) -> str | None:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write in one piece, so that a process that is killed leaves whole lines."""
+    """Write in one piece: a process that is killed leaves whole lines."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -189,7 +189,7 @@ _WRITING = (
 
 
 def _records(events: list[dict[str, Any]]) -> bytes:
-    """Return events as TensorBoard's files have them."""
+    """Return events in the format of TensorBoard's files."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 

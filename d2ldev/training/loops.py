@@ -1,4 +1,4 @@
-"""The loops over the batches of an epoch: of training, and of evaluation."""
+"""The loops over the batches of an epoch, to train and to evaluate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from d2ldev.areas import Learner
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.training.data import drop_weights, empty_data_refusal
-from d2ldev.training.entry import Entry
+from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, find_listeners
 from d2ldev.training.interruption import END, Interruption, shield
 from d2ldev.training.log import BatchedDeviceLog, DeviceLog
@@ -26,17 +26,17 @@ from d2ldev.typing import Callback
 
 @dataclass(frozen=True)
 class Loop:
-    """What goes through the batches of an epoch.
+    """The loops over the batches of an epoch, to train and to evaluate.
 
-    Only the batches are moved in it, and nothing is waited for: the numbers stay on the device
-    until the end.
+    A loop moves the batches alone, and waits for nothing. The numbers stay on the device until the
+    end of the epoch.
 
     Args:
-        trainer: whose batches it counts.
-        learner: what is trained, or only evaluated.
+        trainer: the trainer that counts the batches.
+        learner: the learner of the model.
         metrics: name -> ``(prediction, y) -> scalar tensor``.
-        callbacks: those of the trainer, whose ``on_step_end`` is called.
-        interruption: of the run, which ends the loop after a step.
+        callbacks: the trainer's callbacks, for ``on_step_end``.
+        interruption: the state of Ctrl-C, which ends the loop after a step.
         team: the processes that train.
     """
 
@@ -48,32 +48,32 @@ class Loop:
     team: Team = field(default_factory=SingleProcess)
 
     @cached_property
-    def entry(self) -> Entry:
-        """The way of the batches into the learner."""
-        return Entry(self.trainer, self.learner, self.team)
+    def feed(self) -> Feed:
+        """The batches for the learner."""
+        return Feed(self.trainer, self.learner, self.team)
 
     def train(self, data: Iterable[Any], run: Run, progress: Progress | None) -> dict[str, float]:
-        """Train for an epoch; return the means over its examples, or nothing if it ends early.
+        """Train for an epoch; return the means over its examples, or ``{}`` if it ends early.
 
-        Between two batches it looks whether the run is to end: after the last one nothing is left
-        out, and the epoch counts.
+        A request to stop ends the epoch between two batches. After the last batch the epoch is
+        complete, and counts.
         """
         begin_epoch(data, run.epoch)
-        trainer, learner, team, entry = self.trainer, self.learner, self.team, self.entry
+        trainer, learner, team, feed = self.trainer, self.learner, self.team, self.feed
         team.begin_epoch(run.epoch, trainer.device, (data, trainer.val_dataloader))
-        # It takes the device of the first loss, because a hook may have moved the model.
+        # A hook may have moved the model, so the log takes the device of the first loss.
         log = BatchedDeviceLog(trainer.backend)
         listeners = find_listeners(trainer, self.callbacks, "on_step_end")
-        draw, is_group = self.interruption.draw, team.splits
+        draw_next, is_group = self.interruption.draw_next, team.splits
         if progress is not None:
             progress.begin_epoch(trainer.num_train_batches or None)
         number, count_to_draw, is_stopped = 0, run.count_to_draw(), False
-        if run.is_within or count_to_draw is not None:
+        if run.is_within_epoch or count_to_draw is not None:
             data = draw_outside(framework_of(trainer.backend), shield(data))
-            number = run.go_on_within(data, log)
-        with closing(entry.draw(data, is_trained=True, count_to_draw=count_to_draw)) as batches:
-            while (batch := draw(batches)) is not END:
-                # Gradients that wait for a step of the optimizer would be lost.
+            number = run.resume_epoch(data, log)
+        with closing(feed.draw(data, is_trained=True, count_to_draw=count_to_draw)) as batches:
+            while (batch := draw_next(batches)) is not END:
+                # A stop between the batches of one step would lose their gradients.
                 if (
                     (is_group or trainer.should_stop)
                     and not learner.pending
@@ -81,7 +81,7 @@ class Loop:
                 ):
                     trainer.should_stop = is_stopped = True
                     break
-                inputs, y, counts = entry.take(number, batch)
+                inputs, y, counts = feed.make_operands(number, batch)
                 loss, prediction = learner.step(inputs, y)
                 self._log(log, counts, loss, prediction, y)
                 number += 1
@@ -92,7 +92,7 @@ class Loop:
                 run.step += 1
                 trainer.train_batch_idx += 1
                 if count_to_draw is not None:
-                    run.save_within(number, log, trainer.device)
+                    run.save_within_epoch(number, log, trainer.device)
         team.end_batches()
         if learner.pending:
             learner.flush()
@@ -107,15 +107,15 @@ class Loop:
         return means
 
     def evaluate(self, data: Iterable[Any]) -> dict[str, float]:
-        """Go through the data without training; return what ``train`` does."""
+        """Evaluate the model on data; return the means over the examples."""
         log = BatchedDeviceLog(self.trainer.backend)
-        entry, learner, draw = self.entry, self.learner, self.interruption.draw
+        feed, learner, draw_next = self.feed, self.learner, self.interruption.draw_next
         number = 0
-        with closing(entry.draw(data)) as batches:
-            while (batch := draw(batches)) is not END:
-                inputs, y, counts = entry.take(number, batch)
+        with closing(feed.draw(data)) as batches:
+            while (batch := draw_next(batches)) is not END:
+                inputs, y, counts = feed.make_operands(number, batch)
                 loss, prediction = learner.evaluate(inputs, y)
-                if loss is None:  # a ``validation_step`` has logged it itself
+                if loss is None:  # ``validation_step`` returned nothing
                     counts, loss = Counts(0, 0, 0, 0), float("nan")
                 self._log(log, counts, loss, prediction, y)
                 number += 1
@@ -129,15 +129,15 @@ class Loop:
             log.add(counts.in_loss, loss=loss)
             return
         y = unwrap_broadcasts(drop_weights(y), framework_of(self.trainer.backend).state.kinds)
-        measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
-        _, in_loss, in_metrics, in_accuracy = counts
-        if in_loss == in_metrics == in_accuracy:
-            log.add(in_loss, loss=loss, **measured)
+        values = {name: metric(prediction, y) for name, metric in self.metrics.items()}
+        if counts.in_loss == counts.in_metrics == counts.in_accuracy:
+            log.add(counts.in_loss, loss=loss, **values)
             return
-        log.add(in_loss, loss=loss)
-        for name, value in measured.items():
+        log.add(counts.in_loss, loss=loss)
+        for name, value in values.items():
             is_accuracy = self.metrics[name] == self.trainer.backend.accuracy
-            log.add(in_accuracy if is_accuracy else in_metrics, **{name: value})
+            weight = counts.in_accuracy if is_accuracy else counts.in_metrics
+            log.add(weight, **{name: value})
 
     def _means(self, log: DeviceLog) -> dict[str, float]:
         means = self.team.means(log)

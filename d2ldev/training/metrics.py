@@ -1,4 +1,4 @@
-"""Metrics by name, computed on the device where the predictions are."""
+"""Named metrics, computed on the device of the predictions."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from d2ldev.options import METRICS, Metric, problem_of
 def find_metrics(
     backend: Backend, metrics: Sequence[Metric]
 ) -> Mapping[str, Callable[[Any, Any], Any]]:
-    """Return each metric's function, by the name that it has in the history.
+    """Return each metric's function, by its name in the history.
 
     Args:
-        backend: whose ``accuracy`` is meant.
-        metrics: names and functions; a function goes by its own name.
+        backend: the backend, for its ``accuracy``.
+        metrics: names and functions; a function has its own name in the history.
 
     Raises:
-        UnsupportedValueError: for an unknown name, an object that cannot be called or that keeps a
-            running value, or a name twice.
+        UnsupportedValueError: for an unknown name, or a name twice. For an object that cannot be
+            called, or that keeps a running value.
     """
     if not isinstance(metrics, (list, tuple)):
         raise UnsupportedValueError(
             f"measure {describe(metrics)}", "metrics are a list or a tuple", "metrics=['accuracy']"
         )
-    found: dict[str, Callable[[Any, Any], Any]] = {}
+    functions: dict[str, Callable[[Any, Any], Any]] = {}
     for metric in metrics:
         function: Callable[[Any, Any], Any]
         if isinstance(metric, str) and metric == "accuracy":
@@ -40,11 +40,11 @@ def find_metrics(
             name = getattr(metric, "__name__", type(metric).__name__)
             attempted = f"measure {describe(metric)}"
             fix = f"a function of the {backend.name} backend's own tensors"
-            foreign = function_of_another_backend(framework_of(backend), attempted, metric, fix=fix)
-            if foreign is not None:
-                raise foreign
-            function = _where_predictions_are(backend, name, metric)
-        elif hasattr(metric, "update") and hasattr(metric, "reset"):  # such as Gluon's
+            refusal = function_of_another_backend(framework_of(backend), attempted, metric, fix=fix)
+            if refusal is not None:
+                raise refusal
+            function = _run_on_device_of_predictions(backend, name, metric)
+        elif hasattr(metric, "update") and hasattr(metric, "reset"):  # a metric of Gluon
             raise metric_refusal(
                 metric,
                 "metrics=['accuracy'], or a function: "
@@ -56,9 +56,9 @@ def find_metrics(
                 problem_of(metric, METRICS, "(prediction, y) -> scalar tensor"),
                 "metrics=['accuracy']",
             )
-        check_names(["loss", *found, name])
-        found[name] = function
-    return found
+        check_names(["loss", *functions, name])
+        functions[name] = function
+    return functions
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -67,17 +67,17 @@ def check_names(names: Sequence[str]) -> None:
     if twice:
         raise UnsupportedValueError(
             f"measure {twice[0]!r}",
-            "the history has that name already",
+            "the history already has this name",
             "give the function another __name__",
         )
 
 
-def _where_predictions_are(
+def _run_on_device_of_predictions(
     backend: Backend, name: str, metric: Callable[[Any, Any], Any]
 ) -> Callable[[Any, Any], Any]:
-    """Return a metric that is computed where the first tensor of the predictions is.
+    """Return a metric that runs on the device of the first tensor in the predictions.
 
-    TensorFlow computes outside a ``tf.function`` on its default device, wherever the operands are.
+    Outside a ``tf.function``, TensorFlow computes on its default device, not on the operands' one.
     """
     function = comparison(metric)
 
@@ -90,7 +90,7 @@ def _where_predictions_are(
         if shape:
             raise UnsupportedValueError(
                 f"measure {name}",
-                f"it is of shape {shape}, and no scalar",
+                f"it is of shape {shape}, and not a scalar",
                 f"metrics=[{mean_of(metric)}]",
             )
         return value

@@ -1,4 +1,4 @@
-"""D2L's ``Module`` and ``DataModule``: what of a training the model and the data say themselves.
+"""D2L's ``Module`` and ``DataModule``: the parts of a training that the model or the data define.
 
 Source: D2L, section 3.2.
 """
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 METHODS = ("training_step", "validation_step")
 
 
-def arguments_of(frame: FrameType, ignore: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of the method that a frame runs, as ``save_hyperparameters`` has them.
+def read_arguments(frame: FrameType, ignore: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of a frame's method for ``save_hyperparameters``.
 
-    The book's ``super().__init__(); self.save_hyperparameters()`` passes none.
+    The book calls ``save_hyperparameters`` without arguments, so they come from the frame.
+
+    Args:
+        frame: the frame of the method.
+        ignore: names to leave out.
     """
     left_out = {*ignore, "self"}
     return {
@@ -33,19 +37,19 @@ def arguments_of(frame: FrameType, ignore: Sequence[str]) -> dict[str, Any]:
 
 
 def is_data_module(data: object) -> TypeIs[DataModule]:
-    """Tell whether data is a D2L ``DataModule``, which has loaders."""
+    """Return whether data is a D2L ``DataModule``, which has loaders."""
     return callable(getattr(data, "train_dataloader", None))
 
 
-def loader_of(data: Iterable[Any] | DataModule, *names: str) -> Iterable[Any]:
-    """Return the batches that a ``DataModule`` has for a use; other data as it is.
+def find_loader(data: Iterable[Any] | DataModule, *names: str) -> Iterable[Any]:
+    """Return the batches of a ``DataModule`` for one use, and other data itself.
 
     Args:
-        data: of ``Trainer.validate`` or ``Trainer.predict``.
-        names: of its methods, of which the first one that it has is called.
+        data: the data of ``Trainer.validate`` or ``Trainer.predict``.
+        names: the methods that return such batches. The first one that it has is called.
 
     Raises:
-        UnsupportedValueError: if it has none of them.
+        UnsupportedValueError: if a ``DataModule`` lacks all of them.
     """
     for name in names:
         if callable(getattr(data, name, None)):
@@ -60,7 +64,7 @@ def loader_of(data: Iterable[Any] | DataModule, *names: str) -> Iterable[Any]:
     return data
 
 
-def own_settings(
+def find_own_settings(
     model: Any,
     loss: Any,
     optimizer: Any,
@@ -72,20 +76,21 @@ def own_settings(
     """Return ``loss``, ``optimizer`` and ``methods`` for ``backend.learner``.
 
     Args:
-        model: placed already. ``training_step(batch)``, ``validation_step(batch)``,
-            ``loss(prediction, y)`` and ``configure_optimizers()`` of a D2L ``Module`` are used.
-        loss, optimizer: None is the model's own; None comes back if it has none.
-        metrics: a model with its own ``training_step`` cannot have any.
-        trainer: what these methods find as ``model.trainer``.
-        operands: the names of what the first two of them are called with.
+        model: a placed model. A D2L ``Module`` has ``training_step(batch)``,
+            ``validation_step(batch)``, ``loss(prediction, y)`` or ``configure_optimizers()``.
+        loss, optimizer: the arguments of ``fit``. None takes the model's own, and stays None
+            without one.
+        metrics: the argument of ``fit``; an error with a ``training_step``.
+        trainer: becomes ``model.trainer`` for these methods.
+        operands: the names of the arguments of the first two methods.
 
     Raises:
-        UnsupportedValueError: if something of that would be ignored, or cannot be called.
+        UnsupportedValueError: if an argument would be ignored, or a method cannot be called.
     """
     in_step, in_evaluation = (callable(getattr(model, name, None)) for name in METHODS)
     configures = callable(getattr(model, "configure_optimizers", None))
     if configures or in_step:
-        uncover_loss(model)
+        restore_loss(model)
     methods = None
     if in_step or in_evaluation:
         methods = METHODS if in_evaluation else (METHODS[0],) * 2
@@ -101,15 +106,15 @@ def own_settings(
                 "return the framework's own optimizer from it",
             )
     if loss is None:
-        own = getattr(model, "loss", None) if configures or in_step else None
-        loss = "mse" if methods is not None else own if callable(own) else None
+        method = getattr(model, "loss", None) if configures or in_step else None
+        loss = "mse" if methods is not None else method if callable(method) else None
     return {"loss": loss, "optimizer": optimizer, "methods": methods}
 
 
-def uncover_loss(model: Any) -> None:
-    """Give a model back its method ``loss``, which an attribute that is None hides.
+def restore_loss(model: Any) -> None:
+    """Restore a model's method ``loss`` if an attribute that is None hides it.
 
-    Keras sets it: https://github.com/keras-team/keras/blob/master/keras/src/trainers/trainer.py
+    Keras sets that attribute: https://github.com/keras-team/keras/blob/master/keras/src/trainers/trainer.py
     """
     method = getattr(type(model), "loss", None)
     if callable(method) and getattr(model, "loss", None) is None:
@@ -129,7 +134,7 @@ def _check_methods(
         what = "loss" if loss is not None else "metrics"
         raise UnsupportedValueError(
             f"{attempted} with {what}={describe(loss if loss is not None else metrics)}",
-            "what these methods return is the loss, and they give no prediction to compare",
+            "these methods return the loss, and no prediction to compare",
             f"leave {what}= out, or use a model without {' and '.join(METHODS)}",
         )
     for method in methods:

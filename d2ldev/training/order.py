@@ -1,8 +1,8 @@
-"""The order of the batches, for a run that goes on in another process as if it had not ended.
+"""``Order``: the state of the order of batches, for a run that resumes in another process.
 
-It keeps the state that can be read: the ``state_dict`` of a loader that has one, the generators of
-a framework's own loader, and the random numbers. Data without such a state, such as a shuffled
-``tf.data.Dataset``, begins in the new process as it begins in any.
+It holds the ``state_dict`` of a loader, or the generators of a framework's own loader. It also
+holds the random numbers of the host. Other data, such as a shuffled ``tf.data.Dataset``, has no
+state that can be read. In the new process it starts again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from d2ldev.training.data import ArrayLoader
 
 
 def begin_epoch(data: Any, epoch: int) -> None:
-    """Tell data and its samplers the number of the epoch, where they have ``set_epoch``.
+    """Call ``set_epoch`` of the data and its samplers, if they have it.
 
     ``torch.utils.data.DistributedSampler`` shuffles by this number.
     """
@@ -33,94 +33,95 @@ def begin_epoch(data: Any, epoch: int) -> None:
 
 
 class Order:
-    """Where the order of the next epoch comes from.
+    """The state of the order of the next epoch.
 
     Args:
-        data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader``; a
-            framework's own loader; or any other iterable.
+        data: a loader with ``state_dict`` and ``load_state_dict``, such as ``ArrayLoader``. A
+            framework's own loader, or any other iterable.
 
     Attributes:
-        is_common: whether processes that train together take that of the first one. A state of the
-            user's own may be what no message can hold.
+        is_common: whether processes that train together use the state of rank 0. A message may be
+            unable to hold the state of a user's own loader.
     """
 
     def __init__(self, data: Any) -> None:
         self._data = data
         self.is_common = isinstance(data, ArrayLoader)
-        # What the order depends on, in the words of the files.
+        # The kind of the state, as the files name it.
         self._kind = "nothing"
         self._state: Callable[[], Any] = lambda: None
-        self._checked: Callable[[Any], Callable[[], None]] = lambda _: lambda: None
+        self._check: Callable[[Any], Callable[[], None]] = lambda _: lambda: None
         if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
             self._kind = "its own state"
             self._state = data.state_dict
-            self._checked = lambda state: lambda: data.load_state_dict(state)
+            self._check = lambda state: lambda: data.load_state_dict(state)
         elif (framework := framework_of_loader(data)) is not None:
             self._kind, self.is_common = "generators", True
             self._state = partial(framework.training.loader_state, data)
-            self._checked = partial(framework.training.check_loader_state, data)
+            self._check = partial(framework.training.check_loader_state, data)
 
     def state(self) -> dict[str, Any]:
-        """Return what the order of the next epoch depends on, as a nesting that ``save`` takes."""
+        """Return the state of the next epoch's order, and of the random numbers, for ``save``."""
         return {**self.own_state(), "random": random_state()}
 
     def own_state(self) -> dict[str, Any]:
-        """Return that without the host's random numbers."""
+        """Return the state of the data alone."""
         return {"kind": self._kind, "state": self._state()}
 
     def check(self, saved: Any) -> Callable[[], None]:
-        """Return a function that brings the data back to a state that ``state`` returned.
+        """Return a function that restores a state; nothing changes before its call.
 
-        Nothing has changed before it is called.
+        Args:
+            saved: the result of ``state``.
 
         Raises:
-            CheckpointError: if it is no state of such data.
+            CheckpointError: if it is not a state of such data.
         """
         if not isinstance(saved, dict) or saved.keys() != {"kind", "state", "random"}:
-            raise _refusal(f"{describe(saved)} says nothing of it")
+            raise _refusal(f"{describe(saved)} is not a state of data")
         set_order = self.check_own(saved)
         set_random_state = check_random_state(saved["random"])
 
-        def go_on() -> None:
+        def restore() -> None:
             set_order()
             set_random_state()
 
-        return go_on
+        return restore
 
     def check_own(self, saved: dict[str, Any]) -> Callable[[], None]:
-        """Return a function that does so with what ``own_state`` returned.
+        """Return a function that restores the result of ``own_state``; see ``check``.
 
         Raises:
-            CheckpointError: if it is no state of such data.
+            CheckpointError: if it is not a state of such data.
         """
         if saved["kind"] != self._kind:
             raise _refusal(
-                "the run began with another loader, whose order depends on "
-                f"{quote(saved['kind'])}, and that of {describe(self._data)} on {self._kind}"
+                "the run began with another loader: its order depends on "
+                f"{quote(saved['kind'])}, and the order of {describe(self._data)} on {self._kind}"
             )
-        return self._checked(saved["state"])
+        return self._check(saved["state"])
 
 
 def _refusal(problem: str) -> CheckpointError:
     return CheckpointError(
-        "go on with the order of the data",
+        "restore the order of the data",
         problem,
-        "resume with a loader of the kind that the run began with",
+        "resume with the same kind of loader",
     )
 
 
 def random_states(framework: Framework, device: Device) -> dict[str, Any]:
-    """Return the states of the framework's and the host's random numbers, as a nesting to save."""
+    """Return the states of the framework's and the host's random numbers, for ``save``."""
     return {"random": framework.training.random_state(device), "host": random_state()}
 
 
 def check_random_states(
     framework: Framework, saved: dict[str, Any], device: Device
 ) -> Callable[[], None]:
-    """Return a function that restores what ``random_states`` returned.
+    """Return a function that restores the result of ``random_states``.
 
     Raises:
-        CheckpointError: if it is no such state. Nothing has changed then.
+        CheckpointError: if ``saved`` is not such a state. Nothing changes then.
     """
     set_framework = framework.training.check_random_state(saved["random"], device)
     set_host = check_random_state(saved["host"])
@@ -133,7 +134,7 @@ def check_random_states(
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of ``random`` and of ``np.random``, as a nesting that ``save`` takes."""
+    """Return the states of ``random`` and ``np.random``, for ``save``."""
     version, numbers, next_gauss = random.getstate()
     return {
         "python": [version, np.asarray(numbers, "uint32"), next_gauss],
@@ -142,15 +143,17 @@ def random_state() -> dict[str, Any]:
 
 
 def check_random_state(saved: Any) -> Callable[[], None]:
-    """Return a function that restores such a state; nothing changes before its call.
+    """Return a function that restores the result of ``random_state``.
+
+    Nothing changes before its call.
 
     Raises:
-        CheckpointError: if it is no such state, or ``np.random`` has another kind of generator now.
+        CheckpointError: if ``saved`` is not such a state, or ``np.random`` has another generator.
     """
     try:
         version, numbers, next_gauss = saved["python"]
         if not isinstance(next_gauss, (float, NoneType)):
-            raise TypeError(f"{describe(next_gauss)} was drawn")
+            raise TypeError(f"the next number is {describe(next_gauss)}")
         if len(numbers) != len(random.getstate()[1]):
             raise ValueError(f"it has {len(numbers)} numbers")
         python_state = version, tuple(map(int, numbers)), next_gauss
@@ -159,9 +162,9 @@ def check_random_state(saved: Any) -> Callable[[], None]:
         _check_numpy(numpy_state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(
-            "go on with the random numbers of a run",
-            f"{describe(saved)} is no state of Python's and NumPy's, or one of other generators",
-            "name the file that fit(..., checkpoint=...) wrote",
+            "restore the random numbers of a run",
+            f"{describe(saved)} is not a state of the generators of Python and NumPy",
+            "name a file of fit(..., checkpoint=...)",
         ) from error
 
     def set_random_state() -> None:
@@ -172,11 +175,11 @@ def check_random_state(saved: Any) -> Callable[[], None]:
 
 
 def _check_numpy(state: Any) -> None:
-    """Check that a state can be set, on a new generator of the kind that ``np.random`` has."""
+    """Check that a state can be set, with a new generator of the kind of ``np.random``."""
     name = np.random.get_state(legacy=False)["bit_generator"]
     scratch = np.random.RandomState(getattr(np.random, name)())
     scratch.set_state(state)
-    # NumPy reads at these positions, and does not check that they are in the buffer:
+    # NumPy reads at these positions without a check of the buffer's length:
     # https://github.com/numpy/numpy/blob/main/numpy/random/_mt19937.pyx
     inner = state["state"]
     if not 0 <= inner.get("pos", 0) <= len(inner.get("key", ())):

@@ -1,6 +1,6 @@
-"""What a run shows of its epochs, and of the batches of the one that runs: bars, or lines of text.
+"""The progress of a run in the terminal or a notebook: bars, or lines of text.
 
-The bars are rich's. Without rich, and in a notebook without ipywidgets, there are lines.
+Rich draws the bars. Lines replace them without rich, and in a notebook without ipywidgets.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from d2ldev.training.log import DeviceLog
 if TYPE_CHECKING:
     import rich.progress
 
-# Seconds between two looks at the loss, each of which waits for the device.
+# Seconds between two transfers of the loss, because each one waits for the device.
 _PAUSE = 0.5
 
 
 @contextmanager
-def show_progress(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
-    """Show the progress of a run during a block, which gets None where that is not wanted.
+def show_progress(is_wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
+    """Show the progress of a run during a block.
 
     Args:
-        wanted: whether it is.
-        epochs: of the run.
-        done: of these, at the beginning.
+        is_wanted: whether to show it; False gives None to the block.
+        epochs: the number of epochs of the run.
+        done: how many epochs are done at the beginning.
     """
-    if not wanted:
+    if not is_wanted:
         yield None
         return
     if not _has_bars():
@@ -60,46 +60,57 @@ def _has_bars() -> bool:
 
 
 class Progress(ABC):
-    """The progress of a run, as it is shown.
+    """The progress of a run, as bars or as lines.
 
     Args:
-        epochs: of the run.
-        done: of these, at the beginning.
+        epochs: the number of epochs of the run.
+        done: how many epochs are done at the beginning.
     """
 
     def __init__(self, epochs: int, done: int) -> None:
         self._epochs, self._done = epochs, done
         self._batches: int | None = None
         self._examples = 0
-        self._begun = self._seen = time.monotonic()
+        self._start = self._last_look = time.monotonic()
 
     def begin_epoch(self, batches: int | None) -> None:
-        """Begin an epoch with so many batches; None if that is not known."""
+        """Begin an epoch with a number of batches; None if it is unknown."""
         self._batches, self._examples = batches, 0
-        self._begun = self._seen = time.monotonic()
+        self._start = self._last_look = time.monotonic()
 
     def step(self, done: int, examples: int, log: DeviceLog) -> None:
-        """Count a batch: how many are done, its examples, and the log with its loss."""
+        """Count a batch.
+
+        Args:
+            done: how many batches of the epoch are done.
+            examples: the number of examples in the batch.
+            log: the log with its loss.
+        """
         self._examples += examples
         self._show_batches(done)
-        if time.monotonic() - self._seen >= _PAUSE:
+        if time.monotonic() - self._last_look >= _PAUSE:
             self.end_batches(log.last()["loss"])
 
     def end_batches(self, loss: float) -> None:
-        """Show the loss, and how many examples were computed in a second."""
-        # The loss is there, so that the device has done what is counted.
-        self._seen = time.monotonic()
-        rate = self._examples / max(self._seen - self._begun, 1e-9)
+        """Show the loss, and the number of examples per second."""
+        # The loss is on the host: the device has finished these examples.
+        self._last_look = time.monotonic()
+        rate = self._examples / max(self._last_look - self._start, 1e-9)
         self._show_loss(f"loss {loss:.4g}, {rate:.4g} examples/s")
 
-    def end_epoch(self, done: int, found: dict[str, float]) -> None:
-        """End an epoch: how many are done, and its numbers."""
+    def end_epoch(self, done: int, numbers: dict[str, float]) -> None:
+        """End an epoch.
+
+        Args:
+            done: how many epochs are done.
+            numbers: the numbers of the epoch.
+        """
         self._done = done
-        self._show_epoch(", ".join(f"{name} {found[name]:.4g}" for name in found))
+        self._show_epoch(", ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
 
     @abstractmethod
     def _show_batches(self, done: int) -> None:
-        """Show how many batches are done; called after each one."""
+        """Show how many batches are done; called after each batch."""
 
     @abstractmethod
     def _show_loss(self, words: str) -> None:
@@ -107,7 +118,7 @@ class Progress(ABC):
 
     @abstractmethod
     def _show_epoch(self, words: str) -> None:
-        """Show the numbers of an epoch that has ended."""
+        """Show the numbers of an epoch after its end."""
 
 
 class Bars(Progress):
@@ -134,7 +145,7 @@ class Bars(Progress):
 
 
 class Lines(Progress):
-    """A line of text for each epoch of a run; the line of the one that runs is written anew."""
+    """A line of text for each epoch of a run; it rewrites the line of the current epoch."""
 
     def __init__(self, epochs: int, done: int) -> None:
         super().__init__(epochs, done)
@@ -149,13 +160,13 @@ class Lines(Progress):
         self._write(f"epoch {self._done + 1}/{self._epochs}, batch {self._batch}{of}: {words}")
 
     def _show_epoch(self, words: str) -> None:
-        seconds = time.monotonic() - self._begun
+        seconds = time.monotonic() - self._start
         self._write(f"epoch {self._done}/{self._epochs}: {words}, {self._words}, {seconds:.1f} s")
         sys.stdout.write("\n")
         self._length = 0
 
     def _write(self, line: str) -> None:
-        """Write a line over the one that stands there."""
+        """Replace the current line."""
         sys.stdout.write(f"\r{line:<{self._length}}")
         sys.stdout.flush()
         self._length = len(line)

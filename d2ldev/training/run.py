@@ -1,8 +1,8 @@
-"""One run of ``fit``: how far it is, and the checkpoint from which it can go on.
+"""``Run``: the progress of one ``fit``, and its checkpoint.
 
-A run that was killed and resumed gives the same parameters as one that was not. ``backend.save``
-writes its file, and ``backend.load`` reads it: the model, the optimizer, what is frozen,
-random numbers, and the state of the batches' order.
+A run that is killed and resumed gives the same parameters as a run without a break. The checkpoint
+holds the model, the optimizer, and what is frozen. It also holds the states of random
+numbers and of the order of the batches. ``backend.load`` reads the file.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from d2ldev.files.structure import Outline
 from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.options import KEEPS, Keep, nearest, problem_of
 from d2ldev.training.callbacks import check_states
+from d2ldev.training.feed import Feed
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, check_random_states, random_states
 from d2ldev.training.team import SingleProcess, Team
@@ -43,25 +44,24 @@ _FORMAT = "d2ldev training state 8"
 
 
 class Saving(NamedTuple):
-    """Where the state of a run is kept, and when.
+    """Where to save the state of a run, and when.
 
     Args:
-        checkpoint: the file; None keeps nothing.
-        checkpoint_every: number of steps after which it is saved within an epoch, too; None is
-            never.
-        keep: ``'last'``, or ``'best'`` for the state after the epoch with the least loss only.
+        checkpoint: the file; None saves nothing.
+        checkpoint_every: also save after so many steps within an epoch; None does not.
+        keep: ``'last'``, or ``'best'`` for the state after the epoch with the lowest loss.
     """
 
-    checkpoint: Any = None
+    checkpoint: str | os.PathLike[str] | None = None
     checkpoint_every: int | None = None
     keep: Keep = "last"
 
     def check(self) -> Saving:
-        """Return it with Python's own number.
+        """Return it with an ``int`` of Python.
 
         Raises:
-            UnsupportedValueError: if it is contradictory.
-            PackageNotInstalledError: if no file can be written here.
+            UnsupportedValueError: for an invalid value, or values that contradict each other.
+            PackageNotInstalledError: if a package to write files is missing.
         """
         attempted, every = "save the state of a run", self.checkpoint_every
         if self.checkpoint is not None:
@@ -78,30 +78,30 @@ class Saving(NamedTuple):
         if self.keep == "best":
             raise UnsupportedValueError(
                 attempted,
-                "within an epoch nobody knows whether it is the best",
+                "the best epoch is unknown before its end",
                 "keep='best', or checkpoint_every=..., in two runs",
             )
         every = whole_number(
             "save", "checkpoint_every", every, least=1, fix="checkpoint_every=1000"
         )
-        return self._replace(checkpoint_every=min(every, sys.maxsize))  # as ``islice`` takes it
+        return self._replace(checkpoint_every=min(every, sys.maxsize))  # for ``islice``
 
 
-# The settings that are arguments of ``Trainer``, and not of ``fit``.
-_OF_THE_TRAINER = ("gradient_clip_val", "accumulate_grad_batches", "precision")
+# Settings of ``Trainer``, not of ``fit``.
+_TRAINER_SETTINGS = ("gradient_clip_val", "accumulate_grad_batches", "precision")
 
 
 class Run:
-    """The progress of a run.
+    """The progress of a run, and its checkpoint.
 
     Args:
-        backend: of the learner.
-        learner: what is trained.
-        data: what it is trained on, of any kind that ``Order`` takes.
-        names: of the numbers that the history has for each epoch.
-        callbacks: of which those with ``state_dict`` are in the state.
-        saving: where and when the state is kept.
-        team: the processes that train, of which the first one keeps it.
+        backend: the backend of the learner.
+        learner: the learner of the model.
+        data: the batches to train on; ``Order`` says which kinds have a state.
+        names: the names of the numbers in the history.
+        callbacks: the trainer's callbacks; the state holds those with ``state_dict``.
+        saving: where to save the state, and when.
+        team: the processes that train; the first one saves the state.
 
     Attributes:
         epoch, step: how many epochs and steps are done.
@@ -128,90 +128,90 @@ class Run:
         self._team: Team = team
         path = saving.checkpoint
         self._path = None if path is None else Path(as_path(path, "save"))
-        # How the random numbers and the data were at the beginning of the epoch.
-        self._begun: dict[str, Any] = {}
-        self._within: _Within | None = None
-        # Whether the state is to be saved as soon as no gradients wait for a step.
+        # The states of the random numbers and of the data at the beginning of the epoch.
+        self._epoch_start: dict[str, Any] = {}
+        self._position: _Position | None = None
+        # Whether to save the state as soon as no gradients wait for a step.
         self._is_due = False
 
-    def record(self, found: dict[str, float]) -> None:
-        """Note the numbers of an epoch that is done."""
-        for name, value in found.items():
+    def record(self, numbers: dict[str, float]) -> None:
+        """Append the numbers of an epoch to the history."""
+        for name, value in numbers.items():
             self.history[name].append(value)
         self.epoch += 1
 
     def save(self, device: Device) -> None:
         """Save the state before the first epoch, and after each ``on_epoch_end``.
 
-        So a file that cannot be written is an error before an epoch is computed for nothing, and
-        what a hook has done, such as freezing a layer, is in the state.
+        So a file that cannot be written is an error before the first epoch. The state holds the
+        changes of a hook, such as a frozen layer.
 
         Args:
-            device: where the model is.
+            device: the device of the model.
         """
-        if self._path is not None and self._is_kept():
+        if self._path is not None and self._is_worth_saving():
             self._is_due = False
-            self.hand_over(self._path, device)
+            self.save_to(self._path, device)
 
-    def save_within(self, batches: int, log: DeviceLog, device: Device) -> None:
-        """Save the state within an epoch, if it is time for it.
+    def save_within_epoch(self, batches: int, log: DeviceLog, device: Device) -> None:
+        """Save the state within an epoch, if ``checkpoint_every`` batches are done.
 
         Args:
-            batches: how many of the epoch are done; the others were not drawn yet.
-            log: of the epoch.
-            device: where the model is.
+            batches: how many batches of the epoch are done. The others are not drawn yet.
+            log: the log of the epoch.
+            device: the device of the model.
         """
         every = self._saving.checkpoint_every
         self._is_due |= every is not None and self.step % every == 0
-        # Gradients that wait for a step of the optimizer are in no file.
+        # A file does not hold gradients that wait for a step of the optimizer.
         if self._path is not None and self._is_due and not self._learner.pending:
             self._is_due = False
-            within = {
+            position = {
                 "batches": batches,
                 "log": self._team.log_state(log),
                 **random_states(self._framework, device),
             }
-            self._write(self._path, within)
+            self._write(self._path, position)
 
     @property
-    def is_within(self) -> bool:
-        """Whether the run goes on within an epoch."""
-        return self._within is not None
+    def is_within_epoch(self) -> bool:
+        """Whether the run resumes within an epoch."""
+        return self._position is not None
 
     def count_to_draw(self) -> Callable[[], int] | None:
-        """Return a function that counts the steps until ``save_within`` saves.
+        """Return a function that counts the steps to the next ``save_within_epoch``, or None.
 
-        No more batches are drawn ahead: a run that goes on from there draws them again, from other
-        random numbers. None if it never saves within an epoch.
+        The loop draws no batch after that step too early. A run that resumes there would draw it
+        again, from other random numbers. None is for a run that does not save within an epoch.
         """
         every = self._saving.checkpoint_every
         if every is None:
             return None
         return lambda: 1 if self._is_due else every - self.step % every
 
-    def go_on_within(self, batches: Iterator[Any], log: DeviceLog) -> int:
-        """Go on within an epoch: draw the batches that are done again, and leave them out.
+    def resume_epoch(self, batches: Iterator[Any], log: DeviceLog) -> int:
+        """Resume within an epoch: draw and skip the batches that are done.
 
         Args:
-            batches: of the whole epoch.
-            log: of the epoch; gets the numbers so far.
+            batches: the batches of the whole epoch.
+            log: the log of the epoch; it gets the numbers so far.
 
         Returns:
-            How many are done.
+            How many batches are done; 0 for a run that does not resume within an epoch.
 
         Raises:
-            CheckpointError: if there are fewer batches.
+            CheckpointError: if the epoch has fewer batches.
         """
-        within, self._within = self._within, None
-        if within is None:
+        position, self._position = self._position, None
+        if position is None:
             return 0
-        for _ in range(within.batches):
-            if next(batches, within) is within:
-                raise self._length_refusal(within.batches)
-        if self._team.is_first:  # of all processes, of which each adds what is its own
-            log.load_state_dict(within.log.state_dict())
-        within.set_random_states()
-        return within.batches
+        for _ in range(position.batches):
+            if next(batches, position) is position:
+                raise self._length_refusal(position.batches)
+        if self._team.is_first:  # the log has the sums of all processes
+            log.load_state_dict(position.log.state_dict())
+        position.set_random_states()
+        return position.batches
 
     def _length_refusal(self, batches: int) -> CheckpointError:
         return CheckpointError(
@@ -220,7 +220,7 @@ class Run:
             "resume with the data that the run began with",
         )
 
-    def _is_kept(self) -> bool:
+    def _is_worth_saving(self) -> bool:
         if self._saving.keep == "last" or not self.epoch:
             return True
         name = "val_loss" if "val_loss" in self.history else "loss"
@@ -228,29 +228,34 @@ class Run:
         if math.isnan(now) and name == "val_loss" and self._learner.settings.methods is not None:
             raise UnsupportedValueError(
                 "keep the best epoch",
-                "its val_loss is no number",
+                "its val_loss is NaN",
                 "return the loss from validation_step, or keep='last'",
             )
         return now < min((value for value in before if not math.isnan(value)), default=math.inf)
 
-    def hand_over(self, path: Path, device: Device) -> None:
-        """Save the state as it is now, for another process that goes on with what was learned."""
-        self._begun = {
+    def save_to(self, path: Path, device: Device) -> None:
+        """Save the current state to a file.
+
+        Args:
+            path: the file.
+            device: the device of the model.
+        """
+        self._epoch_start = {
             "random": self._framework.training.random_state(device),
             "data": Order(self._data).state(),
         }
         self._write(path, None)
 
-    def hand_over_rest(self, path: Path, device: Device) -> None:
-        """Save, after an error, what this process has; nobody else may be there to do it.
+    def save_after_error_to(self, path: Path, device: Device) -> None:
+        """Save the state of this process after an error; the first process may be lost.
 
         Args:
-            path, device: see ``hand_over``.
+            path, device: see ``save_to``.
         """
         self._team = SingleProcess()
-        self.hand_over(path, device)
+        self.save_to(path, device)
 
-    def _write(self, path: Path, within: dict[str, Any] | None) -> None:
+    def _write(self, path: Path, position: dict[str, Any] | None) -> None:
         self._learner.sync()
         if not self._team.is_first:
             return
@@ -263,11 +268,10 @@ class Run:
                 "settings": self._settings(),
                 "modes": self._learner.modes(),
                 "callbacks": [each.state_dict() for each in self._callbacks],
-                "within": within,
-                **self._begun,
+                "within": position,
+                **self._epoch_start,
             },
-            # A model that is not built is left out: the random numbers in the state make its
-            # initial values.
+            # Without a model that is not built: the random numbers make its initial values.
             "components": self._learner.components if self._learner.is_built else None,
         }
         save(self._framework, state, path)
@@ -275,80 +279,81 @@ class Run:
     def resume(
         self,
         device: Device,
-        first_inputs: Callable[[], tuple[Any, ...]],
+        feed: Feed,
         *,
-        is_handed_over: bool = False,
+        is_from_processes: bool = False,
     ) -> None:
-        """Go on from the checkpoint; from the beginning if there is none yet.
+        """Restore the state of the checkpoint; without a checkpoint, save the first one.
 
         Args:
-            device: where the model is.
-            first_inputs: of the data, for a model that is not built before its first batch.
-            is_handed_over: whether the file is one of ``hand_over``. Then the model has its
-                parameters whatever happens to the rest.
+            device: the device of the model.
+            feed: the way to the inputs of the first batch, for a model that is not built.
+            is_from_processes: whether processes of ``fit`` wrote the file. The model then gets its
+                parameters even if the rest of the file raises.
 
         Raises:
-            CheckpointError: if the file is broken, or is not of such a run. The model, the
-                optimizer and the data are as they were then, except that a model without shapes has
-                got them.
+            CheckpointError: if the file is broken, or belongs to another kind of run. The model,
+                the optimizer and the data do not change, but a lazy model gets its shapes.
         """
         if self._path is None:
             raise CheckpointError(
                 "resume a run", "no checkpoint is named", "fit(..., checkpoint='run.safetensors')"
             )
-        # ``Path.exists`` raises where a folder is locked.
-        is_there = os.path.exists(self._path)
-        if not self._team.of_the_first("whether there is a checkpoint", is_there):
+        # ``Path.exists`` raises for a locked folder.
+        exists = os.path.exists(self._path)
+        if not self._team.broadcast_from_first("whether there is a checkpoint", exists):
             self.save(device)
             return
         attempted = f"resume from {self._path}"
         with open_checkpoint(self._framework, str(self._path), attempted) as checkpoint:
-            self._resume(checkpoint, device, first_inputs, is_handed_over=is_handed_over)
+            self._resume(checkpoint, device, feed, is_from_processes=is_from_processes)
 
     def _resume(
         self,
         checkpoint: Checkpoint,
         device: Device,
-        first_inputs: Callable[[], tuple[Any, ...]],
+        feed: Feed,
         *,
-        is_handed_over: bool,
+        is_from_processes: bool,
     ) -> None:
         children = self._children(checkpoint)
-        if is_handed_over:
-            self._load_components(checkpoint, children["components"], first_inputs)
+        if is_from_processes:
+            self._load_components(checkpoint, children["components"], feed)
         run = checkpoint.read_node(children["run"])
         if not _is_whole(run):
             raise _file_refusal(checkpoint)
         self._check_settings(run["settings"])
         self._check_names(run["history"].keys())
-        put = _put_nothing
-        if not is_handed_over:
-            put = self._prepare_components(checkpoint, children["components"], first_inputs)
+        load_components = _change_nothing
+        if not is_from_processes:
+            load_components = self._prepare_components(checkpoint, children["components"], feed)
         learner, training = self._learner, self._framework.training
         order = Order(self._data)
-        put_data_back = order.check(order.state())
+        restore_old_order = order.check(order.state())
         with _refuse_errors(checkpoint, "the run refuses its state"):
             set_modes = learner.check_modes(run["modes"])
             set_random_state = training.check_random_state(run["random"], device)
-            within = self._check_within(checkpoint, run["within"], device)
-            put_callbacks = check_states(self._callbacks, run["callbacks"])
-            go_on = order.check(run["data"])
+            position = self._check_position(checkpoint, run["within"], device)
+            restore_callbacks = check_states(self._callbacks, run["callbacks"])
+            restore_order = order.check(run["data"])
         with _refuse_errors(checkpoint, "the data refuses its state"):
-            go_on()
+            restore_order()
         try:
-            put_callbacks()
+            restore_callbacks()
         except CheckpointError:
-            put_data_back()
+            restore_old_order()
             raise
-        put()
+        load_components()
         set_modes()
-        # Last, because making a loader may draw from the framework's random numbers.
+        # Last, because a new loader may draw from the framework's random numbers.
         set_random_state()
         self.epoch, self.step, self.history = run["epoch"], run["step"], run["history"]
-        self._begun = {"random": run["random"], "data": run["data"]}
-        self._within = within
+        self._epoch_start = {"random": run["random"], "data": run["data"]}
+        self._position = position
 
-    def _check_within(self, checkpoint: Checkpoint, saved: Any, device: Device) -> _Within | None:
+    def _check_position(
+        self, checkpoint: Checkpoint, saved: Any, device: Device
+    ) -> _Position | None:
         if saved is None:
             return None
         if length_of(self._data, saved["batches"]) < saved["batches"]:
@@ -361,64 +366,70 @@ class Run:
         if not log.last().keys() <= self.history.keys():
             raise _file_refusal(checkpoint)
         set_random_states = check_random_states(self._framework, saved, device)
-        return _Within(saved["batches"], log, set_random_states)
+        return _Position(saved["batches"], log, set_random_states)
 
     def _children(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Return the entries of the file, if it is one of a run."""
+        """Return the entries of the file of a run."""
         outline = checkpoint.outline
         children = outline.children() if isinstance(outline, Outline) else {}
-        found = children.get("format")
-        if found != _FORMAT and isinstance(found, str) and found.startswith(_FORMAT[:-1]):
+        version = children.get("format")
+        if version != _FORMAT and isinstance(version, str) and version.startswith(_FORMAT[:-1]):
             raise CheckpointError(
                 checkpoint.attempted,
-                f"another version of d2ldev wrote it: {quote(found)}, and this one reads {_FORMAT}",
-                "go on with that version, or begin another run in another file",
+                f"another version of d2ldev wrote {quote(version)}, and this one reads {_FORMAT}",
+                "resume with that version, or begin another run in another file",
             )
-        if children.keys() != {"format", "run", "components"} or found != _FORMAT:
+        if children.keys() != {"format", "run", "components"} or version != _FORMAT:
             raise _file_refusal(checkpoint)
         return children
 
     def _prepare_components(
-        self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
+        self, checkpoint: Checkpoint, outline: Any, feed: Feed
     ) -> Callable[[], None]:
-        """Return a function that loads the model and the optimizer; so far only shapes are made."""
+        """Return a function that loads the model and the optimizer.
+
+        A lazy model gets its shapes before.
+
+        Args:
+            checkpoint: the file.
+            outline: the entry of the model and the optimizer; None for a model without tensors.
+            feed: see ``resume``.
+        """
         learner = self._learner
-        if found is None:
+        if outline is None:
             if learner.is_built:
                 raise CheckpointError(
                     checkpoint.attempted,
-                    "it was kept before the first batch had built the model, which is built now: "
-                    "the initial values of its variables are in no state",
-                    "make the model anew, and do not call it before",
+                    "the file is from before the first batch, and has no variables of the model; "
+                    "this model has some already",
+                    "create the model again, and do not call it before fit",
                 )
-            return _put_nothing
+            return _change_nothing
         if not learner.is_built:
-            # To make batches draws random numbers, and begins an epoch.
-            put_data_back = Order(self._data).check(Order(self._data).state())
+            # A new batch draws random numbers, and begins an epoch.
+            restore_order = Order(self._data).check(Order(self._data).state())
             try:
-                learner.build(first_inputs())
+                learner.build(feed.first_inputs(self._data))
             finally:
-                put_data_back()
+                restore_order()
         learner.sync()
-        put, _ = prepare(self._framework, checkpoint, learner.components, found)
-        return lambda: learner.replace(put())
+        load, _ = prepare(self._framework, checkpoint, learner.components, outline)
+        return lambda: learner.replace(load())
 
-    def _load_components(
-        self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
-    ) -> None:
-        """Load the model and the optimizer, and the model alone if the optimizer cannot be."""
+    def _load_components(self, checkpoint: Checkpoint, outline: Any, feed: Feed) -> None:
+        """Load the model and the optimizer, or the model alone if the optimizer raises."""
         try:
-            self._prepare_components(checkpoint, found, first_inputs)()
+            self._prepare_components(checkpoint, outline, feed)()
         except Exception:
-            components, model = self._learner.components, found and found.children()["model"]
+            components, model = self._learner.components, outline and outline.children()["model"]
             if model is not None:
-                put, _ = prepare(self._framework, checkpoint, components["model"], model)
-                self._learner.replace({**components, "model": put()})
+                load, _ = prepare(self._framework, checkpoint, components["model"], model)
+                self._learner.replace({**components, "model": load()})
                 self._learner.sync()
             raise
 
     def _settings(self) -> dict[str, Any]:
-        """Return the settings of the training; None stands for an object of the user's."""
+        """Return the settings of the training, with None for an object of the user's."""
         settings = self._learner.settings
         has_loss = isinstance(settings.loss, str) and settings.methods is None
         is_named = isinstance(settings.optimizer, str)
@@ -426,18 +437,18 @@ class Run:
             "loss": settings.loss if has_loss else None,
             "optimizer": settings.optimizer if is_named else None,
             "lr": settings.lr if is_named else None,
-            **{name: getattr(settings, name) for name in _OF_THE_TRAINER},
+            **{name: getattr(settings, name) for name in _TRAINER_SETTINGS},
         }
 
     def _check_settings(self, saved: dict[str, Any]) -> None:
-        # Some frameworks would go on with the new learning rate, and others with the old one.
+        # Frameworks differ: some would resume with the new learning rate, others with the old.
         now = self._settings()
         different = [name for name in now if now[name] != saved[name]]
         if different:
             raise CheckpointError(
-                f"resume from {self._path} with {_in_words(now, different)}",
-                f"the run began with {_in_words(saved, different)}",
-                _fix(saved, different),
+                f"resume from {self._path} with {_describe_settings(now, different)}",
+                f"the run began with {_describe_settings(saved, different)}",
+                _find_fix(saved, different),
             )
 
     def _check_names(self, saved: Collection[str]) -> None:
@@ -445,26 +456,26 @@ class Run:
         if now != set(saved):
             raise CheckpointError(
                 f"resume from {self._path} and measure {', '.join(now)}",
-                f"the run has measured {', '.join(quote(name)[1:-1] for name in saved)[:1000]}",
-                "give the metrics, and val_data or none, that the run began with",
+                f"the run measured {', '.join(quote(name)[1:-1] for name in saved)[:1000]}",
+                "use the metrics of the run, and val_data if it had any",
             )
 
 
-def _put_nothing() -> None:
-    """Leave everything as it is."""
+def _change_nothing() -> None:
+    """Change nothing."""
 
 
 def _file_refusal(checkpoint: Checkpoint) -> CheckpointError:
     return CheckpointError(
         checkpoint.attempted,
-        "the file holds no state of a training run",
-        "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
+        "the file does not hold the state of a training run",
+        "name a file of fit(..., checkpoint=...), or another file for a new run",
     )
 
 
 @contextmanager
 def _refuse_errors(checkpoint: Checkpoint, problem: str) -> Iterator[None]:
-    """Raise whatever a state of the file makes its reader raise as a ``CheckpointError``."""
+    """Turn any error in a block that reads the file's states into a ``CheckpointError``."""
     try:
         yield
     except D2LDevError:
@@ -482,7 +493,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_whole(run: Any) -> bool:
-    """Tell whether everything is there that ``save`` has written, of its types."""
+    """Return whether an entry has all values of ``_write``, of their types."""
     types: dict[str, Any] = dict.fromkeys(("history", "settings", "data"), dict)
     types |= {"epoch": int, "step": int, "callbacks": list, "within": (dict, NoneType)}
     types |= {"modes": object, "random": object}
@@ -494,8 +505,8 @@ def _is_whole(run: Any) -> bool:
     return (
         _is_count(run["epoch"])
         and _is_count(run["step"])
-        and (within is None or _is_whole_within(within, run["step"]))
-        and settings.keys() == {"loss", "optimizer", "lr", *_OF_THE_TRAINER}
+        and (within is None or _is_whole_position(within, run["step"]))
+        and settings.keys() == {"loss", "optimizer", "lr", *_TRAINER_SETTINGS}
         and all(isinstance(value, (str, int, float, NoneType)) for value in settings.values())
         and all(isinstance(name, str) for name in history)
         and all(isinstance(column, list) for column in history.values())
@@ -504,18 +515,18 @@ def _is_whole(run: Any) -> bool:
     )
 
 
-def _is_whole_within(within: dict[str, Any], step: int) -> bool:
-    is_of_batches = within.keys() == {"batches", "log", "random", "host"}
-    return is_of_batches and _is_count(within["batches"]) and within["batches"] <= step
+def _is_whole_position(position: dict[str, Any], step: int) -> bool:
+    has_keys = position.keys() == {"batches", "log", "random", "host"}
+    return has_keys and _is_count(position["batches"]) and position["batches"] <= step
 
 
-class _Within(NamedTuple):
-    """Where a run was within an epoch.
+class _Position(NamedTuple):
+    """The position of a run within an epoch.
 
     Args:
-        batches: how many of the epoch were done.
+        batches: how many batches of the epoch are done.
         log: the numbers so far.
-        set_random_states: restores the random numbers, after the batches were drawn.
+        set_random_states: a function that restores the random numbers after these batches.
     """
 
     batches: int
@@ -523,15 +534,15 @@ class _Within(NamedTuple):
     set_random_states: Callable[[], None]
 
 
-def _in_words(settings: dict[str, Any], names: list[str]) -> str:
+def _describe_settings(settings: dict[str, Any], names: list[str]) -> str:
     return ", ".join(
         f"{name} of the user's own" if settings[name] is None else f"{name}={quote(settings[name])}"
         for name in names
     )
 
 
-def _fix(saved: dict[str, Any], names: list[str]) -> str:
+def _find_fix(saved: dict[str, Any], names: list[str]) -> str:
     if any(saved[name] is None for name in names):
-        return "hand in what the run began with, or begin another one in another file"
-    owner = "Trainer(max_epochs" if set(names) <= set(_OF_THE_TRAINER) else "fit(..."
-    return f"{owner}, {_in_words(saved, names)})"
+        return "use the same settings again, or another file for a new run"
+    owner = "Trainer(max_epochs" if set(names) <= set(_TRAINER_SETTINGS) else "fit(..."
+    return f"{owner}, {_describe_settings(saved, names)})"

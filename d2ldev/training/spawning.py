@@ -1,7 +1,7 @@
-"""Several GPUs of this machine where each one needs a process: ``fit`` starts them for its length.
+"""Training on several GPUs of this machine, for a framework that needs a process for each GPU.
 
-They train as the processes of a launch do. What rank 0 has learned comes back as the state of a
-run, from which this process goes on.
+``fit`` starts the processes, and they train as the processes of a launch do. The first one saves
+the state of the run, and this process resumes from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -32,38 +32,38 @@ from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
 from d2ldev.training.interruption import Interruption, shield_processes
 from d2ldev.training.order import check_random_states, random_states
 
-# Seconds that the other processes have to end by themselves after one has failed.
+# Seconds for the other processes to end by themselves after the failure of one.
 PATIENCE = 5.0
 
-# Not "fork": a driver does not go on in a copy of the process that has begun to use it.
+# Not "fork": a driver does not work in a copy of the process that initialised it.
 START_METHOD = "spawn"
 
-# What IPython runs as a program, and Python cannot import.
+# Programs of IPython that Python cannot import.
 _OF_IPYTHON = (".ipynb", ".ipy")
 
 _BEGUN = b"begun"
-# That the run ended because somebody had set ``should_stop``, and that this process has set it.
+# To the parent: ``should_stop`` ended the run. From the parent: stop.
 _STOPPED, _STOP = b"stopped", b"stop"
 
-# Seconds between two looks whether the run is to end.
+# Seconds between two checks whether to end the run.
 _PERIOD = 0.1
 
-# Where this process, which ``fit`` has started, leaves what it has learned.
-_result: Path | None = None
+# The file for the state of the run, in a process that ``fit`` started.
+_result_path: Path | None = None
 
 
-def result() -> Path | None:
-    """Return the file for the state of a run in a process that ``fit`` has started."""
-    return _result
+def find_result_path() -> Path | None:
+    """Return the file for the state of the run in a process that ``fit`` started, else None."""
+    return _result_path
 
 
 class Outcome(NamedTuple):
-    """How processes have ended that ``fit`` has started.
+    """The outcome of a training in processes of ``fit``.
 
     Args:
         state: the file with the state of the run.
-        error: what was raised in a process, where it can be sent; else a ``RuntimeError``; a
-            ``PeerLostError`` if one has ended.
+        error: the error of a process, or a ``RuntimeError`` if it cannot be sent. A
+            ``PeerLostError`` for a process that ended. None without an error.
     """
 
     state: Path
@@ -74,16 +74,16 @@ class Outcome(NamedTuple):
 def train_in_processes(
     trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any], interruption: Interruption
 ) -> Iterator[Outcome]:
-    """Train in a process for each of a trainer's GPUs; give the state of the run to a block.
+    """Train in one process for each GPU of a trainer; give the outcome to a block.
 
     Args:
-        trainer: whose ``fit`` is called in each, with one GPU. Its ``should_stop`` ends the run.
+        trainer: each process calls its ``fit``, with one GPU. Its ``should_stop`` ends the run.
         operands, settings: the arguments of ``fit``, by position and by name.
-        interruption: Ctrl-C, which ends the run, too.
+        interruption: the state of Ctrl-C, which also ends the run.
 
     Raises:
-        UnsupportedValueError: if something cannot be sent to another process.
-        BaseException: what was raised in a process before the run has a state.
+        UnsupportedValueError: if an object cannot be sent to another process.
+        BaseException: the error of a process, if no process has saved a state.
     """
     number = len(trainer.gpus)
     with tempfile.TemporaryDirectory(prefix="d2ldev-") as folder:
@@ -94,9 +94,9 @@ def train_in_processes(
             with open(Path(folder, "work"), "wb") as file:
                 _Pickler(trainer.backend, file).dump(work)
         except Exception as error:  # pickle raises many kinds
-            name = _unsendable(trainer, operands, settings)
+            name = _find_unsendable(trainer, operands, settings)
             raise _refuse_sending(number, f"{text_of(error)}, at {name}") from error
-        from d2ldev.processes.join import free_port  # few programs train in several processes
+        from d2ldev.processes.join import free_port  # few programs need it
 
         context: Any = multiprocessing.get_context(START_METHOD)
         processes: list[Any] = []
@@ -105,20 +105,15 @@ def train_in_processes(
             with _environment(trainer.backend), _importable_main(), shield_processes():
                 port = free_port()
                 for i in range(number):
-                    # As torchrun would set them.
+                    # The variables of torchrun.
                     variables = Peers(i, number, i, number, "127.0.0.1", port).variables()
                     receiver, sender = context.Pipe()
                     process = context.Process(target=_work, args=(variables, folder, sender))
                     process.start()
-                    sender.close()  # so that the end of the process is the end of the pipe
+                    sender.close()  # the pipe then ends with the process
                     processes.append(process)
                     receivers.append(receiver)
-            failure = _watch(
-                processes,
-                receivers,
-                trainer,
-                lambda: trainer.should_stop or interruption.is_pressed,
-            )
+            failure = _watch(processes, receivers, trainer, interruption)
         finally:
             for process in processes:
                 process.kill()
@@ -126,16 +121,16 @@ def train_in_processes(
                 process.close()
             for receiver in receivers:
                 receiver.close()
-        # The first process has written it; another one if that one could not.
-        written = [path for i in range(number) if (path := Path(folder, f"result-{i}")).exists()]
-        if not written:
+        # Another process writes its file only if the first one failed.
+        results = [path for i in range(number) if (path := Path(folder, f"result-{i}")).exists()]
+        if not results:
             assert failure is not None
             raise failure
-        yield Outcome(written[0], failure)
+        yield Outcome(results[0], failure)
 
 
-def _unsendable(trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any]) -> str:
-    """Return the name of what ``pickle`` fails at: of the trainer, or an argument of ``fit``."""
+def _find_unsendable(trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any]) -> str:
+    """Return which object ``pickle`` refuses: the trainer, or an argument of ``fit``."""
     names = ("model", "train_data", "val_data")
     arguments = {"trainer": trainer, **dict(zip(names, operands, strict=True)), **settings}
     return first_failure(arguments, lambda x: _Pickler(trainer.backend, io.BytesIO()).dump(x))
@@ -143,14 +138,14 @@ def _unsendable(trainer: Any, operands: Sequence[Any], settings: Mapping[str, An
 
 @contextmanager
 def _environment(backend: Backend) -> Iterator[None]:
-    """Let processes that are started in the block have the same backend, and as many GPUs."""
-    chosen = {BACKEND: backend.name}
+    """Give processes that start in the block the same backend, and as many virtual GPUs."""
+    variables = {BACKEND: backend.name}
     if framework_of(backend).virtual_gpus is not None:
-        chosen[VIRTUAL_GPUS] = str(framework_of(backend).virtual_gpus)
-    # Processes that each use all cores are slower than one.
-    chosen["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
+        variables[VIRTUAL_GPUS] = str(framework_of(backend).virtual_gpus)
+    # Several processes that each use all cores are slower than one.
+    variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -163,9 +158,9 @@ def _environment(backend: Backend) -> Iterator[None]:
 
 @contextmanager
 def _importable_main() -> Iterator[None]:
-    """Let processes that are started in the block import nothing for a program without a file.
+    """Keep processes that start in the block from importing a program without a file.
 
-    Each of them would try to run the file of the program's name: ``<stdin>``, or a notebook.
+    Each of them would try to run the file ``<stdin>``, or a notebook.
     """
     main = sys.modules["__main__"]
     name = vars(main).get("__file__")
@@ -180,7 +175,7 @@ def _importable_main() -> Iterator[None]:
 
 
 def _is_without_file() -> bool:
-    """Tell whether no other process can import this program: ``python -c``, a notebook."""
+    """Return whether no other process can import this program: ``python -c``, a notebook."""
     main = sys.modules["__main__"]
     name = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None:
@@ -189,11 +184,11 @@ def _is_without_file() -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what only a program without a file has, before any process is started for it.
+    """A pickler that refuses classes and functions of a program without a file.
 
     Args:
-        backend: which is asked how its own objects are sent.
-        file: where the pickle is written.
+        backend: the backend, which reduces its own objects.
+        file: the file of the pickle.
     """
 
     def __init__(self, backend: Backend, file: BinaryIO) -> None:
@@ -202,9 +197,9 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)) and _is_without_file():
-            # The book's ``add_to_class`` gives a class of d2ldev's methods of the program's.
-            added = vars(obj).values() if isinstance(obj, type) else ()
-            for each in (obj, *added):
+            # The book's ``add_to_class`` adds methods of the program to classes of d2ldev.
+            methods = vars(obj).values() if isinstance(obj, type) else ()
+            for each in (obj, *methods):
                 if isinstance(each, (type, FunctionType)) and each.__module__ == "__main__":
                     raise pickle.PicklingError(
                         f"{each.__qualname__} is of this session, which no other process can "
@@ -220,18 +215,18 @@ def _watch(
     processes: Sequence[Any],
     receivers: Sequence[Connection],
     trainer: Any,
-    is_stop_wanted: Callable[[], bool],
+    interruption: Interruption,
 ) -> BaseException | None:
-    """Wait until all processes have ended; return the error of one."""
+    """Wait until all processes have ended; return the error of one, or None."""
     ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
-    begun: set[int] = set()
+    ranks_begun: set[int] = set()
     failures: list[BaseException] = []
     deadline = float("inf")
     is_told = False
     while ranks and time.monotonic() < deadline:
-        if not is_told and is_stop_wanted():
+        if not is_told and (trainer.should_stop or interruption.is_pressed):
             is_told = True
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process may have ended
                 receivers[0].send_bytes(_STOP)
         left = min(max(deadline - time.monotonic(), 0), _PERIOD)
         for receiver in wait(list(ranks), left):
@@ -239,7 +234,7 @@ def _watch(
             try:
                 message = receiver.recv_bytes()  # type: ignore[union-attr]
                 if message == _BEGUN:
-                    begun.add(rank)
+                    ranks_begun.add(rank)
                     continue
                 if message == _STOPPED:
                     trainer.should_stop = True
@@ -251,19 +246,19 @@ def _watch(
                 del ranks[receiver]  # type: ignore[arg-type]
                 processes[rank].join()
                 if status := processes[rank].exitcode:
-                    ended = _peer_lost if rank in begun else _refuse_beginning
-                    failures.append(ended(rank, status, len(processes)))
+                    make_error = _peer_lost if rank in ranks_begun else _refuse_beginning
+                    failures.append(make_error(rank, status, len(processes)))
         if failures:
             deadline = min(deadline, time.monotonic() + PATIENCE)
-    # Who has lost another one says less than that one.
+    # The error of a lost process says more than the errors of the processes that lost it.
     return min(failures, key=lambda error: isinstance(error, PeerLostError), default=None)
 
 
 def _refuse_beginning(rank: int, status: int, number: int) -> UnsupportedValueError:
     return _refuse_sending(
         number,
-        f"the process of rank {rank} ended with status {status} before it began, as where the "
-        "part of the program that trains is not guarded by if __name__ == '__main__'",
+        f"the process of rank {rank} ended with status {status} before it began; a program has to "
+        "train under if __name__ == '__main__'",
     )
 
 
@@ -271,8 +266,7 @@ def _peer_lost(rank: int, status: int, number: int) -> PeerLostError:
     return PeerLostError(
         f"train on {gpus_in_words(number)}",
         f"the process of rank {rank} ended with status {status}",
-        "fit again: fit(..., checkpoint='run.safetensors', resume=True) goes on from the last "
-        "epoch",
+        "fit(..., checkpoint='run.safetensors', resume=True), which resumes after the last epoch",
     )
 
 
@@ -280,10 +274,10 @@ def _refuse_sending(number: int, problem: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"train on {gpus_in_words(number)}, each in a process that fit starts",
         problem,
-        "classes and functions of a file that is imported (%%writefile net.py in a notebook, and "
-        "from net import Net), and what trains under if __name__ == '__main__'; or d2ldev launch "
-        f"--processes {number} train.py, with Trainer(max_epochs, num_gpus=1). The class of an "
-        "object that pickle cannot send, such as a lock, leaves it out in its __getstate__",
+        "import your classes and functions from a file (in a notebook: %%writefile net.py, and "
+        "from net import Net). Train under if __name__ == '__main__'. Or use d2ldev launch "
+        f"--processes {number} train.py, with Trainer(max_epochs, num_gpus=1). A class can leave "
+        "out an object that pickle cannot send, such as a lock, in its __getstate__",
     )
 
 
@@ -291,9 +285,9 @@ def _refuse_sending(number: int, problem: str) -> UnsupportedValueError:
 
 
 def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None:
-    global _result
+    global _result_path
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    # A terminal sends Ctrl-C to all: the process that has started this one ends it.
+    # A terminal sends Ctrl-C to all processes: the parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(variables)
     rank, number = int(variables["RANK"]), int(variables["WORLD_SIZE"])
@@ -302,7 +296,7 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
         check_random_states(framework_of(trainer.backend), states, trainer.device)()
-        _result = Path(folder, f"result-{rank}")
+        _result_path = Path(folder, f"result-{rank}")
         threading.Thread(target=_stop_when_told, args=(sender, trainer), daemon=True).start()
         trainer.fit(*operands, **arguments)
         if rank == 0 and trainer.should_stop:
@@ -312,7 +306,7 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
 
 
 def _stop_when_told(receiver: Connection, trainer: Any) -> None:
-    """Stop the run when the process that has started this one says so."""
+    """Stop the run at the word of the parent process."""
     with suppress(EOFError, OSError):
         receiver.recv_bytes()
         trainer.should_stop = True
@@ -321,12 +315,12 @@ def _stop_when_told(receiver: Connection, trainer: Any) -> None:
 def _receive(folder: str, number: int) -> Any:
     try:
         return pickle.loads(Path(folder, "work").read_bytes())  # noqa: S301  # of the parent
-    except Exception as error:  # such as a class that only a notebook has
+    except Exception as error:  # such as a class of a notebook
         raise _refuse_sending(number, text_of(error)) from error
 
 
 def _end_with_parent(folder: str) -> None:
-    """End this process when the one that has started it is killed."""
+    """End this process when its parent process is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -335,10 +329,10 @@ def _end_with_parent(folder: str) -> None:
 
 
 def _failure(error: BaseException) -> bytes:
-    """Return an error and its traceback for the other process."""
+    """Return an error and its traceback for the parent process."""
     text = "".join(traceback.format_exception(error))
     with suppress(Exception):  # not every error can be sent
-        found = pickle.dumps((error, text))
-        pickle.loads(found)  # noqa: S301
-        return found
+        message = pickle.dumps((error, text))
+        pickle.loads(message)  # noqa: S301
+        return message
     return pickle.dumps((RuntimeError(f"{type(error).__name__}: {text_of(error)}"), text))

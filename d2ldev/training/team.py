@@ -1,4 +1,4 @@
-"""Who trains a model: this process alone, or together with the others of a launch."""
+"""``Team``: the processes that train a model, one alone or the group of a launch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Counts(NamedTuple):
-    """What a batch counts.
+    """The weights of a batch in the means over the examples.
 
     Args:
-        examples: how many it has.
-        in_loss: the weight of this process's loss in the mean over the examples.
+        examples: the number of its examples.
+        in_loss: the weight of this process's loss.
         in_metrics: the weight of its metrics.
-        in_accuracy: the weight of the accuracy, of which a label may be left out.
+        in_accuracy: the weight of its accuracy, which ignores some labels.
     """
 
     examples: int
@@ -40,12 +40,12 @@ class Counts(NamedTuple):
 
 
 class Team(Protocol):
-    """The processes that train a model together, as one of them sees them.
+    """The interface to the processes that train a model together, in one of them.
 
     Attributes:
         is_first: whether this process writes files, and shows the progress.
-        has_failed: whether an error in a hook, in any process, ends the run.
-        splits: whether this process computes with a portion of each batch, split on the host.
+        has_failed: whether an error in a hook of any process ends the run.
+        splits: whether each process computes with a portion of each batch, split on the host.
     """
 
     is_first: bool
@@ -56,7 +56,7 @@ class Team(Protocol):
         """Return the block of a run."""
 
     def begin_data(self, *, is_trained: bool) -> None:
-        """Begin to go through data, to train or to evaluate on."""
+        """Begin an iteration over data, to train or to evaluate on."""
 
     def select(self, batch: Any) -> Any:
         """Return this process's portion of a batch, on the host."""
@@ -64,14 +64,14 @@ class Team(Protocol):
     def count(
         self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
     ) -> Counts:
-        """Return what the next batch counts, and set the learner's portion of it.
+        """Return the weights of the next batch, and set the learner's portion of it.
 
         Args:
-            learner: computes with the batch.
+            learner: the learner that computes with the batch.
             number: the position of the batch in the epoch, from 0.
             y: its target.
-            examples: how many it has.
-            labels: what the host has seen of the labels of the whole batch.
+            examples: the number of its examples.
+            labels: the range of the labels in the whole batch; None if the host did not see them.
         """
 
     def means(self, log: DeviceLog) -> dict[str, float]:
@@ -80,39 +80,47 @@ class Team(Protocol):
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         """Return the state of a log, with the sums over all processes."""
 
-    def meet(self, model: Any) -> None:
-        """Come together before the learner of a model is made."""
+    def compare_models(self, model: Any) -> None:
+        """Compare the model with the models of the other processes, before it gets a learner."""
 
-    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any) -> None:
-        """Begin a run."""
+    def begin_run(
+        self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any
+    ) -> None:
+        """Begin a run, and compare its settings with the other processes."""
 
     def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
-        """Begin an epoch that goes through data, to train and to evaluate on."""
+        """Begin an epoch.
+
+        Args:
+            epoch: its number, from 0.
+            device: the device of the model.
+            data: the data to train on, and the data to evaluate on.
+        """
 
     def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
         """Call the listeners of a hook."""
 
     def stops(self, is_wanted: bool) -> bool:
-        """Return whether the run ends before the next batch; a group calls it before each one."""
+        """Return whether the run ends before the next batch; a group asks before each one."""
 
     def stops_after_epoch(self, is_wanted: bool) -> bool:
-        """Return whether the run ends with this epoch; called after each one."""
+        """Return whether the run ends with this epoch; called after each epoch."""
 
     def end_batches(self) -> None:
-        """Note the end of the batches of an epoch, before its last step."""
+        """Mark the end of the batches of an epoch, before its last step."""
 
-    def of_the_first(self, label: str, value: Any) -> Any:
+    def broadcast_from_first(self, label: str, value: Any) -> Any:
         """Return the value of the first process."""
 
-    def end(self) -> None:
-        """End a run in which no error has ended the loop."""
+    def end_run(self) -> None:
+        """End a run whose loop has raised no error."""
 
     def raise_failure(self) -> None:
-        """Raise the error of a hook that has ended the run, when the model is handed back."""
+        """Raise the error of a hook that ended the run, once the user has the model."""
 
 
 class SingleProcess:
-    """A process that trains a model by itself."""
+    """A process that trains a model alone."""
 
     is_first = True
     has_failed = False
@@ -138,10 +146,12 @@ class SingleProcess:
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         return log.state_dict()
 
-    def meet(self, model: Any) -> None:
+    def compare_models(self, model: Any) -> None:
         pass
 
-    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any) -> None:
+    def begin_run(
+        self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any
+    ) -> None:
         pass
 
     def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
@@ -159,10 +169,10 @@ class SingleProcess:
     def end_batches(self) -> None:
         pass
 
-    def of_the_first(self, label: str, value: Any) -> Any:
+    def broadcast_from_first(self, label: str, value: Any) -> Any:
         return value
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         pass
 
     def raise_failure(self) -> None:
@@ -173,7 +183,7 @@ class ProcessGroup:
     """A process that trains a model together with the others of its group.
 
     Args:
-        framework: whose model it is.
+        framework: the framework of the model.
         group: the processes.
     """
 
@@ -187,7 +197,7 @@ class ProcessGroup:
         self._epoch = self._place = "the first epoch"
         self._portions = Portions(framework, group)
         self._model: Any = None
-        # The error of a hook of this process, and in words those of all.
+        # The error of a hook in this process, and the texts of the errors in all processes.
         self._failure: BaseException | None = None
         self._problems: list[str | None] = []
 
@@ -227,8 +237,8 @@ class ProcessGroup:
                 sums[1] += weight
         return totals
 
-    def meet(self, model: Any) -> None:
-        """Compare the models, which an engine may not do."""
+    def compare_models(self, model: Any) -> None:
+        """Compare the models of all processes: an engine may not do it."""
         self._model = model
         tensors = list_needed_tensors(self._framework, model, "compare the models of processes")
         content = ", ".join(f"{name} {self._kind(x)}" for name, x in tensors)
@@ -237,24 +247,26 @@ class ProcessGroup:
     def _kind(self, x: Any) -> str:
         try:
             return f"{self._framework.tensors.dtype_of(x)}{list(x.shape)}"
-        except Exception:  # it has no shape before the first batch
+        except Exception:  # a lazy tensor has no shape yet
             return "of no shape yet"
 
-    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any) -> None:
-        """Compare how the processes train the model, and when they save it."""
-        named = {
+    def begin_run(
+        self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any
+    ) -> None:
+        """Compare the settings of the processes, and when they save the state."""
+        settings = {
             name: value if isinstance(value, (str, int, float)) else "an object"
             for name, value in learner.settings._asdict().items()
         }
-        saved = {**saving._asdict(), "checkpoint": saving.checkpoint is not None}
-        content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, {saved}"
+        times = {**saving._asdict(), "checkpoint": saving.checkpoint is not None}
+        content = f"{max_epochs} epochs, {settings}, the numbers {list(names)}, {times}"
         self._group.renew_stop()
         self._group.gather("the beginning of the run", content=content)
 
     def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
-        """Go on with the random numbers of rank 0, and its orders, so that all read in one order.
+        """Take the random numbers and the orders of the data from rank 0.
 
-        Data of another kind than that of rank 0 stays as it is: its batches are compared.
+        Data of another kind than on rank 0 does not change: the processes compare its batches.
         """
         self._epoch = self._place = f"epoch {epoch}"
         framework, text = self._framework, None
@@ -263,7 +275,7 @@ class ProcessGroup:
             states = random_states(framework, device)
             states["orders"] = [each.own_state() if each.is_common else None for each in orders]
             text = base64.b64encode(to_bytes(framework, states)).decode()
-        text = self.of_the_first(f"the beginning of {self._epoch}", text)
+        text = self.broadcast_from_first(f"the beginning of {self._epoch}", text)
         if not self.is_first:
             states = from_bytes(framework, base64.b64decode(text))
             check_random_states(framework, states, device)()
@@ -275,8 +287,8 @@ class ProcessGroup:
     def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
         """Call the listeners; keep an error until all processes end together.
 
-        The others are in the next step already, and wait for this process in the engine. A model
-        of which each process has a shard can only be gathered by all of them.
+        The other processes may already wait for this one in the next step. And only all of them
+        together can gather a sharded model.
         """
         if self._failure is None:
             try:
@@ -289,18 +301,18 @@ class ProcessGroup:
 
     def stops_after_epoch(self, is_wanted: bool) -> bool:
         own = [bool(is_wanted), self._failure is not None]
-        found = self._group.gather(f"the checkpoint after {self._epoch}", own)
-        self.has_failed = any(has_failed for _, has_failed in found)
-        return self.has_failed or any(wanted for wanted, _ in found)
+        everyone = self._group.gather(f"the checkpoint after {self._epoch}", own)
+        self.has_failed = any(has_failed for _, has_failed in everyone)
+        return self.has_failed or any(is_wanted for is_wanted, _ in everyone)
 
     def end_batches(self) -> None:
-        # An engine may wait in what ends an epoch for one that is at another batch, without an end.
+        # At the end of an epoch an engine could wait for ever for a process in another batch.
         self._group.mark(f"the end of {self._place}")
 
-    def of_the_first(self, label: str, value: Any) -> Any:
+    def broadcast_from_first(self, label: str, value: Any) -> Any:
         return self._group.gather(label, value)[0]
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         error = self._failure
         problem = None if error is None else f"{type(error).__name__}: {text_of(error)}"
         self._problems = self._group.gather("the end of the run", problem)

@@ -1,4 +1,4 @@
-"""``Timer``: the book's, which waits for the devices.
+"""``Timer``: the book's timer, with a wait for the devices.
 
 Source: D2L, section 12.4 ("Timer"), and 13.5.
 """
@@ -12,16 +12,16 @@ from d2ldev.active import active_backend, get_backend
 
 
 class Timer:
-    """Record several times, each of them when every device has done its work.
+    """Record several times, and wait for every device before each one ends.
 
-    It starts when it is made, as the book's does, which measures only how long work takes to be
-    queued.
+    It starts when it is created, like the book's. The book's timer measures only how long it takes
+    to queue the work.
 
     Args:
-        backend: whose devices are waited for, or its name; None is the active one.
+        backend: the backend of the devices, or its name; None is the active backend.
 
     Attributes:
-        times: seconds, of each ``start`` with its ``stop``.
+        times: the seconds from each ``start`` to its ``stop``.
 
     >>> timer = Timer('reference')
     >>> timer.stop() == timer.times[0] == timer.sum() == timer.avg() == timer.cumsum()[-1]
@@ -38,7 +38,7 @@ class Timer:
         return f"<Timer of the {self._backend.name} backend: {times}, {self.sum():.4g} s in all>"
 
     def start(self) -> None:
-        """Begin to measure, when the devices are idle."""
+        """Wait until the devices are idle, and start to measure."""
         self._backend.synchronize()
         self._begin = time.perf_counter()
 
@@ -49,7 +49,7 @@ class Timer:
         return self.times[-1]
 
     def avg(self) -> float:
-        """Return the mean of the times; NaN if there is none."""
+        """Return the mean of the times; NaN without a time."""
         return self.sum() / len(self.times) if self.times else float("nan")
 
     def sum(self) -> float:

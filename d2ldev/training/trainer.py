@@ -50,7 +50,7 @@ from d2ldev.options import (
 )
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.settings import Peers
-from d2ldev.settings import peers as launched
+from d2ldev.settings import peers as find_peers
 from d2ldev.training.callbacks import (
     HOOKS,
     check_callbacks,
@@ -66,21 +66,21 @@ from d2ldev.training.data import (
     check_data,
     inputs_to_predict,
 )
-from d2ldev.training.entry import Entry
-from d2ldev.training.hooks import TrainerState, find_listeners, is_overridden, prepare_batch
+from d2ldev.training.feed import Feed
+from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import check_names, find_metrics
 from d2ldev.training.module import (
-    arguments_of,
+    find_loader,
+    find_own_settings,
     is_data_module,
-    loader_of,
-    own_settings,
-    uncover_loss,
+    read_arguments,
+    restore_loss,
 )
 from d2ldev.training.progress import show_progress
 from d2ldev.training.run import Run, Saving
-from d2ldev.training.spawning import Outcome, result, train_in_processes
+from d2ldev.training.spawning import Outcome, find_result_path, train_in_processes
 from d2ldev.training.team import ProcessGroup, SingleProcess, Team
 from d2ldev.typing import Callback, DataModule, DeviceLike, History, T
 
@@ -98,8 +98,8 @@ class _FitSettings(NamedTuple):
     saving: Saving
     resume: bool
 
-    def arguments(self) -> dict[str, Any]:
-        """Return them for a call of ``fit``."""
+    def to_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``fit``."""
         arguments = self._asdict()
         return {**arguments.pop("saving")._asdict(), **arguments}
 
@@ -107,62 +107,65 @@ class _FitSettings(NamedTuple):
 class Trainer(TrainerState):
     """Train models of any framework on one device, on several GPUs, or in several processes.
 
-    Several GPUs train one model together: the data yields the global batch, each GPU computes a
-    shard of it, and the loss is the mean over all of it. So what is learned is what one GPU learns,
-    to rounding. In PyTorch each of them needs a process, which ``fit`` starts for its length: see
-    docs/several-gpus.md for what is sent there, and what comes back.
+    The Trainer moves the model once, and each batch when the loop reaches it.
+
+    Several GPUs train one model together. The data yields the global batch, and each GPU computes a
+    shard of it. The loss is the mean over the global batch. So the model learns the same as on one
+    GPU, to rounding. PyTorch needs a process for each GPU. ``fit`` starts these processes and ends
+    them: docs/several-gpus.md says what it sends, and what comes back.
 
     The processes of a launch (``d2ldev launch``, torchrun) train one model in the same way, on any
-    number of machines, each on the CPU or on ``gpu(LOCAL_RANK)``: see docs/several-machines.md.
-    Rank 0 alone writes checkpoints and shows the progress. Hooks and callbacks are called in all,
-    ``on_step_end`` with the loss of the shard.
+    number of machines. Each process computes on the CPU or on ``gpu(LOCAL_RANK)``: see
+    docs/several-machines.md. Only rank 0 writes checkpoints and shows the progress. Every process
+    calls the hooks and callbacks; ``on_step_end`` gets the loss of the process's own shard.
 
     Args:
-        max_epochs: how often the data is gone through.
-        num_gpus: 0 is the CPU, 1 is ``gpu(0)``; ``'auto'``, or -1, is all that there are, else the
-            CPU; in a process of a launch 0 or 1, and ``'auto'`` is the process's own GPU.
-        gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
-        backend: the framework's, or its name; None is the active one, and that of ``d2l`` for
-            ``d2l.Trainer`` of ``from d2ldev.native import torch as d2l``.
-        callbacks: called after each epoch with its number, from 0, and the history so far; or an
-            object with ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both; or a
-            list of such. What has ``state_dict`` and ``load_state_dict`` is in the checkpoint.
-            An attribute ``trainer`` that is None becomes this trainer.
-        enable_progress_bar: whether bars are shown in the terminal. Twice a second they wait
-            for the loss.
+        max_epochs: the number of passes through the data.
+        num_gpus: 0 is the CPU, and 1 is ``gpu(0)``. ``'auto'`` or -1 is all GPUs, or the CPU
+            without a GPU. A process of a launch takes 0 or 1, and ``'auto'`` is its own GPU.
+        gradient_clip_val: the largest global norm of the gradients; 0 does not clip.
+        backend: a backend or its name. None is the active backend. For ``d2l.Trainer`` of ``from
+            d2ldev.native import torch as d2l``, None is the backend of ``d2l``.
+        callbacks: a callback, or a list of callbacks. A callback is a function of ``(epoch,
+            history)``, called after each epoch; epochs count from 0. Or it is an object with
+            ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both. The checkpoint
+            holds the state of an object with ``state_dict`` and ``load_state_dict``. The Trainer
+            sets an attribute ``trainer`` that is None to itself.
+        enable_progress_bar: whether to show bars in the terminal. They wait for the loss twice a
+            second.
         accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
-            their gradients. The last step of an epoch is made with the batches that are left.
-        precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means;
-            parameters, losses and metrics are float32. With ``'fp16'``, gradients are scaled, and a
-            step in which they are too large is left out.
-        matmul_precision: ``'highest'``, ``'high'`` or ``'medium'``: what products and convolutions
-            of float32 are computed in during ``fit``, ``validate`` and ``predict``; see
-            ``backend.matmul_precision``. None: as it is. A run may go on in another one.
-        shard: ``'parameters'``: each of several GPUs, or of the processes of a launch, holds a
-            shard of the parameters and of the optimizer's state, in PyTorch and in JAX. The model
-            itself is whole, and on the CPU, where ``fit`` leaves it. One GPU has nothing to share.
-        batch_norm: where several GPUs or processes train: ``'global'`` if batch normalizations have
-            the statistics of the whole batch, ``'local'`` if they have those of a GPU's shard. A
-            model whose layers have the others is refused. None: what the framework does.
+            their gradients. The last step of an epoch takes the remaining batches.
+        precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means.
+            Parameters, losses and metrics stay float32. ``'fp16'`` scales the gradients, and skips
+            a step whose gradients are too large.
+        matmul_precision: ``'highest'``, ``'high'`` or ``'medium'``: the precision of float32
+            products and convolutions during ``fit``, ``validate`` and ``predict``. None leaves it
+            as it is. A run may resume with another one. See ``backend.matmul_precision``.
+        shard: ``'parameters'`` gives each GPU, or each process of a launch, a shard of the
+            parameters and of the optimizer's state. PyTorch and JAX can do it. The whole model
+            stays on the CPU, and ``fit`` leaves it there. With one GPU it is an error.
+        batch_norm: the statistics of batch normalization on several GPUs or processes.
+            ``'global'`` is for the whole batch, ``'local'`` for the shard of a GPU. A model whose
+            layers use the other one is refused. None takes the framework's.
 
     Attributes:
-        gpus: the GPUs that it uses; empty is the CPU.
-        epoch, train_batch_idx, val_batch_idx: the number of the epoch that runs, and how many
-            batches were trained and evaluated on, for the plots of D2L's ``Module``.
-        should_stop: set to True, in a hook, a callback or another thread, it ends the run after
-            the step, or after the epoch if that was its last step. Of several processes all end
-            after the same step. ``fit`` begins with False.
-        history: that of ``fit``, as far as it is; also after an error.
-        train_dataloader, val_dataloader, num_train_batches, num_val_batches: the data of ``fit``,
-            and how many batches it has: 0 if it does not say.
+        gpus: the GPUs that it uses; empty for the CPU.
+        epoch, train_batch_idx, val_batch_idx: the number of the current epoch, of the batches
+            trained on, and of the batches evaluated on. The plots of D2L's ``Module`` read them.
+        should_stop: True ends the run after the current step, or after the epoch if that step was
+            its last. A hook, a callback or another thread may set it. All processes end after the
+            same step. ``fit`` sets it to False first.
+        history: the history of the last ``fit`` so far, also after an error.
+        train_dataloader, val_dataloader: the data of ``fit``.
+        num_train_batches, num_val_batches: how many batches the data has; 0 if it has no length.
 
-    A subclass, or the book's ``@add_to_class(Trainer)``, may have an ``__init__`` of its own that
-    sets ``max_epochs``, and ``gpus`` to devices of any spelling.
+    A subclass, or the book's ``@add_to_class(Trainer)``, may have its own ``__init__``. It sets
+    ``max_epochs``, and may set ``gpus`` to devices, strings or the framework's device objects.
 
     Raises:
         DeviceUnavailableError: if there are fewer GPUs.
-        UnsupportedValueError: for other values, for a precision that the framework has not, or for
-            several GPUs where it trains on one, or in a process of a launch.
+        UnsupportedValueError: for an invalid value, or a precision that the framework lacks. For
+            several GPUs in a process of a launch, or where the framework trains on one.
 
     >>> trainer = Trainer(max_epochs=3, num_gpus=1)                        # doctest: +SKIP
     >>> history = trainer.fit(net, batches, lr=0.1)                        # doctest: +SKIP
@@ -170,7 +173,7 @@ class Trainer(TrainerState):
     [2.31, 0.52, 0.13]
     """
 
-    # For those whose ``__init__`` is the book's, which does not call this one's.
+    # The book's ``__init__`` does not call this class's.
     max_epochs: int
     gradient_clip_val: float = 0
     callbacks: Callback | Sequence[Callback] | None = None
@@ -210,15 +213,17 @@ class Trainer(TrainerState):
         self.enable_progress_bar = flag("train", "enable_progress_bar", enable_progress_bar)
         is_auto = isinstance(num_gpus, str) and num_gpus == "auto"
         fix = "num_gpus=1, or num_gpus='auto' for all that there are"
-        asked = -1 if is_auto else num_gpus
-        number = whole_number("train", "num_gpus", asked, least=-1, fix=fix)
-        peers = launched()
+        number = -1 if is_auto else num_gpus
+        number = whole_number("train", "num_gpus", number, least=-1, fix=fix)
+        peers = find_peers()
         self.gpus = (
-            _gpus(self.backend, number) if peers is None else _gpu_of(self.backend, number, peers)
+            _find_gpus(self.backend, number)
+            if peers is None
+            else _find_gpu_of_process(self.backend, number, peers)
         )
 
     def __repr__(self) -> str:
-        # A subclass with an ``__init__`` of its own may not have them yet.
+        # A subclass with its own ``__init__`` may not have set it yet.
         epochs = getattr(self, "max_epochs", None)
         gpus = ", ".join(map(str, self.gpus)) or "cpu"
         others = [
@@ -230,20 +235,20 @@ class Trainer(TrainerState):
         return f"<{type(self).__name__}({options}) of the {self.backend.name} backend>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the steps of the last run, which only this process can take.
+        # The learner of the last run belongs to this process.
         return {**vars(self), "_learner": None, "_model": None}
 
     def save_hyperparameters(self, ignore: Sequence[str] = ()) -> None:
-        """Make the arguments of the method that calls this attributes, as in D2L's section 3.2.1.
+        """Store the arguments of the calling method as attributes, as in D2L's section 3.2.1.
 
         Args:
-            ignore: the names of those that are left out, as all with a leading underscore are.
+            ignore: names to leave out. Names with a leading underscore are always left out.
         """
-        for name, value in arguments_of(sys._getframe(1), ignore).items():
+        for name, value in read_arguments(sys._getframe(1), ignore).items():
             setattr(self, name, value)
 
     def _settings_of_steps(self) -> dict[str, Any]:
-        """Return what the trainer, and not ``fit``, says of each step."""
+        """Return the settings of a step that belong to the trainer, not to ``fit``."""
         return {
             "gradient_clip_val": self.gradient_clip_val,
             "accumulate_grad_batches": self.accumulate_grad_batches,
@@ -271,81 +276,84 @@ class Trainer(TrainerState):
     ) -> History:
         """Train a model.
 
-        Ctrl-C ends the run after the step, or at once where a batch is waited for: the model is as
-        it is then, the history has the epochs that are done, and the checkpoint is the last one
-        that was saved. Pressed twice, it raises; in a process of a launch it raises at once, and
-        all others end.
+        Ctrl-C ends the run after the current step, or at once while it waits for a batch. The model
+        stays as it is then, and the history has the complete epochs. The checkpoint is the last one
+        saved. A second Ctrl-C raises ``KeyboardInterrupt``. In a process of a launch the first one
+        raises, and all other processes end.
 
         Args:
-            model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
-                ``training_step(batch)`` gives the loss of a step, ``validation_step(batch)``, if it
-                has one, that of a batch of ``val_data`` (NaN if it returns nothing), and
-                ``configure_optimizers()``, called after the model is placed, the optimizer;
-                ``model.trainer`` is this trainer. They are called at each step, those of an
-                ``nnx.Module`` as traced by ``jax.jit``, and the book's of a linen module with
-                ``(params, batch, state)``. Without ``training_step``, a model with
-                ``configure_optimizers`` is trained with its ``loss(prediction, y)``.
-            train_data: batches ``(X, y)``, to be gone through once per epoch: tuples, lists or
-                dicts of tensors or NumPy arrays, from any iterable that can begin again; or a D2L
-                ``DataModule``, whose ``train_dataloader()`` and ``val_dataloader()`` are called
-                once. Several GPUs or processes split lists of a batch like arrays, if they have an
-                item for each example, and ``d2ldev.Broadcast(value)`` is the same for all: see
-                docs/several-gpus.md. The target is the last of a tuple, and ``'y'`` of a dict, else
-                its last.
-                Several inputs of a dict are given by name, none left out before another one, if all
-                keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
-                keys of a functional model's inputs), else by position, in the order of the dict.
-                A dict's ``'sample_weight'``, of shape ``(n,)`` or of more of the first axes of
-                ``y``, are weights: the loss of the batch is the weighted mean, 0 if all weights
-                are; metrics are not weighted, and a loss of your own needs a parameter of this
-                name. (A model's own input of this name stays an input.) Floats are cast to the
-                dtype of the model, if it has one, and integers stay.
+            model: a model of the framework; ``prepare_model`` places it. A D2L ``Module`` may have
+                three methods of its own. ``training_step(batch)`` returns the loss of a step.
+                ``validation_step(batch)`` returns the loss of a batch of ``val_data``; None counts
+                as NaN. ``configure_optimizers()`` returns the optimizer, once the model is placed.
+                ``model.trainer`` is this trainer. ``jax.jit`` traces the steps of an
+                ``nnx.Module``; a linen module's take ``(params, batch, state)``, as in the book.
+                Without ``training_step``, the loss is the model's ``loss(prediction, y)`` if it has
+                ``configure_optimizers``.
+            train_data: batches ``(X, y)`` of tensors or NumPy arrays, as tuples, lists or dicts.
+                Any iterable that can start again for each epoch works. So does a D2L
+                ``DataModule``: ``fit`` calls its ``train_dataloader()`` and ``val_dataloader()``
+                once.
+
+                The target is the last item of a tuple. In a dict it is ``'y'``, or else the last
+                value. A model may take several inputs. A dict passes them by name if each key
+                names an input of the model, and otherwise by position. An input without a value
+                may not come before one with a value. Names come from the parameters of
+                ``forward``, ``__call__`` or ``call``, or from a functional model's inputs.
+
+                ``'sample_weight'`` in a dict weights the examples, with shape ``(n,)`` or the
+                first axes of ``y``. The loss is the weighted mean, or 0 if all weights are 0.
+                Metrics ignore the weights. A loss function of your own needs a parameter
+                ``sample_weight``. If the model has an input of this name, it is that input.
+
+                Floats are cast to the dtype of the model, and integers stay. Several GPUs or
+                processes split a list like an array if it has an item for each example.
+                ``d2ldev.Broadcast(value)`` is the same for all of them: see docs/several-gpus.md.
             val_data: batches to evaluate the model on after each epoch.
-            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
-                ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
-                parameter is ``y_true``, as in Keras. To a loss that can be called with a prediction
-                alone, ``prediction -> scalar tensor``, belong batches without a target: ``X``,
-                ``(X,)``, or all inputs. None is the model's own, a Keras model's the one that it
-                was compiled with, else ``'mse'``.
-            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
-                built after the model is placed; or the framework's own, which is placed too. None
-                is the model's own, a Keras model's the one that it was compiled with, else
-                ``'sgd'``.
-            lr: the learning rate of an optimizer that is given by name; None is 0.01. It is refused
-                beside an object, which has its own.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function ``(prediction, y) ->
+                scalar tensor``. If its first parameter is ``y_true``, it gets ``y`` first, as in
+                Keras. A function of the prediction alone goes with batches without a target:
+                ``X``, ``(X,)``, or several inputs. None is the model's own loss or that of a
+                compiled Keras model, else ``'mse'``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'`` or ``'adagrad'``, built
+                after the model is placed. Or the framework's own optimizer, which is placed too.
+                None is the model's own optimizer or that of a compiled Keras model, else ``'sgd'``.
+            lr: the learning rate of a named optimizer; None is 0.01. An optimizer object has its
+                own, so ``lr`` is an error then.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
-                over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a
-                running value, as Keras' and Gluon's do, are refused. Without any, those that a
-                Keras model was compiled with and that are means over examples.
-            checkpoint: a file that holds the state, at the beginning and after each epoch. An
-                existing file is replaced, unless the run goes on from it.
-            resume: go on from that file, if it exists, with the loss, the optimizer and the metrics
-                that the run began with, and the batches in the order that they would have had:
-                docs/resuming.md says of which data and random numbers the file holds the state.
-                Data, its ``sampler`` and its ``batch_sampler`` with ``set_epoch`` are told the
-                number of each epoch.
-            checkpoint_every: number of batches after each of which the state is saved, too; with
-                ``accumulate_grad_batches``, as soon as the step of the batch has ended. A run that
-                goes on within an epoch draws its batches again, and leaves out those that are done.
-            keep: ``'last'``; or ``'best'``, which saves the state after an epoch only if its
-                ``'val_loss'``, without ``val_data`` its ``'loss'``, is less than any before.
+                over the examples. A function of ``(y_true, y_pred)``, with these names, works too.
+                Objects that keep a running value, such as Keras's and Gluon's, are refused. An
+                empty list takes the metrics of a compiled Keras model that are means over examples.
+            checkpoint: a file for the state of the run, saved at the start and after each epoch. A
+                new run replaces an existing file.
+            resume: continue from the checkpoint if the file exists. The loss, the optimizer and the
+                metrics must be the same. The batches come in the order of the first run. See
+                docs/resuming.md for the data and random numbers whose state the file holds. Data,
+                its ``sampler`` and its ``batch_sampler`` get ``set_epoch(epoch)`` if they have it.
+            checkpoint_every: also save the state after this many batches. With
+                ``accumulate_grad_batches`` it waits for the end of the step. A run that resumes
+                within an epoch draws the batches of that epoch again, and skips the ones done.
+            keep: ``'last'`` saves the state after each epoch. ``'best'`` saves it only if
+                ``'val_loss'`` is lower than in every epoch before. Without ``val_data`` it compares
+                ``'loss'``.
 
         Returns:
-            The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
-            ``val_data``; one float per epoch, the mean over the examples. It is empty where a
-            ``fit_epoch`` of the user's, as in D2L's section 3.4, runs the epochs: it finds what
-            the book's finds, ``optim`` included.
+            The history: one float for each epoch, the mean over the examples. Its keys are
+            ``'loss'`` and the name of each metric, with ``'val_'`` in front for ``val_data``. If
+            you define ``fit_epoch``, as in D2L's section 3.4, it runs the epochs, and the history
+            is empty. It finds the book's attributes, such as ``optim``.
 
         Raises:
             UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used. For
-                a label that is neither a class nor -100, with the loss ``'cross_entropy'``: after
-                its step, or at the end of the epoch if the label is on a GPU before the step. The
-                model is as it has learned from the other labels.
-            CheckpointError: if the file is not of such a run, or is broken.
-            PeerLostError: if another process of the launch is lost: it has ended, or has given no
-                sign for ``D2LDEV_PEER_TIMEOUT`` seconds, which are 60 unless it is set.
+                a label that is neither a class nor -100, with ``'cross_entropy'``. The error comes
+                after the label's step. For data on a GPU it comes at the end of the epoch. The
+                model has learned from the other labels.
+            CheckpointError: if the file is broken, or belongs to another kind of run.
+            PeerLostError: if another process of the launch ends, or gives no sign of life for
+                ``D2LDEV_PEER_TIMEOUT`` seconds (60 by default).
         """
-        if result() is None:  # else the process that has started this one may have set it again
+        # In a process that ``fit`` started, the parent may have set it already.
+        if find_result_path() is None:
             self.should_stop = False
         self.history = {}
         callbacks = self._check_callbacks()
@@ -358,18 +366,18 @@ class Trainer(TrainerState):
                 return self._fit_by_the_book(model, train_data, val_data, callbacks, settings)
         with self._open_run(model, train_data, val_data, callbacks, settings) as context:
             for self.epoch in context.epochs():
-                found = context.train_epoch()
-                if not found:  # the run ends within the epoch
+                numbers = context.train_epoch()
+                if not numbers:  # the run ends within the epoch
                     break
-                found |= context.validate()
+                numbers |= context.validate()
                 if context.is_interrupted:
                     break
-                context.end_epoch(found)
+                context.end_epoch(numbers)
         context.raise_failure()
         return self.history
 
     def _check_callbacks(self) -> list[Callback]:
-        """Return the callbacks, which can be called; those with an attribute for it get this."""
+        """Check the callbacks, and set their attribute ``trainer``; return them as a list."""
         check_hooks(self, f"train with the {type(self).__name__}")
         callbacks = check_callbacks(self.callbacks)
         for hook in HOOKS:
@@ -390,11 +398,11 @@ class Trainer(TrainerState):
         callbacks: Sequence[Callback],
         settings: _FitSettings,
     ) -> Iterator[RunContext]:
-        """Prepare a run for the block that goes through its epochs; hand the model back after it.
+        """Prepare a run for a block with its epochs, and return the model to the user after it.
 
         Args:
             model, train_data, val_data: see ``fit``.
-            callbacks: those of the trainer.
+            callbacks: the trainer's callbacks.
             settings: the other arguments of ``fit``.
         """
         if hasattr(self, "clip_gradients"):
@@ -409,20 +417,20 @@ class Trainer(TrainerState):
         needs_processes = framework.parallel.process_per_device
         has_processes = group is None and len(self.gpus) > 1 and needs_processes
         if has_processes or group is not None:
-            check_files("train in several processes")  # they send each other what files hold
+            check_files("train in several processes")  # they send files to each other
         outcome: Outcome | None = None
-        # From here on Ctrl-C is noted: an exception could fall into a callback of the framework's,
-        # such as JAX's after each garbage collection, where Python discards it.
+        # From here on Ctrl-C sets a flag. Python would discard an exception in a callback of the
+        # framework, such as JAX's after each garbage collection.
         with ExitStack() as stack:
             stack.enter_context(self._set_matmul_precision())
             interruption = stack.enter_context(catch_interruption(group is None))
             if has_processes:
-                # What is sent to other processes is on the host.
+                # Only host memory can be sent to other processes.
                 model, optimizer = self.backend.place((model, settings.optimizer), CPU)
                 settings = settings._replace(optimizer=optimizer)
                 data = (model, train_data, val_data)
                 outcome = stack.enter_context(
-                    train_in_processes(self, data, settings.arguments(), interruption)
+                    train_in_processes(self, data, settings.to_arguments(), interruption)
                 )
                 settings = settings._replace(saving=Saving(outcome.state), resume=True)
             stack.enter_context(team.work())
@@ -430,14 +438,18 @@ class Trainer(TrainerState):
             gpus = self.gpus if outcome is None else self.gpus[:1]
             learner = self._make_learner(model, settings, gpus, group, team)
             check_schedules(callbacks, learner.settings.optimizer)
-            functions = find_metrics(self.backend, settings.metrics) or self._own_metrics(learner)
+            functions = find_metrics(self.backend, settings.metrics) or self._find_own_metrics(
+                learner
+            )
             loop = Loop(self, learner, functions, callbacks, interruption, team)
             run = self._make_run(loop, settings.saving, train_data, val_data)
             epochs = self.max_epochs if outcome is None else 0
             error = None if outcome is None else outcome.error
             context = RunContext(loop, run, train_data, val_data, epochs, error)
-            with self._hand_over(context):
-                self._begin_or_resume(context, settings.resume, is_handed_over=outcome is not None)
+            with self._report_to_parent(context):
+                self._begin_or_resume(
+                    context, settings.resume, is_from_processes=outcome is not None
+                )
                 is_shown = self.enable_progress_bar and team.is_first
                 with show_progress(is_shown, self.max_epochs, run.epoch) as context.progress:
                     yield context
@@ -452,12 +464,12 @@ class Trainer(TrainerState):
         group: Group | None,
         team: Team,
     ) -> Learner:
-        """Place the model, and return its learner."""
-        model = self._model_to_train(model, group)
-        team.meet(model)
-        # The optimizer is built after the model is placed: in a framework that moves by making
-        # new tensors, one that is built before would hold the old tensors.
-        own = self._own_settings(model, settings.loss, settings.optimizer, settings.metrics)
+        """Return the learner of a model, which is placed first."""
+        model = self._place_model(model, group)
+        team.compare_models(model)
+        # Only now is the optimizer built. Some frameworks move a model by making new tensors, and
+        # an older optimizer would hold the old ones.
+        own = self._find_own_settings(model, settings.loss, settings.optimizer, settings.metrics)
         self._learner = self.backend.learner(
             model,
             **own,
@@ -475,7 +487,7 @@ class Trainer(TrainerState):
         train_data: Iterable[Any],
         val_data: Iterable[Any] | None,
     ) -> Run:
-        """Return the run of a loop, after its processes have compared their settings."""
+        """Return the run of a loop, once the processes have compared their settings."""
         names = ["loss", *loop.metrics]
         if val_data is not None:
             names += [f"val_{name}" for name in names]
@@ -483,48 +495,46 @@ class Trainer(TrainerState):
         check_monitors(loop.callbacks, names)
         learner, team = loop.learner, loop.team
         run = Run(self.backend, learner, train_data, names, loop.callbacks, saving, team)
-        team.begin(learner, names, self.max_epochs, saving)
+        team.begin_run(learner, names, self.max_epochs, saving)
         self.history = run.history
         return run
 
-    def _begin_or_resume(self, context: RunContext, resume: bool, *, is_handed_over: bool) -> None:
-        """Save the state before the first epoch, or go on from the state that is there."""
+    def _begin_or_resume(
+        self, context: RunContext, resume: bool, *, is_from_processes: bool
+    ) -> None:
+        """Save the state before the first epoch, or resume from the saved state."""
         run = context.run
         if resume:
-            run.resume(
-                self.device,
-                lambda: context.loop.entry.first_inputs(context.train_data),
-                is_handed_over=is_handed_over,
-            )
+            run.resume(self.device, context.loop.feed, is_from_processes=is_from_processes)
             self.history = run.history
-        elif not context.is_interrupted:  # the user may want the file that is there
+        elif not context.is_interrupted:  # the user may want to keep the old file
             run.save(self.device)
 
     @contextmanager
-    def _hand_over(self, context: RunContext) -> Iterator[None]:
-        """Give what a block learns to the process that has started this one, if one has.
+    def _report_to_parent(self, context: RunContext) -> Iterator[None]:
+        """Send what the model learns in a block to the parent process, if ``fit`` started this one.
 
-        The user's own object has it, too, also where an error ends the block.
+        The user's own object has it, too, also if an error ends the block.
         """
-        loop, path = context.loop, result()
+        loop, path = context.loop, find_result_path()
         try:
             yield
-            loop.team.end()
+            loop.team.end_run()
             if path is not None:
-                context.run.hand_over(path, self.device)
+                context.run.save_to(path, self.device)
         except BaseException:
             loop.learner.leave()
             if path is not None:
-                with suppress(Exception):  # it would hide the error that ends the run
-                    context.run.hand_over_rest(path, self.device)
+                with suppress(Exception):  # another error would hide the first one
+                    context.run.save_after_error_to(path, self.device)
             raise
 
-    def _model_to_train(self, model: Any, group: Group | None) -> Any:
-        """Return the model where it is trained, or on the CPU if each device gets a shard of it."""
+    def _place_model(self, model: Any, group: Group | None) -> Any:
+        """Place a model: on the device, or on the CPU if each device gets a shard of it."""
         is_sharded = self.shard is not None and (group is not None or len(self.gpus) > 1)
         if is_sharded and not is_overridden(self, "prepare_model"):
             return self.backend.place(model, CPU)
-        return self._find_prepared_model(model)
+        return self._call_prepare_model(model)
 
     def _fit_by_the_book(
         self,
@@ -538,11 +548,11 @@ class Trainer(TrainerState):
 
         Args:
             model, train_data, val_data: see ``fit``.
-            callbacks: those of the trainer.
-            settings: the other arguments of ``fit``, which are refused.
+            callbacks: the trainer's callbacks.
+            settings: the other arguments of ``fit``, which are refused if they are set.
         """
         usual = TrainingSettings()._asdict()
-        given = {
+        is_set = {
             "loss=": settings.loss is not None,
             "optimizer=": settings.optimizer is not None,
             "lr=": settings.lr is not None,
@@ -551,28 +561,28 @@ class Trainer(TrainerState):
             "resume=": settings.resume,
             "enable_progress_bar=": self.enable_progress_bar,
             "num_gpus=": len(self.gpus) > 1,
-            **{f"{n}=": x != usual[n] for n, x in self._settings_of_steps().items()},
+            **{f"{name}=": x != usual[name] for name, x in self._settings_of_steps().items()},
             "gradient_clip_val=": False,  # the book's ``fit_epoch`` uses it
             "on_step_end": bool(find_listeners(self, callbacks, "on_step_end")),
         }
-        if ignored := ", ".join(name for name, is_given in given.items() if is_given):
+        if ignored := ", ".join(name for name in is_set if is_set[name]):
             raise _refusal(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
         check_monitors(callbacks, ())
         self._find_data(train_data, val_data)
-        model = self._find_prepared_model(model)
+        model = self._call_prepare_model(model)
         self.model = model
         if isinstance(getattr(model, "trainer", None), Trainer | None):
-            model.trainer = self  # also where another one trained it before
-        uncover_loss(model)
+            model.trainer = self  # also if another trainer was there before
+        restore_loss(model)
         self.optim = model.configure_optimizers()
-        taken: list[Any] = []
+        first_batches: list[Any] = []
         source = draw_outside(framework_of(self.backend), self.train_dataloader)
-        batches = (prepare_batch(self, batch) for batch in _note(source, taken))
+        batches = (call_prepare_batch(self, batch) for batch in _record(source, first_batches))
         framework_of(self.backend).training.begin_module(model, self.optim, batches)
         data = self.train_dataloader
-        # Data that begins only once has not the batch any more that was looked at.
-        if taken and self.max_epochs == 1 and iter(data) is iter(data):
-            self.train_dataloader = chain(taken, data)
+        # An iterator does not yield the first batch again.
+        if first_batches and self.max_epochs == 1 and iter(data) is iter(data):
+            self.train_dataloader = chain(first_batches, data)
         for epoch in range(self.max_epochs):
             self.epoch = epoch
             self.fit_epoch()  # type: ignore[attr-defined]
@@ -584,7 +594,7 @@ class Trainer(TrainerState):
     def _find_data(
         self, train_data: Iterable[Any] | DataModule, val_data: Iterable[Any] | None
     ) -> tuple[Iterable[Any], Iterable[Any] | None]:
-        """Return the batches of a run, which are those of a ``DataModule`` if one is given."""
+        """Return the batches of a run; a ``DataModule`` has its own."""
         data: Any = train_data
         self.train_dataloader, self.val_dataloader = data, val_data
         if is_data_module(train_data) or is_overridden(self, "prepare_data"):
@@ -600,28 +610,27 @@ class Trainer(TrainerState):
         return self.train_dataloader, self.val_dataloader
 
     def shard_data(self, data: Iterable[T]) -> Iterable[T]:
-        """Return data of which each process of a launch reads its own shard only.
+        """Let each process of a launch read only its own shard of the data.
 
-        ``fit`` takes any data, of which each process reads all and computes a shard. Reading less
-        is worth it where examples are read from files or changed on the way. No example is left
-        out, and none is seen twice.
+        Otherwise each process reads all the data that ``fit`` gets, and computes with a shard. Use
+        this if it is expensive to read or to transform an example. The processes together read each
+        example once.
 
         Args:
-            data: an ``ArrayLoader``; a ``DataLoader`` of PyTorch's or of Gluon's that chooses its
-                examples by number, or of a class derived from it, without an ``__iter__`` of its
-                own; or a ``tf.data.Dataset`` of batches, which TensorFlow's threads
-                make whole, and of which the process's shard alone comes out.
+            data: an ``ArrayLoader``, or a ``DataLoader`` of PyTorch or Gluon that selects examples
+                by index. A subclass may not define ``__iter__``. Or a ``tf.data.Dataset`` of
+                batches: TensorFlow still makes whole batches, and each process takes its shard.
 
         Returns:
-            For ``fit`` alone: a loader with as many batches, in the same order. Without a launch,
-            the data itself.
+            A loader for ``fit`` only, with as many batches in the same order. Without a launch,
+            ``data`` itself.
 
         Raises:
             UnsupportedValueError: for other data.
 
         >>> trainer.fit(net, trainer.shard_data(batches))                  # doctest: +SKIP
         """
-        if (peers := launched()) is None:
+        if (peers := find_peers()) is None:
             return data
         if isinstance(data, ArrayLoader):
             return data.shard(peers.rank, peers.world_size)
@@ -641,15 +650,15 @@ class Trainer(TrainerState):
         loss: Loss | None = None,
         metrics: Sequence[Metric] = (),
     ) -> dict[str, float]:
-        """Measure a model on data, without dropout, and without changing it.
+        """Measure the loss and the metrics of a model, in evaluation mode, without changing it.
 
         Args:
-            model: see ``fit``. None of its parameters needs a gradient.
-            data: batches ``(X, y)``, or a ``DataModule``, whose ``val_dataloader()`` is taken.
+            model: see ``fit``. All of its parameters may be frozen.
+            data: batches ``(X, y)``, or a ``DataModule`` with ``val_dataloader()``.
             loss, metrics: see ``fit``.
 
         Returns:
-            ``'loss'`` and each metric by name, the mean over the examples.
+            ``'loss'`` and the name of each metric, with the mean over the examples.
 
         Raises:
             UnsupportedValueError: for a model, a loss, a metric or data that cannot be used.
@@ -658,68 +667,74 @@ class Trainer(TrainerState):
         {'loss': 0.13, 'accuracy': 0.96}
         """
         functions = find_metrics(self.backend, metrics)
-        with self._besides("validate", model):
-            batches = loader_of(data, "val_dataloader")
+        with self._keep_run("validate", model):
+            batches = find_loader(data, "val_dataloader")
             prepared = self._prepare_for_use(model, batches, "validate")
-            settings = self._own_settings(prepared, loss, "sgd", metrics)
-            del settings["optimizer"]  # of that name, so that the model configures none
-            learner = self._evaluator(prepared, **settings)
+            settings = self._find_own_settings(prepared, loss, "sgd", metrics)
+            del settings["optimizer"]  # a name keeps the model from configuring its own
+            learner = self._make_evaluator(prepared, **settings)
             self.val_batch_idx = 0
             self.num_val_batches = length_of(batches, 0)
-            # For a model whose training_step measures, where nothing was trained.
+            # ``training_step`` may plot without a training before it.
             self.num_train_batches = self.num_train_batches or self.num_val_batches
             try:
-                functions = functions or self._own_metrics(learner)
+                functions = functions or self._find_own_metrics(learner)
                 return Loop(self, learner, functions).evaluate(batches)
             finally:
                 learner.sync()
 
     def predict(self, model: Any, data: Iterable[Any] | DataModule) -> list[Any]:
-        """Return the predictions of a model, without dropout, and without changing it.
+        """Return the predictions of a model, in evaluation mode, without changing it.
 
         Args:
-            model: see ``fit``. None of its parameters needs a gradient.
-            data: batches, as ``fit`` has them: the target of ``(X, y)`` is left out. One without a
-                target is ``X``, ``(X,)``, or a dict all of whose keys are the model's inputs;
-                several inputs without one are ``(X1, X2, None)``. Or a ``DataModule``, whose
-                ``predict_dataloader()``, else ``val_dataloader()``, is taken.
+            model: see ``fit``. All of its parameters may be frozen.
+            data: batches as in ``fit``. The target of ``(X, y)`` is ignored. A batch without a
+                target is ``X``, ``(X,)``, or a dict with only inputs of the model. Several inputs
+                without a target are ``(X1, X2, None)``. Or a ``DataModule`` with
+                ``predict_dataloader()``, or else ``val_dataloader()``.
 
         Returns:
-            What the model returns for each batch, on the device.
+            The model's prediction for each batch, on the device.
 
         Raises:
             UnsupportedValueError: for a model or data that cannot be used.
 
         >>> trainer.predict(net, ArrayLoader(X, batch_size=32))            # doctest: +SKIP
         """
-        with self._besides("predict", model):
-            source = loader_of(data, "predict_dataloader", "val_dataloader")
-            learner = self._evaluator(self._prepare_for_use(model, source, "predict"), loss="mse")
+        with self._keep_run("predict", model):
+            source = find_loader(data, "predict_dataloader", "val_dataloader")
+            learner = self._make_evaluator(
+                self._prepare_for_use(model, source, "predict"), loss="mse"
+            )
             names, takes_mapping = learner.input_names, learner.takes_mapping
-            entry = Entry(self, learner)
+            feed = Feed(self, learner)
             try:
-                with closing(entry.draw(source)) as batches:
-                    found = []
+                with closing(feed.draw(source)) as batches:
+                    predictions = []
                     for batch in batches:
-                        inputs = inputs_to_predict(entry.arrive(batch), names, takes_mapping)
-                        found.append(learner.predict(inputs))
-                    return found
+                        inputs = inputs_to_predict(feed.prepare(batch), names, takes_mapping)
+                        predictions.append(learner.predict(inputs))
+                    return predictions
             finally:
                 learner.sync()
 
     @contextmanager
-    def _besides(self, verb: str, model: Any) -> Iterator[None]:
-        """Leave a run as it is, in whose callback this may be; its errors name this call.
+    def _keep_run(self, verb: str, model: Any) -> Iterator[None]:
+        """Restore the state of a run after a call in its callback; errors name the call.
 
-        A model that another trainer has trained is this one's meanwhile: the parameters of a linen
-        module are in the state of its trainer.
+        The model's attribute ``trainer`` is this trainer meanwhile. The trainer of a linen module
+        keeps the module's parameters.
+
+        Args:
+            verb: the name of the call, for errors.
+            model: its model.
         """
         trainer = getattr(model, "trainer", None)
-        is_lent = isinstance(trainer, Trainer)
-        if is_lent:
+        has_trainer = isinstance(trainer, Trainer)
+        if has_trainer:
             model.trainer = self
         names = ("_learner", "_model", "val_batch_idx", "num_val_batches", "num_train_batches")
-        kept = {name: getattr(self, name) for name in names}
+        state = {name: getattr(self, name) for name in names}
         try:
             with self._set_matmul_precision():
                 yield
@@ -732,12 +747,12 @@ class Trainer(TrainerState):
                 attempted, error.problem, error.fix, error.devices
             ) from error
         finally:
-            vars(self).update(kept)
-            if is_lent:
+            vars(self).update(state)
+            if has_trainer:
                 model.trainer = trainer
 
     def _set_matmul_precision(self) -> AbstractContextManager[Any]:
-        """Return the block in which a model is trained or used."""
+        """Return a block with the trainer's precision of products."""
         precision = self._check_matmul_precision()
         if precision is None:
             return nullcontext()
@@ -751,16 +766,16 @@ class Trainer(TrainerState):
         framework = framework_of(self.backend)
         return check_precision(framework, self.matmul_precision, attempted, fix)
 
-    def _evaluator(self, model: Any, **settings: Any) -> Learner:
-        """Return the learner of a prepared model that is not trained."""
+    def _make_evaluator(self, model: Any, **settings: Any) -> Learner:
+        """Return the learner of a placed model, to evaluate it only."""
         return self.backend.learner(model, **settings, precision=self.precision, is_trained=False)
 
     def _prepare_for_use(self, model: Any, data: Iterable[Any], verb: str) -> Any:
-        """Return a model that is not trained, as ``prepare_model`` returned it."""
+        """Check a model and its data, and place the model to evaluate it."""
         if model is None:
             raise UnsupportedValueError(
                 f"{verb} None",
-                "it is no model; before fit, trainer.model is None",
+                "None is not a model; before fit, trainer.model is None",
                 f"trainer.{verb}(net, batches)",
             )
         is_array = (
@@ -774,28 +789,28 @@ class Trainer(TrainerState):
                 f"trainer.{verb}(net, [batch]), or ArrayLoader(X, batch_size=32)",
             )
         check_data(data, "data", 1)
-        return self._find_prepared_model(model)
+        return self._call_prepare_model(model)
 
-    def _own_settings(self, model: Any, *given: Any) -> dict[str, Any]:
+    def _find_own_settings(self, model: Any, *arguments: Any) -> dict[str, Any]:
         operands = framework_of(self.backend).training.step_operands(model)
-        return own_settings(model, *given, trainer=self, operands=operands)
+        return find_own_settings(model, *arguments, trainer=self, operands=operands)
 
-    def _own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
-        """Return the metrics that the model itself has, where its prediction is known."""
+    def _find_own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """Return the metrics of a compiled model; a model with its own steps has no prediction."""
         if learner.settings.methods is not None:
             return {}
-        own = framework_of(self.backend).training.metrics(learner.model)
-        return find_metrics(self.backend, own)
+        metrics = framework_of(self.backend).training.metrics(learner.model)
+        return find_metrics(self.backend, metrics)
 
 
-def _note(batches: Iterable[Any], taken: list[Any]) -> Iterator[Any]:
-    """Yield batches, each of which is in a list from then on."""
+def _record(batches: Iterable[Any], record: list[Any]) -> Iterator[Any]:
+    """Yield batches, and append each one to a list first."""
     for batch in batches:
-        taken.append(batch)
+        record.append(batch)
         yield batch
 
 
-def _gpus(backend: Backend, wanted: int) -> list[Device]:
+def _find_gpus(backend: Backend, wanted: int) -> list[Device]:
     there = backend.num_gpus()
     number = there if wanted == -1 else wanted
     if number > there:
@@ -813,8 +828,8 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
     return [gpu(i) for i in range(number)]
 
 
-def _gpu_of(backend: Backend, wanted: int, peers: Peers) -> list[Device]:
-    """Return the device of one of the processes of a launch; empty is the CPU."""
+def _find_gpu_of_process(backend: Backend, wanted: int, peers: Peers) -> list[Device]:
+    """Return the GPU of this process of a launch; an empty list is the CPU."""
     there = backend.num_gpus()
     if wanted == 0 or (wanted == -1 and not there):
         return []

@@ -467,7 +467,7 @@ def test_a_traced_scalar_is_refused_with_the_fix(backend):
 
     with pytest.raises(UnsupportedValueError, match="log loss") as caught:
         step(tf.ones(2))
-    assert caught.value.fix == "return loss from what is compiled, and log what it returns"
+    assert caught.value.fix == "return loss from the compiled function, and log the result"
     assert log.flush() == {}
 
 

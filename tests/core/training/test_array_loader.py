@@ -215,10 +215,10 @@ def test_an_invalid_state_is_refused_and_changes_nothing(state):
 @pytest.mark.parametrize(
     ("arrays", "options", "words"),
     [
-        ([], {}, "none is given"),
-        ([[1, 2]], {}, "no NumPy array"),
-        (["ab"], {}, "no NumPy array"),
-        ([None], {}, "no NumPy array"),
+        ([], {}, "there are none"),
+        ([[1, 2]], {}, "neither a NumPy array"),
+        (["ab"], {}, "neither a NumPy array"),
+        ([None], {}, "neither a NumPy array"),
         ([np.zeros(())], {}, "no axis"),
         ([np.zeros(2), np.zeros(3)], {}, "lengths are 2, 3"),
         ([np.zeros(2)], {"batch_size": 0}, "batch_size"),

@@ -218,7 +218,7 @@ def test_a_metric_of_each_example_is_refused_with_the_call_that_is_right(referen
     def errors(prediction, y):
         return abs(prediction - y)
 
-    with pytest.raises(UnsupportedValueError, match=r"measure errors.*no scalar") as error:
+    with pytest.raises(UnsupportedValueError, match=r"measure errors.*not a scalar") as error:
         Trainer(1, backend=reference).fit(reference.mlp([2, 1]), [BATCH], metrics=[errors])
     assert error.value.fix == "metrics=[lambda prediction, y: errors(prediction, y).mean()]"
 

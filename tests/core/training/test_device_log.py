@@ -240,7 +240,7 @@ def test_reading_the_log_of_a_loop_includes_the_whole_block(reference, scalar, a
 
 
 def test_the_first_numbers_of_a_loop_are_checked_at_once(reference):
-    with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and no scalar"):
+    with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and not a scalar"):
         BatchedDeviceLog(reference).add(loss=reference.ones(2))
 
 
@@ -256,5 +256,5 @@ def test_later_numbers_of_a_loop_are_checked_when_somebody_asks(reference, scala
     log = BatchedDeviceLog(reference)
     log.add(loss=scalar(1.0))
     log.add(accuracy=reference.ones(2, device="gpu:0"))
-    with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and no scalar"):
+    with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and not a scalar"):
         log.means()

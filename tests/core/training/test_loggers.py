@@ -103,7 +103,7 @@ def test_the_first_of_several_processes_writes(tmp_path):
 
 @pytest.mark.parametrize("path", [3, None, "", "nowhere/run.csv", "."])
 def test_an_invalid_path_of_a_file_is_refused_at_once(path):
-    with pytest.raises(UnsupportedValueError, match="log into a file"):
+    with pytest.raises(UnsupportedValueError, match="log to a file"):
         CSVLogger(path)
 
 

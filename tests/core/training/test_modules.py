@@ -9,7 +9,7 @@ import pytest
 from d2ldev import UnsupportedValueError
 from d2ldev.operations.steps import comparison, own_loss, takes_target
 from d2ldev.training.data import inputs_alone, inputs_and_target, inputs_to_predict
-from d2ldev.training.module import own_settings
+from d2ldev.training.module import find_own_settings
 from d2ldev.training.trainer import Trainer
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
@@ -21,7 +21,7 @@ def net(reference):
 
 
 def settings_of(methods, loss=None, optimizer=None):
-    return own_settings(SimpleNamespace(**methods), loss, optimizer, (), trainer=None)
+    return find_own_settings(SimpleNamespace(**methods), loss, optimizer, (), trainer=None)
 
 
 # -- what a model says itself ------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_step_that_returns_no_scalar_is_refused():
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_ended"])
 def test_an_unknown_hook_of_a_trainer_is_refused(reference, net, hook):
     mine = type("Mine", (Trainer,), {hook: lambda self, *_: None})
-    with pytest.raises(UnsupportedValueError, match=f"nobody calls its {hook}"):
+    with pytest.raises(UnsupportedValueError, match=f"does not call its {hook}"):
         mine(1, backend=reference).fit(net, [BATCH])
 
 

@@ -253,7 +253,7 @@ def start(folder, source):
 
 def test_the_error_of_an_unguarded_program_has_the_fix(tmp_path):
     said = start(tmp_path, f"{PROGRAM}\ntrain()\n").communicate(timeout=120)[1]
-    assert "is not guarded by if __name__ == '__main__'" in said
+    assert "a program has to train under if __name__ == '__main__'" in said
     assert "d2ldev launch --processes 2 train.py" in said
 
 

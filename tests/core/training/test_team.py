@@ -95,7 +95,7 @@ def test_the_order_of_an_array_loader_is_not_given_to_other_data():
 
 
 def test_rank_0_shares_its_value_with_all():
-    found = together(lambda rank: team().of_the_first("a question", f"of rank {rank}"))
+    found = together(lambda rank: team().broadcast_from_first("a question", f"of rank {rank}"))
     assert [each.value for each in found] == ["of rank 0"] * 2
 
 

@@ -681,7 +681,7 @@ def test_a_state_from_before_the_first_batch_is_not_put_into_what_was_built_sinc
     run_of(backend, "subclass", 0, checkpoint=path)
     net = Unbuilt()
     net(np.ones((1, 3), "float32"))
-    with pytest.raises(CheckpointError, match="make the model anew"):
+    with pytest.raises(CheckpointError, match="create the model again"):
         Trainer(1, num_gpus=1, backend=backend).fit(
             net,
             [(np.ones((1, 3), "float32"), np.array([0]))],

@@ -129,7 +129,7 @@ def test_a_state_of_another_generator_of_numpys_is_refused():
     state, before = random_state(), np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.PCG64(1))
-        with pytest.raises(CheckpointError, match="of other generators"):
+        with pytest.raises(CheckpointError, match="not a state of the generators of Python"):
             check_random_state(state)
     finally:
         np.random.set_bit_generator(before)
@@ -140,7 +140,7 @@ def test_a_state_of_another_generator_of_numpys_is_refused():
     "state", [None, 3, {}, {"kind": "nothing"}, {"kind": 1, "state": 2, "random": 3}]
 )
 def test_an_invalid_state_is_refused(make, state):
-    with pytest.raises(CheckpointError, match="go on with the order of the data"):
+    with pytest.raises(CheckpointError, match="restore the order of the data"):
         Order(make()).check(state)
 
 

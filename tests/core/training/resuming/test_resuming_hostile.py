@@ -179,14 +179,14 @@ def test_more_batches_than_the_data_has_are_refused_before_anything_changes(path
 def test_more_batches_than_steps_are_refused(path, state):
     changed = state({"step": 2})
     changed["run"]["within"]["batches"] = 3
-    assert "no state of a training run" in is_resumed_or_refused(path, changed)
+    assert "does not hold the state of a training run" in is_resumed_or_refused(path, changed)
 
 
 def test_numbers_that_the_history_has_not_are_refused(path, state):
     changed = state({})
     changed["run"]["within"]["log"]["totals"]["more"] = [1.0, 2.0]
     changed["run"]["within"]["log"]["last"]["more"] = 0.5
-    assert "no state of a training run" in is_resumed_or_refused(path, changed)
+    assert "does not hold the state of a training run" in is_resumed_or_refused(path, changed)
 
 
 @pytest.mark.parametrize("seed", [2**128, 2**4_000_000], ids=["129 bits", "4 million bits"])

@@ -11,7 +11,7 @@ from d2ldev._backend import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.native import NativeDevices
-from d2ldev.training import callbacks, context, entry, hooks, loops, run, team, trainer
+from d2ldev.training import callbacks, context, feed, hooks, loops, run, team, trainer
 from d2ldev.training.interruption import END, Interruption
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
@@ -49,7 +49,7 @@ class SetsItsModelOnlyItself(Mutant, caught_by="hooks.the-books-trainer"):
 class TakesNoneForABatch(Mutant, caught_by="hooks.that-return-none"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        entry.prepare_batch = lambda trainer, batch: trainer.prepare_batch(batch) or batch
+        feed.call_prepare_batch = lambda trainer, batch: trainer.prepare_batch(batch) or batch
 
 
 # -- modules --------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ class ComparesItself(Mutant, caught_by="module.its-steps"):
 class TakesALossForAModule(Mutant, caught_by="module.ignores-nothing"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        own_settings = trainer.own_settings
-        trainer.own_settings = lambda model, _loss, optimizer, _metrics, **options: own_settings(
+        find = trainer.find_own_settings
+        trainer.find_own_settings = lambda model, _loss, optimizer, _metrics, **options: find(
             model, None, optimizer, (), **options
         )
 
@@ -74,8 +74,8 @@ class TakesALossForAModule(Mutant, caught_by="module.ignores-nothing"):
 class ConfiguresWithoutATrainer(Mutant, caught_by="module.knows-its-trainer"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        own_settings = trainer.own_settings
-        trainer.own_settings = lambda *arguments, **_: own_settings(*arguments, trainer=None)
+        find = trainer.find_own_settings
+        trainer.find_own_settings = lambda *arguments, **_: find(*arguments, trainer=None)
 
 
 class CountsNoBatches(Mutant, caught_by="module.counts-batches"):
@@ -141,8 +141,8 @@ class LeavesOutTheLastEpoch(Mutant, caught_by="runs.stopped"):
 class RemembersTheStop(Mutant, caught_by="runs.stop-is-forgotten-by-the-next"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        trainer.result = lambda: "somewhere"
-        run.Run.hand_over = lambda *_: None
+        trainer.find_result_path = lambda: "somewhere"
+        run.Run.save_to = lambda *_: None
 
 
 class SavesWhereItStops(Mutant, caught_by="runs.stopped-go-on"):
@@ -239,7 +239,7 @@ class WaitsForABatchThatMayNotCome(Mutant, caught_by="runs.interrupted-while-wai
         def draw(interruption, batches):
             return END if interruption.is_pressed else next(batches, END)
 
-        Interruption.draw = draw
+        Interruption.draw_next = draw
 
 
 class ForgetsTheFirstSteps(Mutant, caught_by="runs.saved-every-n-steps"):
@@ -251,20 +251,20 @@ class ForgetsTheFirstSteps(Mutant, caught_by="runs.saved-every-n-steps"):
 class SavesBeforeASharedStep(Mutant, caught_by="runs.saved-between-shared-steps"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        save_within = run.Run.save_within
+        save_within = run.Run.save_within_epoch
 
         def saves_always(self, *arguments):
             pending, self._learner.pending = self._learner.pending, 0
             save_within(self, *arguments)
             self._learner.pending = pending
 
-        run.Run.save_within = saves_always
+        run.Run.save_within_epoch = saves_always
 
 
 class KeepsTheLast(Mutant, caught_by="runs.keep-the-best"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        run.Run._is_kept = lambda _: True
+        run.Run._is_worth_saving = lambda _: True
 
 
 class SavesNothingSilently(Mutant, caught_by="runs.refuse-contradictions"):
@@ -348,4 +348,4 @@ class TakesAnyData(Mutant, caught_by="runs.refuse-what-is-none"):
 class WantsATarget(Mutant, caught_by="fit.without-a-target"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        entry.takes_target = lambda _: True
+        feed.takes_target = lambda _: True

@@ -1,4 +1,4 @@
-"""How a batch enters a loop: what happens to it on the host, on its way, and on the device."""
+"""``Feed``: the batches of an epoch, from the data to the operands of a step."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from d2ldev.training.data import (
     inputs_alone,
     inputs_and_target,
 )
-from d2ldev.training.hooks import TrainerState, is_overridden, prepare_batch
+from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
 from d2ldev.training.interruption import shield
 from d2ldev.training.team import Counts, SingleProcess, Team
 
-# How many batches are on their way to a GPU while one is computed with.
+# How many batches are on their way to a GPU during a step.
 _DEPTH = 2
 
 
 class Operands(NamedTuple):
-    """What a learner computes with, of a batch.
+    """The operands of a learner's step.
 
     Args:
-        inputs: of the model.
+        inputs: the inputs of the model.
         y: the target.
-        counts: what the batch counts.
+        counts: the weights of the batch in the means.
     """
 
     inputs: tuple[Any, ...]
@@ -48,13 +48,13 @@ class Operands(NamedTuple):
     counts: Counts
 
 
-class Entry:
-    """The way of the batches of an epoch into the steps of a learner.
+class Feed:
+    """The batches of an epoch, from the data to the operands of a step.
 
     Args:
-        trainer: whose batches they are.
-        learner: computes with them.
-        team: the processes that compute with portions of each batch.
+        trainer: the trainer, with its device and its ``prepare_batch``.
+        learner: the learner that takes the operands.
+        team: the processes that train, each with a portion of each batch.
     """
 
     def __init__(self, trainer: TrainerState, learner: Learner, team: Team | None = None) -> None:
@@ -64,17 +64,17 @@ class Entry:
         self._framework = framework_of(trainer.backend)
         self._kinds = self._framework.state.kinds
         self._has_labels = has_labels(learner.settings)
-        # A batch that the user prepares may have other labels than the one that was drawn.
-        self._is_prepared = is_overridden(trainer, "prepare_batch")
+        # The user's ``prepare_batch`` may change the labels.
+        self._is_overridden = is_overridden(trainer, "prepare_batch")
         settings = learner.settings
         self._has_target = takes_target(settings.loss)
-        self._is_plain = self._has_target and settings.methods is None and not self._is_prepared
-        # What the host has seen of each batch on its way: its labels, and whether it has marks.
-        self._seen: deque[tuple[Labels | None, bool]] = deque()
+        self._is_plain = self._has_target and settings.methods is None and not self._is_overridden
+        # The labels of each batch on its way, and whether it has a ``Broadcast``.
+        self._scans: deque[tuple[Labels | None, bool]] = deque()
         self._cast: Cast | None = None
         self._dtype: str | None = None
         self._has_warned = self._is_pipeline = self._is_built = False
-        # Whether all floats of the batches were seen on the host, and stay as they are.
+        # Whether the host has seen all floats of the batches, and they need no cast.
         self._is_complete = True
 
     def draw(
@@ -84,15 +84,15 @@ class Entry:
         is_trained: bool = False,
         count_to_draw: Callable[[], int] | None = None,
     ) -> Generator[Any, None, None]:
-        """Return the batches of an epoch on the device, each of which ``take`` takes.
+        """Return the batches of an epoch on the device, for ``make_operands``.
 
         Args:
             data: the batches of the epoch.
-            is_trained: whether the model is trained on them.
+            is_trained: whether they are for training.
             count_to_draw: see ``device_batches``.
         """
-        self._seen.clear()
-        if self._cast is None:  # a model gets its dtype with its first batch, at the latest
+        self._scans.clear()
+        if self._cast is None:  # a lazy model has no dtype before its first batch
             self._dtype = dtype_of_model(self._framework, self._learner.model)
             if self._dtype is not None:
                 self._cast = Cast(self._framework, self._dtype)
@@ -100,25 +100,25 @@ class Entry:
         is_pipeline = isinstance(data, self._framework.training.pipeline_types)
         self._is_pipeline = is_pipeline and not self._team.splits
         self._is_complete = self._cast is None or not (self._is_pipeline or self._cast.has_met_data)
-        trainer, is_prepared = self._trainer, self._is_prepared
+        trainer = self._trainer
         return device_batches(
             self._framework,
             shield(data),
-            None if is_prepared else trainer.device,
-            _DEPTH if trainer.gpus and not is_prepared else 0,
-            prepare=None if self._is_pipeline else self._look,
+            None if self._is_overridden else trainer.device,
+            _DEPTH if trainer.gpus and not self._is_overridden else 0,
+            prepare=None if self._is_pipeline else self._prepare_on_host,
             count_to_draw=count_to_draw,
         )
 
-    def take(self, number: int, batch: Any) -> Operands:
-        """Return the operands of a batch, and tell the learner what the host has seen of it.
+    def make_operands(self, number: int, batch: Any) -> Operands:
+        """Return the operands of a batch, and give the learner the range of its labels.
 
         Args:
             number: the position of the batch in the epoch, from 0.
-            batch: drawn by ``draw``.
+            batch: a batch of ``draw``.
         """
         kinds = self._kinds
-        labels, has_marks = self._seen.popleft() if self._seen else (None, None)
+        labels, has_marks = self._scans.popleft() if self._scans else (None, None)
         if (
             self._is_plain
             and self._is_complete
@@ -126,30 +126,30 @@ class Entry:
             and len(batch) == 2
             and kinds[type(batch[0])] is TENSOR
             and kinds[type(batch[1])] is TENSOR
-        ):  # the common batch
+        ):  # the usual batch
             inputs, y = batch[:1], batch[1]
             examples = count_of(self._backend, y)
         else:
-            inputs, y, examples = self._take_apart(*self._receive(batch, has_marks))
+            inputs, y, examples = self._split(*self._finish(batch, has_marks))
         counts = self._team.count(self._learner, number, y, examples, labels)
-        self._learner.labels = None if self._is_prepared else labels
+        self._learner.labels = None if self._is_overridden else labels
         return Operands(inputs, y, counts)
 
-    def arrive(self, batch: Any) -> Any:
-        """Return a drawn batch on the device, with the floats of the model and without marks."""
-        _, has_marks = self._seen.popleft() if self._seen else (None, None)
-        batch, has_marks = self._receive(batch, has_marks)
+    def prepare(self, batch: Any) -> Any:
+        """Return a batch of ``draw`` with the dtype of the model, and without ``Broadcast``."""
+        _, has_marks = self._scans.popleft() if self._scans else (None, None)
+        batch, has_marks = self._finish(batch, has_marks)
         return unwrap_broadcasts(batch, self._kinds) if has_marks else batch
 
-    def _receive(self, batch: Any, has_marks: bool | None) -> tuple[Any, bool]:
-        """Return a drawn batch with the floats of the model, and whether it has marks.
+    def _finish(self, batch: Any, has_marks: bool | None) -> tuple[Any, bool]:
+        """Return a batch with the dtype of the model, and whether it has a ``Broadcast``.
 
         Args:
-            batch: on the device, unless the user brings it there.
-            has_marks: whether the host has seen a ``Broadcast`` in it; None if it was not walked.
+            batch: a batch on the device, or on the host for the user's ``prepare_batch``.
+            has_marks: whether the host found a ``Broadcast`` in it; None if it did not look.
         """
-        if self._is_prepared:
-            batch = prepare_batch(self._trainer, batch)
+        if self._is_overridden:
+            batch = call_prepare_batch(self._trainer, batch)
         elif has_marks is not None and self._is_complete:
             return batch, has_marks
         flat = self._walk(batch)
@@ -159,40 +159,39 @@ class Entry:
         """Return the inputs of the first batch, on the device."""
         for first in draw_outside(self._framework, data):
             (batch,) = self.draw([first])
-            batch = self.arrive(batch)
+            batch = self.prepare(batch)
             if self._learner.settings.methods is None and not self._has_target:
                 return inputs_alone(batch, *self._names)
             return inputs_and_target(batch, *self._names)[0]
         raise empty_data_refusal()
 
-    def _look(self, batch: Any) -> Any:
-        """Cast the floats of a batch on the host, look at its labels, and select a portion.
+    def _prepare_on_host(self, batch: Any) -> Any:
+        """Cast the floats of a batch on the host, read its labels, and select a portion.
 
         Returns:
-            The batch. Or its leaves if it was walked for them, so that its move needs no other
-            walk.
+            The batch, or its leaves after a walk: the move to the device then needs no other walk.
         """
         is_sharded = isinstance(batch, Sharded)
         flat = self._walk(batch.operands if is_sharded else batch)
         has_marks = flat is not None and flat.has_marks
         self._is_complete = self._cast is None or not self._cast.has_met_data
-        if flat is not None and (self._is_prepared or self._team.splits or is_sharded):
+        if flat is not None and (self._is_overridden or self._team.splits or is_sharded):
             operands, flat = flat.unflatten({}), None
             if is_sharded:
                 operands = Sharded(operands, batch.number, batch.length, batch.content)
             batch = operands
-        self._seen.append((self._labels(batch) if self._has_labels else None, has_marks))
+        self._scans.append((self._find_labels(batch) if self._has_labels else None, has_marks))
         return self._team.select(batch) if flat is None else flat
 
     def _walk(self, batch: Any) -> Flattened | None:
-        """Return the leaves of a batch with the floats of the model.
+        """Return the leaves of a batch, with the dtype of the model.
 
         Returns:
-            None for a batch that stays as it is, and has no containers within.
+            The leaves. None for a batch that needs no cast, and has no containers within.
 
         Raises:
-            UnsupportedValueError: for a container that cannot be taken apart, and for containers in
-                too many places. JAX would end the process, and MXNet would not come to an end.
+            UnsupportedValueError: for a container of an unknown kind, and for too many places of
+                containers. JAX would crash, and MXNet would never end.
         """
         cast = self._cast
         if cast.keeps(batch) if cast is not None else has_tensors_alone(batch, self._kinds):
@@ -209,7 +208,7 @@ class Entry:
         return flat
 
     def _warn(self, cast: Cast) -> None:
-        """Warn once of floats that are cast."""
+        """Warn once of a cast."""
         if cast.others and not self._has_warned:
             self._has_warned = True
             if self._team.is_first:
@@ -218,29 +217,29 @@ class Entry:
                     f"is; to cast it once: X.astype({self._dtype!r}) before the batches are made"
                 )
 
-    def _labels(self, batch: Any) -> Labels | None:
-        """Return what the host sees of the labels of a batch."""
+    def _find_labels(self, batch: Any) -> Labels | None:
+        """Return the range of a batch's labels, as far as the host can read them."""
         if isinstance(batch, Sharded):
             batch = batch.operands
         waits = self._team.splits
-        if type(batch) is tuple and len(batch) == 2:  # the common batch
+        if type(batch) is tuple and len(batch) == 2:  # the usual batch
             return look_at(self._framework, batch[1], is_drawn=True, waits=waits)
         try:
             _, y = inputs_and_target(batch, *self._names)
-        except UnsupportedValueError:  # raised again where the batch is computed with
+        except UnsupportedValueError:  # the step raises it again
             return None
         return look_at(self._framework, y, is_drawn=True, waits=waits)
 
     @cached_property
     def _names(self) -> tuple[Sequence[str], bool]:
-        """What the model calls its inputs, and whether it takes a mapping of them."""
+        """The names of the model's inputs, and whether it takes a mapping of them."""
         return self._learner.input_names, self._learner.takes_mapping
 
-    def _take_apart(self, batch: Any, has_marks: bool) -> tuple[tuple[Any, ...], Any, int]:
+    def _split(self, batch: Any, has_marks: bool) -> tuple[tuple[Any, ...], Any, int]:
         """Return the inputs of a batch, its target, and the number of its examples.
 
         Args:
-            batch: on the device.
+            batch: a batch on the device.
             has_marks: whether a ``Broadcast`` may be in it.
         """
         learner, backend, names = self._learner, self._backend, self._names
@@ -259,7 +258,7 @@ class Entry:
         return *self._unwrap((inputs, y), has_marks), number
 
     def _unwrap(self, operands: Any, has_marks: bool) -> Any:
-        """Return operands as the learner takes them."""
+        """Return operands with the values of ``Broadcast``, unless the learner takes the marks."""
         if not has_marks or self._learner.takes_marks:
             return operands
         return unwrap_broadcasts(operands, self._kinds)
