@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from d2ldev._backend import Backend
     from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
     from d2ldev.areas import Learner, Memory
+    from d2ldev.areas.leaks import Leak
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.files.load_into import Loaded
     from d2ldev.leaks.finding import Leaks, find_leaks
@@ -99,6 +100,7 @@ _RARE = {
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
     "Group": "processes.group",
+    "Leak": "areas.leaks",
     "Leaks": "leaks.finding",
     "LiveTensor": "operations.live_tensors",
     "Loaded": "files.load_into",
@@ -133,6 +135,7 @@ __all__ = [
     "EarlyStopping",
     "Group",
     "InvalidDeviceError",
+    "Leak",
     "Leaks",
     "Learner",
     "LiveTensor",
