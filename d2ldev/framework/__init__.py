@@ -93,7 +93,7 @@ from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands
 from d2ldev.operations.moving import is_text, to
 from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
-from d2ldev.operations.programs import Programs
+from d2ldev.operations.programs import Programs, ProgramUsers
 from d2ldev.operations.steps import (
     check_labels,
     check_loss,
@@ -167,6 +167,7 @@ __all__ = [
     "OutOfDeviceMemoryError",
     "Parallel",
     "Portion",
+    "ProgramUsers",
     "Programs",
     "Put",
     "ScopeError",

@@ -5,12 +5,14 @@ A helper for ``training`` of the backends.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
 P = TypeVar("P")
+U = TypeVar("U")
 
 
 def _leave_whole(_value: Any) -> None:
@@ -74,7 +76,7 @@ class Programs(Generic[P]):
         reader = _Reader(*self._reading, forget)
         try:
             key = reader.read(dependencies)
-        except RecursionError:  # such as of a list that contains itself
+        except (RecursionError, _NoKeyError):  # for example, a list that contains itself
             return make()
         entry = self._kept.pop(key, None)
         program = entry[0] if entry is not None and take(entry[0]) else make()
@@ -160,6 +162,8 @@ class _Reader:
         try:
             identity = _Identity(obj, self._forget)
         except TypeError:  # it has no place for weak references
+            if gc.is_tracked(obj):  # and may refer to arrays, which the table must not keep
+                raise _NoKeyError from None
             return _Kept(obj)
         self.identities.append(identity)
         return identity
@@ -177,6 +181,41 @@ class _Reader:
 
 # Python makes them when they are asked for.
 _OF_PYTHON = frozenset({"__annotate__", "__annotate_func__", "__annotations_cache__"})
+
+
+class _NoKeyError(Exception):
+    """Raised for an object that a key would keep alive, with all that it refers to."""
+
+
+class ProgramUsers(Generic[U]):
+    """The objects that can trace a program, which does not keep them alive.
+
+    Threads may add an object while another one asks. ``WeakSet`` then raises a ``RuntimeError``.
+    """
+
+    def __init__(self) -> None:
+        # Each operation on the dict is atomic.
+        self._kept: dict[int, ref[U]] = {}
+
+    def add(self, user: U) -> None:
+        """Add an object."""
+        kept, number = self._kept, id(user)
+        kept[number] = ref(user, lambda _: kept.pop(number, None))
+
+    def discard(self, user: U) -> None:
+        """Remove an object, if it was added."""
+        self._kept.pop(id(user), None)
+
+    def choose(self) -> U:
+        """Return any of the objects that are alive.
+
+        Raises:
+            LookupError: without any.
+        """
+        for each in list(self._kept.values()):
+            if (user := each()) is not None:
+                return user
+        raise LookupError("no object is left that can trace the program")
 
 
 class _Kept:

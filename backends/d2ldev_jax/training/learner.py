@@ -16,7 +16,6 @@ from functools import lru_cache, partial, wraps
 from inspect import signature
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +35,7 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Programs,
+    ProgramUsers,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
@@ -500,7 +500,7 @@ class _Program:
     """
 
     def __init__(self) -> None:
-        self.users: WeakSet[_Steps] = WeakSet()
+        self.users: ProgramUsers[_Steps] = ProgramUsers()
         self.step = _compile(self.users, "step")
         self.accumulate = _compile(self.users, "accumulate")
         self.apply = _compile(self.users, "apply")
@@ -508,9 +508,9 @@ class _Program:
         self.predict = _compile(self.users, "predict")
 
 
-def _compile(users: WeakSet[_Steps], name: str) -> Callable[..., Any]:
+def _compile(users: ProgramUsers[_Steps], name: str) -> Callable[..., Any]:
     def run(*operands: Any) -> Any:
-        return getattr(next(iter(users)), name)(*operands)
+        return getattr(users.choose(), name)(*operands)
 
     run.__name__ = name
     # JAX names the operands in its errors.

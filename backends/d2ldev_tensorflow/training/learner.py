@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,7 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Programs,
+    ProgramUsers,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
@@ -70,7 +71,7 @@ class TensorFlowLearner(Learner):
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, LOSSES)
         self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
-        self._users: WeakSet[TensorFlowLearner] = WeakSet()
+        self._users: ProgramUsers[TensorFlowLearner] = ProgramUsers()
         optimizer = make_optimizer(settings)
         self._named = optimizer if isinstance(settings.optimizer, str) else None
         self.replace({"model": model, "optimizer": optimizer})
@@ -470,7 +471,7 @@ class _Program:
         self.handles: list[Any] = []
         self.optimizer: ref[Any] | None = None
         self.tensors = tensors
-        self.users: WeakSet[TensorFlowLearner] = WeakSet()
+        self.users: ProgramUsers[TensorFlowLearner] = ProgramUsers()
         self.classes = sys.maxsize
         self.greatest = 0
         self.steps = _trace_twice(self.users, TensorFlowLearner._train)
@@ -519,9 +520,9 @@ def _find_programs(model: Any) -> Programs[_Program]:
     return vars(model).setdefault(OF_PROGRAMS, Programs(4, ("_called", "_variable_read")))
 
 
-def _trace(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
+def _trace(users: ProgramUsers[TensorFlowLearner], method: Callable[..., Any]) -> Any:
     def call(*operands: Any) -> Any:
-        return method(next(iter(users)), *operands)
+        return method(users.choose(), *operands)
 
     # Without AutoGraph, as in Keras's own fit: it would wrap the errors of the code it converts.
     # TensorFlow counts the traces of one function in all objects together, and warns. It counts
@@ -529,7 +530,7 @@ def _trace(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any
     return tf.function(partial(call), autograph=False)
 
 
-def _trace_twice(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
+def _trace_twice(users: ProgramUsers[TensorFlowLearner], method: Callable[..., Any]) -> Any:
     """Return a function traced for any labels, and one for labels that are all classes."""
 
     def call_with_classes(learner: TensorFlowLearner, *operands: Any) -> Any:

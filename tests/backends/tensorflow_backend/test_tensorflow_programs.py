@@ -4,6 +4,7 @@ import copy
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from types import SimpleNamespace
 from weakref import ref
 
 import keras
@@ -135,6 +136,71 @@ def test_a_loss_that_is_dropped_takes_its_data_with_it(net, train):
     gc.collect()
     gc.collect()  # what a program holds goes after its loss
     assert gone() is None
+
+
+class Slotted:
+    __slots__ = ("weights",)
+
+    def __call__(self, prediction, y):
+        return square(prediction * self.weights, y)
+
+
+def test_a_loss_without_weak_references_takes_its_data_with_it(net, train):
+    loss = Slotted()
+    loss.weights = tf.ones(1)
+    gone = ref(loss.weights)
+    train(net, loss=loss)
+    del loss
+    gc.collect()
+    gc.collect()  # what a program holds goes after its loss
+    assert gone() is None
+
+
+def fail(*_):
+    raise ZeroDivisionError
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+IS_BROKEN = []
+"""Not empty while the loss fails."""
+
+
+def break_sometimes(prediction, y):
+    return fail() if IS_BROKEN else square(prediction, y)
+
+
+FAILURES = {"the loss": None, "a callback": fail, "Ctrl-C": interrupt}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_a_fit_that_fails_holds_no_tensors_and_spoils_no_other(
+    backend, net, train, begin, num_gpus, failure, monkeypatch
+):
+    def fit(data, callback=None):
+        trainer = Trainer(1, num_gpus, backend=backend)
+        trainer.callbacks = callback and SimpleNamespace(on_step_end=callback)
+        return train(net, trainer, data=data, loss=break_sometimes)
+
+    def count():
+        gc.collect()
+        gc.collect()
+        kernels = {tuple(x.shape) for x in net.weights if x.shape.rank == 2}
+        return sum(live.shape in kernels for live in backend.live_tensors())
+
+    expected = fit(DATA[:1])
+    begin()
+    before = count()
+    monkeypatch.setitem(globals(), "IS_BROKEN", [True] if failure is None else [])
+    with pytest.raises((ZeroDivisionError, KeyboardInterrupt)):
+        fit(DATA[2:], failure)  # another shape, which is traced
+    monkeypatch.undo()
+    assert count() <= before
+    begin()
+    assert fit(DATA[:1]) == expected
 
 
 def test_a_model_that_was_loaded_into_is_not_traced_again(backend, net, train, traces, path):

@@ -3,13 +3,14 @@
 import copy
 import gc
 import pickle
+import sys
 from dataclasses import dataclass
 from functools import partial
 from weakref import ref
 
 import pytest
 
-from d2ldev.operations.programs import Programs
+from d2ldev.operations.programs import Programs, ProgramUsers
 
 
 def double(x):
@@ -190,3 +191,54 @@ def test_a_copy_has_no_programs(programs, copied):
     found = copied(programs)
     assert (len(programs), len(found)) == (1, 0)
     assert found.get(1, object) is not programs.get(1, object)
+
+
+class Slotted:
+    __slots__ = ("kept",)
+
+
+def test_an_object_without_weak_references_keeps_nothing_alive(programs):
+    loss, data = Slotted(), Loss()
+    loss.kept, gone = data, ref(data)
+    assert programs.get([loss], object) is not programs.get([loss], object)
+    del loss, data
+    gc.collect()
+    assert gone() is None
+    assert len(programs) == 0
+
+
+@pytest.fixture
+def users():
+    return ProgramUsers()
+
+
+def test_a_user_that_is_gone_is_not_chosen(users):
+    first, second = Loss(), Loss()
+    users.add(first)
+    users.add(second)
+    del first
+    gc.collect()
+    assert users.choose() is second
+    users.discard(second)
+    with pytest.raises(LookupError):
+        users.choose()
+
+
+def test_a_user_is_found_while_another_thread_adds_its_own(users):
+    first, others = Loss(), []
+    users.add(first)
+
+    def add_at_each_instruction(frame, _event, _argument):
+        frame.f_trace_opcodes = True
+        others.append(Loss())
+        users.add(others[-1])
+        return add_at_each_instruction
+
+    before = sys.gettrace()
+    sys.settrace(add_at_each_instruction)
+    try:
+        found = users.choose()
+    finally:
+        sys.settrace(before)
+    assert others
+    assert found in (first, *others)

@@ -1,6 +1,9 @@
 """Programs on JAX: a second training compiles nothing, a change is seen, no model is kept alive."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import SimpleNamespace
 from weakref import ref
 
 import jax
@@ -127,6 +130,80 @@ def test_a_loss_that_is_dropped_takes_its_data_with_it(train):
     del weights
     gc.collect()
     assert gone() is None
+
+
+class Slotted:
+    __slots__ = ("weights",)
+
+    def __call__(self, prediction, y):
+        return square(prediction * self.weights, y)
+
+
+def test_a_loss_without_weak_references_takes_its_data_with_it(train):
+    loss = Slotted()
+    loss.weights = jnp.ones(1)
+    gone = ref(loss.weights)
+    train(Net(), loss=loss)
+    del loss
+    gc.collect()
+    assert gone() is None
+
+
+def fail(*_):
+    raise ZeroDivisionError
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+FAILURES = {
+    "the loss": ({"loss": fail}, None),
+    "a callback": ({}, fail),
+    "Ctrl-C": ({}, interrupt),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("num_gpus", "shard"), [(0, None), (2, "parameters")], ids=["cpu", "gpus"])
+def test_a_fit_that_fails_holds_no_arrays_and_spoils_no_other(
+    backend, train, num_gpus, shard, failure
+):
+    def fit(net, options=None, callback=None):
+        trainer = Trainer(1, num_gpus, backend=backend, shard=shard)
+        trainer.callbacks = callback and SimpleNamespace(on_step_end=callback)
+        return train(net, trainer, data=DATA[:1], **(options or {}))
+
+    expected = fit(Net())
+    gc.collect()
+    before = len(jax.live_arrays())
+    net, (options, callback) = Net(), failure
+    own = len(jax.tree.leaves(nnx.state(net)))
+    with pytest.raises((ZeroDivisionError, KeyboardInterrupt)):
+        fit(net, options, callback)
+    gc.collect()
+    assert len(jax.live_arrays()) <= before + own
+    del net
+    assert fit(Net()) == expected
+
+
+def test_caches_that_jax_has_cleared_are_filled_again(train):
+    expected = train(Net())
+    jax.clear_caches()
+    assert train(Net()) == expected
+
+
+def test_threads_train_models_of_one_structure_at_once(backend):
+    def learn(number, barrier):
+        learner = backend.learner(Net(number), optimizer="adam", lr=0.1)
+        batch = (backend.asarray(X),), backend.asarray(X[:, :1])
+        barrier.wait()
+        return [float(learner.step(*batch)[0]) for _ in range(3)]
+
+    expected = [learn(number, Barrier(1)) for number in range(4)]
+    barrier = Barrier(4)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(learn, range(4), [barrier] * 4)) == expected
 
 
 def test_a_schedule_of_optax_compiles_each_program_once(train, compiled):
