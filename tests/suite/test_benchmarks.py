@@ -13,7 +13,7 @@ from d2ldev_reference import ReferenceFramework
 
 import d2ldev
 from d2ldev._backend import framework_of
-from d2ldev.training import entry
+from d2ldev.training import feed
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 DEVICE_LOG = """
@@ -354,7 +354,7 @@ def test_both_logs_have_the_same_norms_of_what_the_gpu_computes(transfers, place
 
 
 def test_an_epoch_and_the_one_without_transfers_take_the_same_steps(transfers, place, monkeypatch):
-    epochs, plain, device_batches = [], [], entry.device_batches
+    epochs, plain, device_batches = [], [], feed.device_batches
 
     def note_call(framework, data, *args, **options):
         batches = list(data)
@@ -362,7 +362,7 @@ def test_an_epoch_and_the_one_without_transfers_take_the_same_steps(transfers, p
         return device_batches(framework, batches, *args, **options)
 
     copy = place.plain
-    monkeypatch.setattr(entry, "device_batches", note_call)
+    monkeypatch.setattr(feed, "device_batches", note_call)
     monkeypatch.setattr(place, "plain", lambda batch: plain.append(batch) or copy(batch))
     transfers.epoch(place, transfers.SMALL._replace(epochs=1, batches=10))
     assert epochs == [["cpu"] * 10, ["gpu:0"] * 10] * 3

@@ -12,7 +12,7 @@ from d2ldev import Trainer, UnsupportedValueError
 from d2ldev._backend import framework_of
 from d2ldev.operations.moving import on_the_host
 from d2ldev.operations.prefetching import device_batches
-from d2ldev.training import entry
+from d2ldev.training import feed
 
 
 class Loader:
@@ -155,7 +155,7 @@ def prefetched(monkeypatch):
             devices.append(str(device))
         return device_batches(framework, data, device, depth, **options)
 
-    monkeypatch.setattr(entry, "device_batches", note)
+    monkeypatch.setattr(feed, "device_batches", note)
     return devices
 
 

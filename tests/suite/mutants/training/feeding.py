@@ -14,7 +14,7 @@ from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.nesting.walk import flatten, flatten_changing
 from d2ldev.scopes import Scopes
-from d2ldev.training import entry
+from d2ldev.training import feed
 from mutants import Mutant
 
 
@@ -200,7 +200,7 @@ class WalksBatchesAgain(Mutant, caught_by="fit.walks-a-batch-once"):
             flatten(batch, kinds, "look through a batch")
             return flatten_changing(batch, kinds, *arguments)
 
-        entry.flatten_changing = walk
+        feed.flatten_changing = walk
 
 
 class DrawsBatchesInTheBlock(Mutant, caught_by="fit.draws-outside-of-a-block"):
