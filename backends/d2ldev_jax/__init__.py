@@ -24,8 +24,6 @@ class JaxFramework(Framework):
         "without an exception",
         "split sequences over processes": "each of its programs has the whole batch, and a process "
         "knows only its own part; arrays are put together again",
-        "find leaks": "JAX moves an uncommitted array, which is what a library creates, to the "
-        "device of the others",
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:

@@ -10,12 +10,13 @@ error.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 from jax._src import stages
 
-from d2ldev.framework import Device, Devices, Operand, Strict, mismatch, replace
+from d2ldev.framework import Device, Devices, Operand, Strict, Watch, mismatch, replace
 
 
 class JaxStrict(Strict):
@@ -27,6 +28,13 @@ class JaxStrict(Strict):
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
+
+    def follow(self, watch: Watch) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
+        from d2ldev_jax.leaks import Follower  # only a search for leaks needs it
+
+        return Follower(
+            watch, self._devices.native(watch.device), self._devices.from_native
+        ).follow()
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
         describe = stages._device_assignment_mismatch_error

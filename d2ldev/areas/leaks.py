@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -331,6 +331,10 @@ class Watch:
             elif not isinstance(value, (type, *_CODE)):
                 inside, is_attribute = getattr(value, "__dict__", {}).values(), True
             waiting += [(each, is_attribute) for each in islice(inside, self._MOST)]
+
+    def be_strict(self) -> AbstractContextManager[None]:
+        """Return a block ``strict()`` of the framework, for a search that needs its errors."""
+        return self._framework.state.strictness.block()
 
     def note_stray(self, x: Any, frame: FrameType, action: str) -> None:
         """Remember the line that created a tensor on, or moved it to, another device."""

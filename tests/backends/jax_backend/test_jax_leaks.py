@@ -1,0 +1,115 @@
+"""``d2ldev.find_leaks`` in JAX: arrays that a library commits to another device."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from d2ldev_jax import JaxFramework
+
+import d2ldev
+from d2ldev._backend import Backend
+
+LIBRARY = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+def put(x):
+    made = jax.device_put(np.ones(3), jax.devices()[0])  # put
+    return x + made
+
+def create(x):
+    made = jnp.ones(3, device=jax.devices()[0])  # create
+    return x + made
+
+def move(x):
+    moved = jax.device_put(x, jax.devices()[0])  # move
+    return x + moved
+
+def return_it(x):
+    return jax.device_put(x * 2, jax.devices()[0])  # result
+
+def read(x):
+    return float(x[0]) + np.asarray(x).sum()  # read
+
+def good(x):
+    made = jnp.ones(3) + jnp.zeros_like(x) + np.ones(3) + jnp.arange(3)[jnp.array([0, 1, 2])]
+    return jax.jit(lambda y: y + jnp.ones(3))(x) + jax.grad(jnp.sum)(made)
+
+def convert(array):
+    return jnp.asarray(array)
+"""
+
+
+def number_of(comment):
+    """Return the number of the library's line that ends in a comment."""
+    lines = LIBRARY.splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"  # {comment}"))
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return Backend(JaxFramework(virtual_gpus=2))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "leaky_jax_library.py").write_text(LIBRARY)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
+        yield importlib.import_module("leaky_jax_library")
+
+
+@pytest.mark.parametrize(
+    ("name", "action"), [("put", "creates"), ("create", "creates"), ("move", "moves")]
+)
+def test_an_array_that_a_library_commits_elsewhere_is_found(backend, library, name, action):
+    with (
+        pytest.raises(d2ldev.DeviceMismatchError),
+        d2ldev.find_leaks("gpu:1", backend=backend) as leaks,
+    ):
+        getattr(library, name)(jnp.ones(3))
+    (leak,) = leaks
+    line = number_of(name)
+    assert (leak.kind, leak.line.number, leak.action) == ("mix", line, action)
+    assert str(leak.device) == "cpu"
+    assert (leak.operation, leak.met_at.number) == ("add", line + 1)
+
+
+def test_a_result_from_elsewhere_is_found(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        np.asarray(library.return_it(jnp.ones(3)))
+    (leak,) = leaks
+    assert (leak.kind, leak.line.number, leak.action) == ("result", number_of("result"), "moves")
+
+
+def test_reads_of_the_host_fail_nothing(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        library.read(jnp.ones(3))
+    assert {(leak.kind, leak.line.number) for leak in leaks} == {("read", number_of("read"))}
+    assert leaks.find_failing() == []
+
+
+def test_a_right_library_has_no_leaks(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        made = [jnp.ones(3), library.convert(np.ones(3)), jax.random.normal(jax.random.key(0), 3)]
+        results = [library.good(x) for x in made]
+        sums = [float(x.sum()) for x in results]
+    assert {str(backend.device_of(x)) for x in (*made, *results)} == {"gpu:1"}
+    assert all(x.committed for x in made)
+    assert len(sums) == 3
+    assert list(leaks) == []
+
+
+def test_the_block_leaves_jax_as_it_was(backend):
+    def look():
+        array = type(jnp.ones(3))
+        return jax.device_put, jnp.ones, jax.random.normal, array.__array__, jnp.ones(3).committed
+
+    before = look()
+    with d2ldev.find_leaks("gpu:1", backend=backend):
+        during = look()
+    assert during != before == look()
