@@ -85,7 +85,7 @@ class Outcomes:
         return result
 
     def _judge(self, error: BaseException, room: str) -> tuple[str, str] | None:
-        """Return the outcome and the reason of an error that is no failure; else None."""
+        """Return the outcome and the reason of an error; None for a failure."""
         framework = framework_of(self._backend)
         declared = {describe_inability(framework, ability) for ability in framework.cannot}
         for each in list_causes(error):

@@ -5,8 +5,8 @@ but offer its options: everything else waits for ``--d2ldev-backend``.
 
 No run passes without testing. A backend that was asked for and cannot be used ends the run with an
 error. So do fewer GPUs than ``--d2ldev-require-gpus``, and a test of the suite without a
-requirement. The exit status is not 0 if nothing was tested, if a method is not begun, or if nothing
-passed in a module of ``--d2ldev-only``.
+requirement. The exit status is 5 if nothing was tested. It is 1 if a method is not begun, or if a
+module of ``--d2ldev-only`` passes no test.
 
 It has to work under every pytest from 8.0 on and beside other plugins. Warnings are errors only if
 they come from d2ldev or from the backend under test. Held by ``tests/suite/test_other_plugins.py``.
@@ -347,9 +347,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: Any, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
     """Say how many requirements passed, which did not, and what to write next."""
-    if config.option.collectonly or _REPORT not in config.stash:
+    has_run = not config.option.collectonly and exitstatus != pytest.ExitCode.USAGE_ERROR
+    if not has_run or _REPORT not in config.stash:
         return
     report = config.stash[_REPORT]
     rows = report.rows()

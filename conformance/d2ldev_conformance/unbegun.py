@@ -18,8 +18,8 @@ def find_unbegun_method(error: BaseException, package: str) -> str:
 
     Args:
         error: the error that ended a test, or one of ``list_causes``.
-        package: the package of the backend. A plain ``NotImplementedError`` counts only from there,
-            because frameworks raise it for operands that they do not support.
+        package: the package of the backend. A ``NotImplementedError`` counts only from there, and
+            without a text. With a text it reports operands that the backend does not support.
 
     Returns:
         The name in the interface, ``'Models.mlp'``, or the name of the author's own function.
@@ -27,7 +27,8 @@ def find_unbegun_method(error: BaseException, package: str) -> str:
     for each in list_causes(error):
         if isinstance(each, NotBegunError):
             return each.method
-        if type(each) is NotImplementedError and (name := _find_function(each, package)):
+        is_bare = type(each) is NotImplementedError and not each.args
+        if is_bare and (name := _find_function(each, package)):
             return name
     return ""
 
