@@ -29,7 +29,14 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Device
 from d2ldev._backend import Backend
 from d2ldev.areas import Strictness
-from mutants.provision import Attentive, Kept, NetworkLearner, NetworkParallelLearner, Normalized
+from mutants.provision import (
+    GRADIENTS,
+    Attentive,
+    Kept,
+    NetworkLearner,
+    NetworkParallelLearner,
+    Normalized,
+)
 
 MUTANTS: list[type[Mutant]] = []
 
@@ -49,11 +56,11 @@ class ReferenceModels(d2ldev_reference.models.ReferenceModels):
         return ("attention_weights",)
 
     def list_attached(self, x):
-        put = partial(object.__setattr__, x)
-        return [("grad", x.grad, put, "grad")] if hasattr(x, "grad") else []
+        found = GRADIENTS.get(id(x))
+        return [("grad", found[1], found.__setitem__, 1)] if found else []
 
     def is_refilled(self, x):
-        return hasattr(x, "grad")
+        return id(x) in GRADIENTS
 
     def refill(self, x, new):
         x._array, x._device = new._array, new._device

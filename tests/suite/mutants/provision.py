@@ -275,15 +275,22 @@ def buffers(backend):
     return {"mean": (build, lambda obj: [obj.mean])}
 
 
+GRADIENTS = {}
+"""The gradient of each parameter by its ``id``, beside the parameter, whose ``id`` stays its own.
+
+The arrays of array-api-strict have slots, and take no attributes.
+"""
+
+
 def gradients(backend):
     """Return a parameter with a gradient."""
 
     def build(seed, device):
         parameter = _draw(backend, 0, device)
-        parameter.grad = _draw(backend, seed, device)
+        GRADIENTS[id(parameter)] = [parameter, _draw(backend, seed, device)]
         return {"weight": parameter}
 
-    return {"parameter": (build, lambda obj: [obj["weight"].grad])}
+    return {"parameter": (build, lambda obj: [GRADIENTS[id(obj["weight"])][1]])}
 
 
 def ties(backend):
