@@ -1,7 +1,7 @@
-"""Devices: MXNet's contexts, of which those of the CPU after the first are virtual GPUs.
+"""Devices: MXNet's contexts. The CPU's contexts after the first one are virtual GPUs.
 
-``mx.context.num_gpus`` initialises CUDA, after which a forked child cannot use it. So the driver's
-management library is asked instead, if the wheel has CUDA at all.
+``mx.context.num_gpus`` initialises CUDA, and a forked child cannot use CUDA then. So NVML counts
+the GPUs, if the wheel has CUDA.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from d2ldev.framework import CPU, Device, Devices, DeviceUnavailableError, Memory, gpu, nvml
 from d2ldev_mxnet.framework import mx
 
-# MXNet has no exception for it: the words of the CPU's storage, of the C++ library, of the GPU's.
+# MXNet has no exception for it. These are the words of the CPU's, C++'s and the GPU's allocators.
 _OUT_OF_MEMORY = (
     "Failed to allocate CPU Memory",
     "std::bad_alloc",
@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "ALLOC_FAILED",
 )
-# A context in words: ``str(x.ctx)``.
+# The text of a context: ``str(x.ctx)``.
 _CONTEXT = re.compile(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", re.ASCII)
 
 
@@ -31,12 +31,12 @@ class MXNetDevices(Devices):
     """The CPU, and CUDA's cards or virtual GPUs.
 
     Args:
-        virtual_gpus: how many virtual GPUs there are; None is the hardware's.
+        virtual_gpus: the number of virtual GPUs; None is for the hardware's GPUs.
     """
 
     def __init__(self, virtual_gpus: int | None) -> None:
         self._virtual_gpus = virtual_gpus
-        # The cards that were used: only they have a cache, and asking makes a context.
+        # The used cards. Only these have a cache, and a question creates a context.
         self._used: set[Device] = set()
 
     def count(self) -> int:
@@ -62,7 +62,7 @@ class MXNetDevices(Devices):
         return mx.gpu(device.index)
 
     def native_of_missing(self, device: Device) -> mx.Context | None:
-        # Another context of the CPU would be no error when it is used.
+        # MXNet raises no error for another context of the CPU.
         return None if self._virtual_gpus else mx.gpu(device.index)
 
     def from_native(self, native: Any) -> Device | None:
@@ -74,7 +74,7 @@ class MXNetDevices(Devices):
         index: int = native.device_id
         if native.device_type == "cpu" and 0 < index <= (self._virtual_gpus or 0):
             return gpu(index - 1)
-        if native.device_type.startswith("cpu"):  # also its memory that is pinned, or shared
+        if native.device_type.startswith("cpu"):  # also pinned and shared memory
             return CPU
         return None if index < 0 else gpu(index)
 
@@ -87,16 +87,15 @@ class MXNetDevices(Devices):
         return mx.context.current_context()
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        # A context stores the one before it in itself, so that one object cannot be entered twice.
+        # A context stores its predecessor in itself, so that one object cannot be entered twice.
         return _DefaultContext(self.native(device))
 
     def synchronize(self, device: Device) -> None:
-        # MXNet waits for all devices or for none. Errors of operations that failed after their call
-        # are raised here.
+        # MXNet waits for all devices or for none. It raises here the errors of earlier operations.
         mx.nd.waitall()
 
     def is_idle(self, device: Device) -> bool:
-        # MXNet's engine does not say what is queued. The only sure answer comes after waiting.
+        # MXNet's engine does not list its queue. Only a wait gives a sure answer.
         mx.nd.waitall()
         return True
 
@@ -106,7 +105,7 @@ class MXNetDevices(Devices):
     def memory(self, device: Device) -> Memory:
         if self._virtual_gpus:
             return Memory(None, None, None)
-        # MXNet says how much memory is free on the card, and not how much MXNet itself holds.
+        # MXNet tells the card's free memory, and not the memory that MXNet itself holds.
         return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
 
     def empty_cache(self, device: Device) -> None:
@@ -120,7 +119,7 @@ class MXNetDevices(Devices):
 
 
 class _DefaultContext(mx.Context):
-    """A context that is left only where no other one is in force: each puts back what it found."""
+    """A context that ends only if no inner one is in force. Each restores its predecessor."""
 
     def __exit__(self, *error: object) -> None:
         if (current := mx.context.current_context()) is not self:
@@ -145,7 +144,7 @@ def rounds_convolutions() -> bool:
 
 @cache
 def check_card(device: Device) -> None:
-    """Run a first kernel on a card; once is enough if it works.
+    """Run a first kernel on a card, until one has worked.
 
     Raises:
         DeviceUnavailableError: if it fails, above all because the wheel has none for the card.
@@ -156,10 +155,10 @@ def check_card(device: Device) -> None:
         reason = str(error).strip().rpartition("\n")[2]
         raise DeviceUnavailableError(
             f"use {device}",
-            f"MXNet's first kernel fails on this card: {reason}; "
-            "the published wheels are for CUDA 10 to 11.7, with kernels for cards up to compute "
-            "capability 8.6 and no PTX, so that Hopper (9.0) and later ones cannot run them",
-            "use the CPU: D2LDEV_BACKEND=mxnet with D2LDEV_VIRTUAL_GPUS=1, another framework "
-            "such as D2LDEV_BACKEND=torch, or an MXNet built for this card",
+            f"MXNet's first kernel fails on this card: {reason}. "
+            "The published wheels are for CUDA 10 to 11.7. Their kernels are for compute "
+            "capability 8.6 and below, without PTX. Hopper (9.0) and later cards cannot run them",
+            "use the CPU: D2LDEV_BACKEND=mxnet with D2LDEV_VIRTUAL_GPUS=1; another framework: "
+            "D2LDEV_BACKEND=torch; or an MXNet built for this card",
             [device],
         ) from error

@@ -1,4 +1,4 @@
-"""Files: the layers of a Gluon sequence, and what a ``gluon.Trainer`` has learned.
+"""Files: the layers of a Gluon sequence, and the state of a ``gluon.Trainer``.
 
 Gluon's layouts are the canonical ones.
 """
@@ -47,7 +47,7 @@ class MXNetFiles(Files):
             if is_convolution or kind is _nn.Dense:
                 layers.append(Layer(_array(layer.weight), _array(layer.bias)))
             elif layer._children or kind in _FUNCTIONS or not is_gluon_s:
-                return None  # it may change the order of what it is given
+                return None  # it may change the order of the columns
         return layers
 
     def complete(
@@ -71,7 +71,7 @@ class MXNetFiles(Files):
             if shape is None:
                 lacking.append(name)
             elif len(contexts) == 1 and len(mine or shape) == len(shape):
-                # What is known of its shape stays, and is compared with the file.
+                # The known lengths of its shape stay, and are compared with the file.
                 sizes = [i if i > 0 else j for i, j in zip(mine or shape, shape, strict=True)]
                 undo(vars(parameter).update, dict(vars(parameter)))
                 zeros = make(tuple(sizes), dtype=parameter.dtype, ctx=contexts[0])
@@ -108,7 +108,7 @@ class MXNetFiles(Files):
             index_of[name]: _state_like(optimizer, index_of[name], name, saved)
             for name, saved in state["states"].items()
         }
-        # The states were made by the optimizer, which may have begun to keep something with them.
+        # The optimizer has made the states, and may have made further attributes with them.
         puts = _attributes_put(optimizer, state.get("attributes", {}), index_of)
 
         def put() -> None:
@@ -142,7 +142,7 @@ def _progress(own: Any, rank: Mapping[int, str]) -> dict[str, Any]:
 
 
 def form_of(trainer: Any) -> list[Any]:
-    """Return what two optimizers have in common where each takes the other's progress."""
+    """Return a key that two optimizers share if each can take the other's progress."""
     own = trainer.optimizer
     return [
         (type(obj).__name__, {name: _kind_of_number(x) for name, x in _numbers(obj).items()})
@@ -193,7 +193,7 @@ def _progress_put(
         vars(own).update(progress["numbers"])
         if own.lr_scheduler is not None:
             vars(own.lr_scheduler).update(progress["schedule"])
-        # Counted for each index of a device, of which a new optimizer knows only the first.
+        # The counts for each index of a device. A new optimizer knows only the first device.
         own._all_index_update_counts[device_id] = counts
         own._index_update_count = counts
 
@@ -215,7 +215,7 @@ def _attributes_put(
         now = attributes[label]
         new = _place(told["values"], context, index_of, is_of_numpy=told["is_of_numpy"])
         if isinstance(now, (dict, list)) and isinstance(new, type(now)):
-            # Whoever else has it has it then, too.
+            # Other owners of the object get the value, too.
             puts += [now.clear, partial(now.update if isinstance(now, dict) else now.extend, new)]
         else:
             puts.append(partial(attributes.__setitem__, label, new))
@@ -227,7 +227,7 @@ _BY_RANK = "by rank of the parameter"
 
 
 def _rank(value: Any, rank: Mapping[int, str]) -> Any:
-    """Return a nesting in which parameters have ranks in the place of their indices."""
+    """Return a nesting with the ranks of parameters in place of their indices."""
     if isinstance(value, Mapping):
         items = {key: _rank(x, rank) for key, x in value.items()}
         is_by_index = bool(items) and all(type(key) is int and key in rank for key in items)
@@ -286,7 +286,7 @@ def _shapes(trainer: Any) -> list[list[int]]:
 
 
 def _numbers(obj: Any) -> dict[str, Any]:
-    """Return the numbers of an optimizer or a schedule, which it may change as it goes."""
+    """Return the numbers of an optimizer or a schedule, which its updates may change."""
     return {
         name: list(value) if isinstance(value, (list, tuple)) else value
         for name, value in ({} if obj is None else vars(obj)).items()
@@ -331,7 +331,7 @@ def _state_like(trainer: Any, index: int, name: str, saved: Any) -> Any:
 
 
 def _fill(made: Any, saved: Any) -> Any:
-    """Return a state that an optimizer has made with the values of another one of that form."""
+    """Return an optimizer's state with the values of another state of the same form."""
     if isinstance(made, mx.nd.NDArray):
         if _form(made) != _form(saved):
             raise ValueError(f"it is {_form(made)}, and {_form(saved)} in the state")
@@ -347,7 +347,7 @@ def _fill(made: Any, saved: Any) -> Any:
 
 
 def _arrays(state: Any) -> Iterator[Any]:
-    """Yield what is in a nesting and is not a container, but for None."""
+    """Yield the leaves of a nesting, without None."""
     if isinstance(state, Mapping):
         state = list(state.values())
     if isinstance(state, (list, tuple)):

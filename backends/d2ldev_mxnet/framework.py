@@ -16,7 +16,7 @@ __all__ = ["NumPySemantics", "NumPyShapes", "mx"]
 
 
 class NumPyShapes:
-    """NumPy's shapes for the length of a block, in this thread: ``()`` and sizes of 0 are shapes.
+    """NumPy's shapes in a block, in this thread: ``()`` and lengths of 0 are valid shapes.
 
     Without them MXNet takes both for shapes that are not known yet. ``npx.set_np()`` turns them
     on for good; d2ldev's own calls do not depend on it, and leave it as it was. MXNet's
@@ -37,7 +37,7 @@ class NumPyShapes:
 
 
 class NumPySemantics(NumPyShapes):
-    """NumPy's shapes, and Gluon makes and expects NumPy arrays: what ``npx.set_np()`` turns on."""
+    """The effect of ``npx.set_np()`` in a block: NumPy's shapes, and NumPy arrays in Gluon."""
 
     __slots__ = ("_arrays",)
 

@@ -1,11 +1,11 @@
-"""Import MXNet, which NumPy 1.24 and newer do not let in.
+"""Import MXNet under NumPy 1.24 and newer, where a plain import fails.
 
-NumPy 1.24 took ``numpy.bool`` away, and MXNet 1.9.1, the last release, reads it: while it is
-imported, and later wherever it indexes with a bool or fills with one. The name is put back for
-the import only; afterwards those of MXNet's modules that read it have a copy of NumPy's
-namespace with the name in it, and ``numpy`` itself is as it was:
-https://github.com/apache/mxnet/issues/21165. A user who imported MXNet with a shim of their own
-keeps it. After ``import_mxnet`` everyone's ``import mxnet`` finds the module that is there.
+NumPy 1.24 removed ``numpy.bool``, and MXNet 1.9.1, the last release, reads it. It does so during
+its import, and later to index with a bool or to fill with one. d2ldev restores the name during the
+import only. Afterwards the modules of MXNet that read it get a copy of NumPy's namespace with the
+name. ``numpy`` itself does not change: https://github.com/apache/mxnet/issues/21165. If you
+imported MXNet with your own workaround, it stays. After ``import_mxnet`` a plain ``import mxnet``
+works everywhere.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _READERS = {
     "mxnet.test_utils": "np",
 }
 
-# NVIDIA's libraries that MXNet's wheels for CUDA need and do not bring, by the packages that hold
-# them. What they need themselves they find.
+# NVIDIA's libraries that MXNet's CUDA wheels need and do not contain, by their packages. They find
+# their own dependencies.
 _LIBRARIES = {
     "cuda_runtime": "libcudart.so.11.0",
     "cublas": "libcublas.so.11",
@@ -55,7 +55,7 @@ def _prepare_cuda() -> None:
     Raises:
         BackendNotInstalledError: without NVIDIA's driver: that MXNet could not be loaded.
     """
-    with suppress(PackageNotFoundError):  # one for CUDA has another name, such as mxnet-cu117
+    with suppress(PackageNotFoundError):  # a CUDA wheel has another name, such as mxnet-cu117
         distribution("mxnet")
         return
     if not nvml.has_driver():
@@ -73,7 +73,7 @@ def _prepare_cuda() -> None:
 
 
 def import_mxnet() -> ModuleType:
-    """Import MXNet if nobody has, and return it.
+    """Return MXNet, and import it if it is not imported yet.
 
     Raises:
         BackendNotInstalledError: if MXNet could not be loaded: without the driver that it was built
@@ -82,14 +82,14 @@ def import_mxnet() -> ModuleType:
     if "mxnet" in sys.modules:
         return sys.modules["mxnet"]
     if "tensorflow" in sys.modules:
-        # Not only refused: loading the library would end the process with a segmentation fault.
+        # The load of the library would end the process with a segmentation fault.
         raise BackendNotInstalledError(
             "use the mxnet backend",
             "TensorFlow was imported before it, and MXNet's library then crashes while it loads",
             "write 'from d2ldev import mxnet' before anything imports tensorflow",
         )
     _prepare_cuda()
-    # What an import without the name, which failed, has left: with it the next one fails, too.
+    # The remains of an import that failed without the name would make the next import fail, too.
     for name in [name for name in sys.modules if name.startswith("mxnet.")]:
         del sys.modules[name]
     # ``hasattr`` would ask NumPy's ``__getattr__``, which warns.
@@ -98,7 +98,7 @@ def import_mxnet() -> ModuleType:
         vars(np)["bool"] = bool
     try:
         with warnings.catch_warnings():
-            # It looks for functions that NumPy gave to ``numpy_financial``, and does without.
+            # It looks for functions that are in ``numpy_financial`` now, and works without them.
             warnings.simplefilter("ignore", DeprecationWarning)
             module = import_module("mxnet")
     finally:

@@ -1,8 +1,8 @@
-"""Models: what Gluon's blocks, parameters and trainers keep, and arrays with gradients.
+"""Models: the arrays of Gluon's blocks, parameters and trainers, and arrays with gradients.
 
-``place`` moves more than ``reset_ctx``: also gradients, the plain arrays and unregistered blocks of
-a block, arrays with gradients that belong to no block, and the states of a trainer. An array with a
-gradient stays the same object and gets other memory, so that whoever else holds it still does.
+``place`` moves more than ``reset_ctx``: gradients, a block's plain arrays and its unregistered
+blocks, and the states of a trainer. It also moves arrays with gradients outside of blocks. An array
+with a gradient stays the same object, and gets other memory. So its other owners see the move.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ _ParameterDict, _Trainer = mx.gluon.ParameterDict, mx.gluon.Trainer
 _nn = mx.gluon.nn
 _library = mx.base._LIB
 
-# What every block has in its ``__dict__``: its parameters and children, which are read by
-# themselves, hooks, and the graph of a hybridized one. With a prefix, MXNet's counter of names
-# stays where it is.
+# The attributes of every block: parameters and children, which ``members`` lists itself, hooks, and
+# the graph of a hybridized block. A block with a prefix does not advance MXNet's counter of names.
 _OWN_ATTRIBUTES = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 _OWN_OF_OPTIMIZERS = frozenset(vars(mx.optimizer.SGD()))
-# Most attributes are of these types, and hold no array.
+# Most attributes have these types, which hold no array.
 _WITHOUT_ARRAYS = (bool, int, float, str, type(None))
 
 _is_placing: ContextVar[bool] = ContextVar("d2ldev_mxnet_is_placing", default=False)
@@ -53,10 +52,10 @@ class MXNetModels(Models):
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
-        # MXNet makes a new object at each access to a gradient. Found by its address, it is the
-        # same object for as long as somebody holds it.
+        # MXNet makes a new object at each access to a gradient. This table finds the former object
+        # by its address, while a reference to it exists.
         self._gradients: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        # The parameters by the ids of their arrays: they have the gradients in a list of their own.
+        # The parameters by the ids of their arrays. A parameter lists its gradients itself.
         self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
     # -- making -----------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ class MXNetModels(Models):
         gradient = self._gradient_of(x)
         if gradient is None:
             return
-        # Another handle on the array as it is marked now, for when it has other memory.
+        # A second handle on the array with its current mark, for the time after the move.
         handle = mx.base.NDArrayHandle()
         mx.base.check_call(_library.MXShallowCopyNDArray(x.handle, ctypes.byref(handle)))
         yield "grad", gradient, partial(self._reattach, x, type(x)(handle)), gradient
@@ -126,7 +125,7 @@ class MXNetModels(Models):
     def _gradient_of(self, x: Any) -> Any:
         gradient = x.grad
         if gradient is None or not isinstance(gradient, mx.np.ndarray):
-            return gradient  # no other class of MXNet's can be held weakly
+            return gradient  # MXNet's other classes have no weak references
         pointer = ctypes.c_void_p()
         mx.base.check_call(_library.MXNDArrayGetData(gradient.handle, ctypes.byref(pointer)))
         address = pointer.value or 0
@@ -142,7 +141,7 @@ class MXNetModels(Models):
         x.handle, new.handle = new.handle, x.handle
 
     def write(self, x: Tensor, new: Tensor) -> None:
-        # The memory is marked as having a gradient, and stays.
+        # The memory has the mark of a gradient, and stays.
         if new.size:
             with NumPyShapes(), mx.autograd.pause():
                 new.as_nd_ndarray().copyto(x.as_nd_ndarray())
@@ -178,7 +177,7 @@ class NumPySequential(NumPyBlock, mx.gluon.nn.HybridSequential):
 
 
 def initialise(parameter: Any, values: Any) -> None:
-    """Give a parameter its values on the device where they are.
+    """Give a parameter its values, on the device of the values.
 
     This is how MXNet loads parameters. An initialiser would fill an array of the CPU, mostly with
     numbers from MXNet's random state, and copy it.
@@ -228,7 +227,7 @@ def _members_of_trainer(trainer: Any) -> Iterator[Member]:
 
 
 def attributes_of(trainer: Any) -> Iterator[Member]:
-    """Yield what a class of the user's keeps beside the states: in a trainer or an optimizer."""
+    """Yield the further attributes of the user's own class of a trainer or an optimizer."""
     for prefix, holder, own in (
         ("", trainer, frozenset(name for name in vars(trainer) if name.startswith("_"))),
         *((prefix, each, _OWN_OF_OPTIMIZERS) for prefix, each in optimizers_of(trainer)),
@@ -241,7 +240,7 @@ def attributes_of(trainer: Any) -> Iterator[Member]:
 
 
 def optimizers_of(trainer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a trainer's optimizer and those that it is around, with how names in them begin."""
+    """Yield a trainer's optimizer and the optimizers inside it, each with its prefix of names."""
     waiting = [("optimizer.", trainer.optimizer)]
     for prefix, optimizer in waiting:
         yield prefix, optimizer

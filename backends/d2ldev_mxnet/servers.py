@@ -1,7 +1,7 @@
-"""MXNet's engine between processes: parameter servers, in which arrays are added up.
+"""MXNet's engine between processes: parameter servers, which add up arrays.
 
-A server is a process of its own, and so is the scheduler, through which workers and servers find
-each other: https://mxnet.apache.org/versions/1.9.1/api/faq/distributed_training.html
+Each server is a process of its own. So is the scheduler, which connects workers and servers:
+https://mxnet.apache.org/versions/1.9.1/api/faq/distributed_training.html
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from d2ldev_mxnet.framework import NumPySemantics, mx
 if TYPE_CHECKING:
     from d2ldev.framework import Group
 
-# By these ps-lite finds the other processes, which d2ldev knows from its own launch.
+# ps-lite finds the other processes with these variables. d2ldev sets them from its own launch.
 _VARIABLES = (
     "DMLC_ROLE",
     "DMLC_PS_ROOT_URI",
@@ -36,8 +36,8 @@ _VARIABLES = (
     "DMLC_NODE_HOST",
     "DMLC_INTERFACE",
 )
-# With a DMLC_ROLE, importing MXNet serves and never returns. The pipe ends with the process that
-# has started this one, however that ends.
+# With a DMLC_ROLE, the import of MXNet serves, and never returns. The pipe ends together with the
+# parent process, whatever ends it.
 _SERVING = """
 import os, signal, sys, threading
 def end_with_the_pipe():
@@ -179,20 +179,20 @@ def servers_of(group: Group) -> Servers:
 
 def _make(variables: dict[str, str]) -> Any:
     """Return a store that is connected to the servers."""
-    # MXNet's threads read the environment while they compute, and die when it changes meanwhile.
+    # MXNet's threads read the environment in their computations, and crash if it changes then.
     mx.npx.waitall()
     port = os.environ.pop("PORT", None)
     os.environ.update(variables, DMLC_ROLE="worker")
     try:
         store = mx.kv.create("dist_sync")
     finally:
-        # Nothing reads them later, and what the program starts is no part of this.
+        # Nothing reads them later, and the program's own child processes must not see them.
         for name in ("DMLC_ROLE", *variables):
             del os.environ[name]
         os.unsetenv("DMLC_RANK")  # which ps-lite has set
         if port is not None:
             os.environ["PORT"] = port
-    # At its end a process would wait for all others, also for those that are lost.
+    # Otherwise a process waits for all others at its end, also for lost ones.
     mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(store.handle, 0))
     return store
 

@@ -1,17 +1,17 @@
-"""Strict: what MXNet lets mix, or refuses in other words, is refused at the operation.
+"""Strict: refuse mixed operands at the operation, where MXNet accepts them or has other errors.
 
-MXNet compares the kinds of devices only, and that not everywhere: two GPUs pass, and so do the
-CPU's contexts, which the virtual GPUs are. Every operator runs through one of three functions,
-which are looked up by name for each call, and replaced there. Beside them are indexing, which moves
-its indices, and the call of a Gluon block, which has an error of its own.
+MXNet compares only the kinds of devices, and not in every operation. So it mixes two GPUs, and the
+CPU's contexts, which are the virtual GPUs. Every operator runs through one of three functions,
+which MXNet looks up by name for each call. d2ldev replaces these. It also checks indexing, which
+moves its indices, and calls of a Gluon block, which raise another error.
 
-- Python numbers and NumPy's arrays are operands of no device. A 0-dim array of the host is an
-  operand, because MXNet refuses to mix it with a GPU's arrays, as it does any other.
+- Python numbers and NumPy's arrays have no device. A 0-dim array on the host is an operand, because
+  MXNet refuses to mix it with a GPU's arrays.
 - Copies that MXNet's own code makes for its caller are allowed: ``set_data``, a KVStore's sums,
   ``mx.np.array(x, ctx=...)``. Assignment into an array is an explicit copy, as in PyTorch.
-- Three things are not checked: what MXNet copies to the host as ``x.asnumpy()`` does (its metrics,
-  and functions that it leaves to NumPy); what it runs in threads of its own (a ``CustomOp``, the
-  backward pass of an ``autograd.Function``); and the executors of symbols.
+- Not checked are copies to the host as by ``x.asnumpy()``, in MXNet's metrics and in functions that
+  call NumPy. Nor are operations in MXNet's own threads (a ``CustomOp``, the backward pass of an
+  ``autograd.Function``), and the executors of symbols.
 """
 
 from __future__ import annotations
@@ -195,11 +195,10 @@ class MXNetStrict(Strict):
 def _is_called_back() -> bool:
     """Return whether MXNet's library itself called the code that runs the operation.
 
-    Before an update, a KVStore moves its weight from the host to the gradient's GPU, but not to a
-    context of the CPU, which a virtual GPU is; and errors in it are lost. Source:
-    https://github.com/apache/mxnet/blob/1.9.1/src/kvstore/kvstore_local.h, ``PushImpl``. And the
-    arrays that a ``CustomOp`` or the backward pass of a ``Function`` is given say ``cpu(0)`` in all
-    contexts of the CPU.
+    Before an update, a KVStore moves its weight from the host to the gradient's GPU. It does not
+    move it to a context of the CPU, such as a virtual GPU, and it loses errors. Source:
+    https://github.com/apache/mxnet/blob/1.9.1/src/kvstore/kvstore_local.h, ``PushImpl``. In a
+    ``CustomOp`` and in the backward pass of a ``Function``, the CPU's contexts are all ``cpu(0)``.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

@@ -1,8 +1,7 @@
-"""Tensors: MXNet's arrays, of NumPy's kind, and of the old kind where they are given.
+"""Tensors: MXNet's NumPy arrays. Arrays of the older class are accepted, too.
 
-Random numbers with a seed are NumPy's, and copied: MXNet has one generator for each device, whose
-state can be neither read nor put back, so that seeding it would change what the user draws from it
-next.
+Random numbers with a seed come from NumPy, and are copied. MXNet has one generator for each device,
+without a way to read or restore its state. So a seed would change the user's next numbers.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 _NDArray = mx.nd.NDArray
 _DENSE = frozenset({_NDArray, mx.np.ndarray})
 _library = mx.base._LIB
-# It reads two numbers. To give up Python's lock for that takes a tenth of the call.
+# It reads two numbers. ``PyDLL`` keeps Python's lock: to release it takes a tenth of the call.
 _get_context = ctypes.PyDLL(None, handle=_library._handle).MXNDArrayGetContext
-# MXNet hands numbers to its operators as doubles.
+# MXNet passes numbers to its operators as doubles.
 _EXACT = 2**53
 # The wheels are built without ``USE_INT64_TENSOR_SIZE``.
 _TOO_MANY = 2**31
-# For more elements, the 8 us of taking memory first are less than a fiftieth of writing them.
+# With more elements, the 8 us to allocate memory first are below 2 % of the time to write them.
 _FEW = 2**20
 
 
@@ -222,21 +221,21 @@ class Exported:
         return (ON_CUDA if context.device_type == "gpu" else ON_CPU, context.device_id)
 
     def __dlpack__(self, **_: Any) -> Any:
-        # MXNet returns when nothing that is queued reads or writes the memory: no stream of the
-        # consumer's has anything to wait for. Its capsules are unversioned.
+        # MXNet returns when no queued operation reads or writes the memory. So the consumer's
+        # stream need not wait. The capsules are unversioned.
         return self._array.to_dlpack_for_write()
 
 
-@cache  # NumPy puts it together in Python, which takes ten times as long as to find it
+@cache  # NumPy builds the name in Python, which takes ten times as long as this cache
 def _name_of(dtype: Any) -> str:
     return str(np.dtype(dtype).name)
 
 
 def _empty(shape: tuple[int, ...], dtype: Any, native: Any) -> Any:
-    """Return an array with its memory, but without values.
+    """Return an array with memory, and without values.
 
-    MXNet's operators allocate memory when they run, after the call: an error for lack of memory
-    would come at any later call. Here the memory is allocated at once, and given to the operators.
+    MXNet's operators allocate memory when they run, after the call. An error for lack of memory
+    would then appear in any later call. So this function allocates the memory at once.
     """
     try:
         return mx.np.empty(shape, dtype=dtype, ctx=native)

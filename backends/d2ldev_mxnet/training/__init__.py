@@ -54,7 +54,7 @@ class MXNetTraining(Training):
     def begin_epoch(self, loader: Any, epoch: int) -> None:
         batches = loader._batch_sampler
         if tell_epoch(epoch, loader, batches, _sampler_of(batches)):
-            loader.clean()  # what ``auto_reload`` has read ahead is of another epoch
+            loader.clean()  # drops the batches of another epoch that ``auto_reload`` has read
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         return MXNetLearner(self._framework, model, settings)
@@ -87,9 +87,9 @@ class MXNetTraining(Training):
             return mx.np.stack([labels.min(), labels.max()])
 
     def random_state(self, device: Device) -> int:
-        # MXNet's generators cannot be read. So they draw a new seed, are set to it, and it is the
-        # state: a run that goes on and one that is resumed draw the same numbers. So does a run
-        # that is repeated from its beginning.
+        # MXNet's generators cannot be read. So this method draws a new seed, sets it, and returns
+        # it as the state. Then an unbroken run and a resumed run draw the same numbers. So does a
+        # run that is repeated from its begin.
         with NumPySemantics():
             seed = int(mx.np.random.randint(_SEEDS.start, _SEEDS.stop))
         mx.random.seed(seed)

@@ -195,11 +195,11 @@ class MXNetLearner(Learner):
 
 
 def _as_numpy(x: Any) -> Any:
-    """Return what a loader gives as an array that a block takes, on the same memory.
+    """Return an array of a loader as an array for a block, in the same memory.
 
-    Where ``npx.set_np()`` was not called, Gluon's loaders give MXNet's old arrays. Those with
-    workers or pinned memory give arrays in ``cpu_shared`` and ``cpu_pinned``, which a hybridized
-    block takes for other devices than the CPU:
+    Without ``npx.set_np()``, Gluon's loaders yield MXNet's older arrays. Loaders with workers or
+    pinned memory yield arrays in ``cpu_shared`` and ``cpu_pinned``. A hybridized block treats these
+    as other devices than the CPU:
     https://github.com/apache/mxnet/blob/1.9.1/src/imperative/cached_op.cc
     """
     if isinstance(x, mx.nd.NDArray) and x.ctx.device_type in ("cpu_shared", "cpu_pinned"):

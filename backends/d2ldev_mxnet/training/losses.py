@@ -80,7 +80,7 @@ def _mean_cross_entropy(classes: int | None, _thread: int) -> Any:
         if classes is None:
             return losses.mean()
         counts = _counts(space, losses, y, classes)
-        # No number is less than 1 but 0, for which a loss of 0 is divided.
+        # The number is an integer. If it is 0, the loss of 0 is divided by 1.
         return (losses * counts).sum() / space.np.maximum(counts.sum(), 1)
 
     # MXNet does not count a block with a prefix, and the names of the user's stay what they are.
@@ -106,7 +106,7 @@ def _like(y: Tensor, prediction: Tensor) -> Tensor:
 
 
 def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    """Return both with 0 in place of rows with weight 0: 0 times an infinite loss is NaN."""
     if weights is None:
         return prediction, y
     check_weights(y.shape, weights.shape)
@@ -121,7 +121,7 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
         return losses.mean()
     losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
     total = weights.sum()
-    return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
+    return (losses * weights).sum() / (total + (total == 0))  # 0 if all weights are 0
 
 
 LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
@@ -129,7 +129,7 @@ LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross_entropy": _cross_entropy,
     "bce": _bce,
 }
-# Those of labels that are known to be classes.
+# The losses for labels that are all classes.
 LOSSES_OF_CLASSES: dict[str, Callable[[Any, Any], Tensor]] = {
     **LOSSES,
     "cross_entropy": partial(_cross_entropy, are_all_classes=True),

@@ -83,7 +83,7 @@ class MXNetParallelLearner(MXNetLearner):
         return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))
 
     def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[Any]:
-        """Return what share of the loss of a batch each shard of it has."""
+        """Return the share of each shard in the loss of the batch."""
         leaves_out = may_leave_out(self)
         if not isinstance(y, Weighted) and not leaves_out:
             return [shard.share for shard in shards]
@@ -171,7 +171,7 @@ class MXNetParallelLearner(MXNetLearner):
 
 
 def _sum_weights(y: Any, leaves_out: bool) -> Any:
-    """Return the sum of the weights of targets; without those of labels that do not count."""
+    """Return the sum of the targets' weights; a label that does not count has none."""
     y, weights = y if isinstance(y, Weighted) else (y, None)
     if weights is not None and not leaves_out:
         return weights.as_np_ndarray().sum()
@@ -218,8 +218,8 @@ class MXNetGroupLearner(MXNetLearner):
         self._servers.spread([x.data() for x in statistics if x._data is not None])
 
     def sync(self) -> None:
-        # While a run goes on, the group ends a process that waits for a lost one. After the run
-        # nobody would, and the program would wait when it reads the model.
+        # During a run, the group ends a process that waits for a lost one. After the run the
+        # program would wait forever when it reads the model.
         self._servers.wait()
 
     def _begin(self) -> None:
@@ -245,7 +245,7 @@ class MXNetGroupLearner(MXNetLearner):
             self._keys = self._servers.keys([*(x.data() for x in parameters), self._small])
 
     def _settings_in_common(self) -> list[Any]:
-        """Return what has to be the same in the optimizers of all processes."""
+        """Return the settings that must be the same in the optimizers of all processes."""
         own = self._trainer.optimizer
         multipliers = [(x.lr_mult, x.wd_mult) for x in self._trainer._params]
         scale = self._trainer._scale  # of the gradients
