@@ -27,7 +27,7 @@ DONE += (
     "docs/mixing.md",
 )
 DONE += ("docs/resuming.md", "docs/several-gpus.md", "docs/several-machines.md")
-DONE += ("docs/training.md", "docs/versions.md", "docs/virtual-gpus.md")
+DONE += ("docs/training.md", "docs/versions.md", "docs/virtual-gpus.md", "docs/write-a-backend.md")
 DONE += (
     "d2ldev/_backend.py",
     "d2ldev/errors.py",
