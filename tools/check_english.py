@@ -43,7 +43,7 @@ DONE += ("backends/d2ldev_jax", "backends/d2ldev_mxnet", "backends/d2ldev_refere
 DONE += ("d2ldev/cli",)
 DONE += ("d2ldev/operations", "d2ldev/files", "d2ldev/processes", "d2ldev/launch", "d2ldev/bench")
 DONE += ("d2ldev/__init__.py", "d2ldev/device.py", "d2ldev/native.py", "d2ldev/options.py")
-DONE += ("d2ldev/scopes.py", "d2ldev/settings.py")
+DONE += ("d2ldev/scopes.py", "d2ldev/settings.py", "conformance/d2ldev_conformance")
 TO_DO: tuple[str, ...] = ("CHANGELOG.md", "docs")
 TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 

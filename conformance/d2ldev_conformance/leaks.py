@@ -1,12 +1,12 @@
-"""Find what a test must not leave behind.
+"""Find changes that a test leaves behind.
 
-Environment variables, threads, files, replaced functions, and d2ldev's own selection: a test that
-changes one of them and does not change it back may make the next test pass or fail.
-``detect_leaks`` compares before and after, puts back what can be put back, so that one leak is one
-failure, and raises a ``LeakError`` that names everything it found.
+Such changes may make the next test pass or fail: environment variables, threads, files, replaced
+functions, and d2ldev's own selection. ``detect_leaks`` compares the state before and after a test.
+It restores what it can, so that one leak is one failure. Then it raises a ``LeakError`` that names
+all leaks.
 
-The working directory and the temporary directory are empty inside and nobody else's, so that a file
-that is found there afterwards was made by this test, not by another process.
+Each test has its own empty working directory and temporary directory. So a file that is found there
+afterwards was made by this test, not by another process.
 
 Held by ``tests/suite/test_fixtures.py``.
 """
@@ -63,8 +63,8 @@ def detect_leaks(
     Args:
         extra_modules: where functions may not be replaced either, besides ``os``, ``builtins``,
             NumPy and d2ldev's modules: a framework's.
-        folder: where the working and the temporary directory are, for one block after the other,
-            because two new ones for each test take as long as a short test; default a new one.
+        folder: holds the working and the temporary directory of one block after the other. Two new
+            directories for each test take as long as a short test. The default is a new folder.
 
     Raises:
         LeakError: if the block ended well and left something behind. To an exception of the block
@@ -107,8 +107,8 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
     for directory in inside.values():
         directory.mkdir(exist_ok=True)
     temporary = str(inside["temporary"])
-    # Not ``patch.dict``, which removes all variables at its end and sets them again. That moves the
-    # list of them, which MXNet's threads may be reading: they die of it in the middle of a step.
+    # Not ``patch.dict``, which removes all variables at its end and sets them again. That moves
+    # their list, and MXNet's threads crash if they read it in the middle of a step.
     with chdir(inside["working"]), pytest.MonkeyPatch.context() as patched:
         patched.setattr(tempfile, "tempdir", temporary)
         for name in ("TMPDIR", "TEMP", "TMP"):

@@ -84,8 +84,8 @@ def launch_on(
         rank: its number.
         launch: the command, with what ``of_machine`` gives.
         environment: its variables.
-        hosts: a folder for files of hosts, with which the first machine is called by its name; None
-            calls it by its address.
+        hosts: a folder for hosts files, which give the first machine a name; with None the others
+            use its address.
     """
     launch = list(launch)
     if hosts is not None:

@@ -1,7 +1,7 @@
-"""The pytest plugin: which backend is tested, what is skipped and why, and the report.
+"""The pytest plugin: it chooses the backend, skips tests with a reason, and writes the report.
 
-It is loaded into every pytest run of an environment that has d2ldev, and does nothing there
-but offer its options: everything else waits for ``--d2ldev-backend``.
+Every pytest run of an environment with d2ldev loads it. Without ``--d2ldev-backend`` it only offers
+its options.
 
 No run passes without testing. A backend that was asked for and cannot be used ends the run with an
 error. So do fewer GPUs than ``--d2ldev-require-gpus``, and a test of the suite without a
@@ -121,7 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     config.stash[_ONLY] = _read_only(config)
     try:
-        # What d2ldev says of the machine, such as a driver that is missing, is no test's failure.
+        # d2ldev's warnings about the machine, for example a missing driver, are not failures.
         with collect_warnings() as notes:
             backend = set_backend(name)
             gpus = backend.num_gpus()
@@ -147,8 +147,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def warning_filters(*packages: str) -> list[str]:
     """Return pytest's filters that make the warnings of d2ldev and of some packages errors.
 
-    The warnings of pytest, of other plugins and of the framework are no errors. A warning is that
-    of the module that it points to, except for d2ldev's own, which point to the user's line.
+    The warnings of pytest, of other plugins and of the framework are not errors. A warning belongs
+    to the module that it points to. d2ldev's own warnings point to the user's line.
 
     Args:
         packages: the packages of backends that are not part of d2ldev.
@@ -236,7 +236,7 @@ def freeze_what_is_loaded() -> None:
 
 
 def _stage(item: pytest.Item) -> int:
-    """Return the place of a test's room in the order in which a backend is written."""
+    """Return the position of a test's area in the order in which a backend is written."""
     room = room_of(item.path)
     in_suite = item.path.is_relative_to(_SUITE) and room in ROOMS
     return ROOMS.index(room) if in_suite else len(ROOMS)

@@ -33,8 +33,8 @@ class Profile:
     """A selection of the suite.
 
     Args:
-        virtual_gpus: how many virtual GPUs each process has. 0 is the CPU alone, and None the
-            machine as it is, which a profile with both leaves out without a real GPU.
+        virtual_gpus: how many virtual GPUs each process has. 0 is the CPU alone, and None is the
+            machine as it is. Without a real GPU, a profile with both leaves out None.
         selects: whether a process with so many virtual GPUs runs a test.
         is_nightly: whether a process with GPUs, virtual ones included, runs the nightly tests.
     """

@@ -1,7 +1,8 @@
-"""What a backend provides for the suite: the module ``provision`` of its package.
+"""The fixtures that a backend provides for the suite, in the module ``provision`` of its package.
 
-Set-up of tests is no part of the contract. ``samples``, ``classifiers`` and ``models_of_sequences``
-may be left out: there is the model that ``backend.mlp`` makes. ``ROOM_OF_KIND`` lists the others.
+The contract does not include them. A backend may leave out ``samples``, ``classifiers`` and
+``models_of_sequences``: the model of ``backend.mlp`` replaces them. ``ROOM_OF_KIND`` lists
+the others.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def optimizer_states(backend: Backend) -> Contents:
 def networks(backend: Backend) -> Builders:
     """Return builders of networks with batch normalization and dropout, by name.
 
-    They map four features to two classes; one of them gets its shapes from the first batch, if the
-    framework has such networks.
+    They map four features to two classes. If the framework has lazy networks, one of them gets its
+    shapes from the first batch.
     """
     return _call_provision(backend, "networks")
 
@@ -158,9 +159,9 @@ def composites(
 ) -> Mapping[str, tuple[Callable[[int], Any], Callable[[Any], Any]]]:
     """Return builders of containers that tensors alone do not make again, by name.
 
-    Each is given 0 or 1: the two containers have tensors of the same shapes, and differ in what is
-    not a tensor, or is in no shape. The function beside it tells all of a container in plain
-    values.
+    A builder takes 0 or 1. The two containers have tensors of the same shapes. They differ in other
+    values, or in sizes that the shapes do not show. The second function returns a container as
+    plain values.
     """
     return _call_provision(backend, "composites")
 
@@ -183,9 +184,9 @@ def models_of_sequences(backend: Backend) -> Builders:
 def modules(backend: Backend) -> Mapping[str, Callable[[Device, float], Any]]:
     """Return builders of D2L ``Module``s, of a device and a learning rate, by name.
 
-    Each begins as ``backend.mlp([2, 1])``, its ``configure_optimizers`` returns an optimizer of
-    gradient descent with that rate, and its ``training_step`` and ``validation_step`` twice and
-    thrice the mean of the squared errors.
+    Each begins as ``backend.mlp([2, 1])``. Its ``configure_optimizers`` returns gradient descent
+    with that rate. Its ``training_step`` returns twice the mean of the squared errors, and its
+    ``validation_step`` returns three times the mean.
     """
     return _call_provision(backend, "modules")
 

@@ -16,8 +16,8 @@ from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.progress import OUTCOMES
 from d2ldev_conformance.requirement import Requirement
 
-# A requirement has the worst outcome of its tests, except for skipping: one that passed on the CPU
-# and had no GPU to run on has passed, and the counts show the rest.
+# A requirement has the worst outcome of its tests, except for skipping. If it passed on the CPU,
+# and was skipped without a GPU, it has passed. The counts show the skipped tests.
 _WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "passed", "skipped")
 
 

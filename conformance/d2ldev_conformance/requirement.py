@@ -69,7 +69,7 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
 
 
 def room_of(path: Path) -> str:
-    """Return the room of a file of tests, at any depth in the suite; elsewhere its folder."""
+    """Return the area of a file of tests, at any depth in the suite; its folder outside of it."""
     if path.is_relative_to(_SUITE):
         return path.relative_to(_SUITE).parts[0]
     return path.parent.name

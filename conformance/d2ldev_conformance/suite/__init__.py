@@ -1,1 +1,1 @@
-"""The requirements, one folder for each room of the contract."""
+"""The requirements, one folder for each area of the contract."""

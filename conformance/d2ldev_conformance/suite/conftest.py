@@ -131,7 +131,7 @@ def backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
             put_back()
 
 
-# The first use of a part of a framework leaves its own traces, which are no test's leaks. torch's
+# The first use of a part of a framework leaves traces, which are not leaks of a test. torch's
 # first optimizer step sets an environment variable and replaces ``torch.manual_seed``. TensorFlow's
 # AutoGraph keeps the source that it generated in a file.
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
 
 
 def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return ``copy_all`` as on a device with room for ``count`` tensors, in one call or several.
+    """Return ``copy_all`` as on a device that holds ``count`` tensors, in one call or several.
 
     One call for all and a call for each have to fail at the same tensor. Otherwise a backend that
     puts the first in place before it copies the last would not be found.
@@ -84,7 +84,7 @@ def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
 
 
 def read_contents(backend: Backend, tensors: Sequence[Any]) -> list[NDArray[Any]]:
-    """Return the values of tensors that an object was asked for, of which there are some."""
+    """Return the values of an object's tensors, and assert that there are some."""
     assert tensors
     return [backend.to_numpy(x) for x in tensors]
 

@@ -1,1 +1,1 @@
-"""What every backend must do in the room ``devices``."""
+"""The requirements of the area ``devices``."""

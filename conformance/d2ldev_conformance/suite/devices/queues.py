@@ -1,7 +1,7 @@
-"""Work in the queue of a device, for long enough to be seen on any card.
+"""Work in the queue of a device, for long enough to be observed on any GPU.
 
-A fixed amount of work is a second on one core, and nothing on a card that does 400 TFLOP/s: there
-it ends while Python looks at the next device.
+A fixed amount of work takes a second on one core. On a GPU with 400 TFLOP/s it ends while Python
+looks at the next device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What products of float32 are computed in: as a setting, as a block, and in a training.
+"""The precision of float32 products: as a setting, in a block, and in training.
 
 The suite runs at ``'highest'``. Frameworks begin with other precisions, and a GPU's TensorFloat-32
 has 10 bits, where float32 has 23.

@@ -139,7 +139,7 @@ def test_the_memory_of_a_copy_is_free_while_its_source_lives(backend):
     assert backend.device_of(x) is backend.cpu()
 
 
-# It takes all of the card's memory, of which whatever runs beside it would find none.
+# It takes all of the GPU's memory, and leaves none for other programs.
 @pytest.mark.nightly
 @requirement("gpus.a-copy-that-does-not-fit", section=SECTION)
 def test_a_copy_for_which_the_memory_is_too_small_is_refused(backend):

@@ -1,1 +1,1 @@
-"""What every backend must do in the room ``files``."""
+"""The requirements of the area ``files``."""

@@ -1,1 +1,1 @@
-"""What every backend must do in the room ``models``."""
+"""The requirements of the area ``models``."""

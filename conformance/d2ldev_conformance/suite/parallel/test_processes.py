@@ -1,7 +1,7 @@
 """D2L 13.6: several processes train one model, learn what one learns, and end together.
 
-Two processes are started as ``d2ldev launch`` starts them, on this machine, and train one model
-after the other; what they have learned is compared with what this process learns alone.
+Two processes on this machine start as ``d2ldev launch`` starts them, and train one model after the
+other. Their parameters are compared with those that this process learns alone.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def train(
         is_sharded: whether each process reads its part only.
         stopping: the ranks whose callback stops the run.
         at: after which step it does.
-        patience: of an ``EarlyStopping``; None is none.
+        patience: of an ``EarlyStopping``; None for no such callback.
         others: of ``Trainer`` and ``fit``.
     """
     seed = rank if is_seeded_by_rank else 0
@@ -458,7 +458,7 @@ def test_processes_with_sharded_parameters_learn_like_one_process(backend, runs)
     alone = runs.alone(**options)
     assert_same_run(runs.together("shared"), alone)
     assert_same_run(runs.together("shared", rank=1), alone)
-    # What the file has is whole.
+    # The file has whole parameters.
     options["epochs"] = 3
     resumed = runs.alone(checkpoint="shared", resume=True, **options)
     assert_same_run(resumed, runs.alone(**options))
@@ -579,10 +579,10 @@ OPTIONS_OF_LOST = {"optimizer": "adam", "checkpoint": "run"}
 
 @pytest.fixture(scope="module")
 def lost(backend, num_gpus, tmp_path_factory):
-    """Launch two runs that each lose a process; how each ended, and what it left behind.
+    """Launch two runs that each lose a process; return how each ended, and what it left behind.
 
-    They run at once, because the one that is stopped is waited for. Of each it has the folder, that
-    of its temporary files, what its processes wrote, and the seconds until they had ended.
+    They run at once, because one of them waits for a stopped process. The results of a run are its
+    folder, its temporary folder, its output, and the seconds until it ended.
     """
     folders = {how: tmp_path_factory.mktemp(how) for how in LOST}
 

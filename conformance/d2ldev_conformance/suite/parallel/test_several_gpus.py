@@ -275,7 +275,7 @@ def test_gpus_with_sharded_parameters_learn_like_one_gpu(backend, tmp_path):
     path = tmp_path / "run"
     shared = _fit(backend, 2, shard="parameters", checkpoint=path, **options)
     assert_same_run(shared, _fit(backend, 1, **options))
-    # What the file has is whole.
+    # The file has whole parameters.
     options["epochs"] = 3
     resumed = _fit(backend, 1, checkpoint=path, resume=True, **options)
     assert_same_run(resumed, _fit(backend, 1, **options))

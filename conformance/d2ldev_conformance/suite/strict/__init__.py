@@ -1,1 +1,1 @@
-"""What every backend must do in the room ``strict``."""
+"""The requirements of the area ``strict``."""

@@ -1,1 +1,1 @@
-"""What every backend must do in the room ``tensors``."""
+"""The requirements of the area ``tensors``."""

@@ -42,7 +42,7 @@ class Hostile:
 
 
 def _make_broken(method: str, base: type = object, body: Callable[..., Any] = _raise) -> type:
-    """Return a class of which one method raises, or does what it must not."""
+    """Return a class with one method that raises, or breaks its contract."""
     return type(f"Broken{base.__name__}", (base,), {method: body})
 
 

@@ -37,7 +37,7 @@ CALLED = {"function", "loss", "metrics"}
 
 
 class Argument(NamedTuple):
-    """One argument of one function: of which class, its name, and the parameter's."""
+    """One argument of one function: the class, the function's name, and the parameter's name."""
 
     owner: type
     function: str

@@ -509,7 +509,7 @@ def test_an_array_of_a_dtype_that_no_framework_has_is_refused(backend, name):
         backend.asarray(np.zeros(2, np.dtype(name)))
 
 
-# Of a number that no device has room for: 4 PiB of float32.
+# So many numbers that no device holds them: 4 PiB of float32.
 _HUGE = 2**50
 _TOO_LARGE = {
     "zeros": lambda backend, place: backend.zeros((_HUGE,), device=place),

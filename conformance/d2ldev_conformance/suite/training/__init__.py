@@ -1,1 +1,1 @@
-"""What every backend must do in the room ``training``."""
+"""The requirements of the area ``training``."""

@@ -1,4 +1,4 @@
-"""What the tests of training are given: batches, and where to train."""
+"""Fixtures for the tests of training: batches and devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def batches() -> list[tuple[Any, Any]]:
-    """A line, in four batches of which the last one is smaller."""
+    """A line in four batches; the last one is smaller."""
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
     targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
     return [(inputs[i : i + 4], targets[i : i + 4]) for i in range(0, 14, 4)]

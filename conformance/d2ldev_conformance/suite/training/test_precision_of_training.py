@@ -1,4 +1,4 @@
-"""What products of float32 are computed in, in a training."""
+"""The precision of float32 products in training."""
 
 from __future__ import annotations
 

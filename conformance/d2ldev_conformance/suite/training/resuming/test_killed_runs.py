@@ -1,8 +1,8 @@
 """D2L 6.7.3 with 6.6: a run that the operating system kills goes on as if nothing had happened.
 
-Python runs nothing when a process is killed: a new process resumes from the file alone. Each one
-makes the model and the loader from a seed of its own, so that a run which begins anew, or with half
-of the state, ends elsewhere.
+Python runs no code when a process is killed, and a new process resumes from the file alone. Each
+process makes the model and the loader from its own seed. So a run that starts again, or restores
+half of the state, ends with other parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from d2ldev_conformance.suite.data import assert_same_run, values_of
 
 SECTION = "6.7.3"
 EPOCHS = 3
-# The number of the epoch, and that of its batch, of which there are four.
+# The number of the epoch, and the number of its batch. An epoch has four batches.
 IN_THE_FIRST_EPOCH, IN_THE_MIDDLE_OF_THE_SECOND = (0, 1), (1, 2)
 
 PROGRAM = """
@@ -46,7 +46,7 @@ with open(f"{folder}/history.json", "w") as file:
 
 
 class KilledLoader(ArrayLoader):
-    """Batches at one of which the process is killed.
+    """Batches, with one at which the process is killed.
 
     Args:
         killed_in: the number of the epoch, and that of the batch; None lets it live.

@@ -19,7 +19,7 @@ SECTION = "6.7.3"
 
 
 def _share():
-    """Return a list that has 2**60 values, of which 60 are lists of two."""
+    """Return a list with 2**60 values, made of 60 lists of two items."""
     nesting = [1]
     for _ in range(60):
         nesting = [nesting, nesting]

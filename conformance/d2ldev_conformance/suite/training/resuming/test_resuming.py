@@ -53,8 +53,8 @@ def test_a_run_resumed_on_another_device_stays_there_and_ends_close(
     (unbroken, expected), (resumed, history) = runs(num_gpus_before, num_gpus)
     there = backend.gpu(0) if num_gpus else backend.cpu()
     assert set(backend.placement(resumed.model).values()) == {there}
-    # Devices add in other orders: a gradient is rounded by 1e-6 of itself, and Adam divides it by
-    # its size, so that each of the 16 steps is off by about as much of the learning rate, 0.1.
+    # Devices add in other orders, and round a gradient by 1e-6 of itself. Adam divides it by its
+    # size. So each of the 16 steps differs by about 1e-6 of the learning rate, 0.1.
     np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-4)
     values = values_of(backend, resumed.model)
     for name, value in values_of(backend, unbroken.model).items():

@@ -182,7 +182,7 @@ def test_adamw_decays_parameters_whose_gradient_is_zero(backend, place):
     np.testing.assert_allclose(after, weight * (1 - 0.5 * 0.01) ** STEPS, rtol=1e-6)
 
 
-# The bias of a line begins at 0 and is all that is learnt from inputs of 0, by twice the target.
+# From inputs of 0 a line learns only its bias, which begins at 0. Its gradient is twice the target.
 @requirement("train.clips-as-torch-does", section=SECTION)
 @pytest.mark.parametrize(
     ("norm", "clip"), [(2.0, 4.0), (2.0, 0.5), (2e-6, 1e-6)], ids=["below", "above", "tiny"]
@@ -334,7 +334,7 @@ def test_weights_of_more_axes_are_those_of_the_steps_of_sequences(backend, place
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
 @pytest.mark.parametrize("kind", ["float32", "bool"])
 def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss, kind):
-    """Such as padding, whose loss is infinite or no number: 0 times that is none."""
+    """Padding is an example: its loss is infinite or NaN, and so would be 0 times its loss."""
     draw = np.random.default_rng(0)
     inputs = draw.standard_normal((4, 2)).astype("float32")
     y, padding = draw.random((4, 3), "float32"), np.float32("nan")
@@ -444,7 +444,7 @@ def test_everything_in_a_network_keeps_its_dtype(backend, place, precision, exam
     assert {"float16", "bfloat16"}.isdisjoint(map(str, found[0].values()))
 
 
-# The bias of a line begins at 0 and is all that is learnt from inputs of 0, by twice the target.
+# From inputs of 0 a line learns only its bias, which begins at 0. Its gradient is twice the target.
 @requirement("train.learns-from-small-gradients", section=SECTION)
 @precisions
 def test_gradients_that_are_0_in_float16_are_learnt_from(backend, place, precision):
