@@ -232,7 +232,7 @@ class _Kept:
 
 
 def _contents(value: Any) -> Any:
-    """Return the contents of a container, a dataclass or a bound method; None for all else."""
+    """Return the contents of a container, dataclass, slice or bound method; None for all else."""
     if isinstance(value, (tuple, list, set, frozenset)):
         return value
     if isinstance(value, type):
@@ -241,6 +241,8 @@ def _contents(value: Any) -> Any:
         return [getattr(value, name, None) for name in value.__dataclass_fields__]
     if isinstance(value, Mapping):
         return value.items()
+    if isinstance(value, slice):
+        return value.start, value.stop, value.step
     if isinstance(value, MethodType):  # it is a new object each time
         return value.__func__, value.__self__
     return None

@@ -519,9 +519,17 @@ def _compile(users: ProgramUsers[_Steps], name: str) -> Callable[..., Any]:
 
 
 def _take_apart(value: Any) -> Any:
-    """Return the node and the children of the structure of a tree; None for all else."""
+    """Return the values inside of a structure, a sharding or a device; None for all else.
+
+    None of these has weak references.
+    """
     if isinstance(value, jax.tree_util.PyTreeDef):
         return value.node_data(), value.children()
+    if isinstance(value, jax.Device):
+        return value.platform, value.id
+    if isinstance(value, NamedSharding):
+        mesh = value.mesh
+        return [*mesh.devices.flat], mesh.axis_names, tuple(value.spec), value.memory_kind
     return None
 
 

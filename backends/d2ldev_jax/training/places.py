@@ -93,7 +93,7 @@ class SeveralDevices(OneDevice):
     def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
         super().__init__(natives[0])
         self._home, self._size = home, len(natives)
-        self._split, self._whole = _make_shardings(tuple(natives))
+        self._split, self._whole = _make_shardings(natives)
 
     def replicate(self, arrays: Any) -> Any:
         return jax.device_put(arrays, self._whole)
@@ -165,7 +165,7 @@ class SeveralProcesses(OneDevice):
         self._rank, self._size = group.rank, group.size
         known = {device.id: device for device in native.client.devices()}
         natives = [known[number] for number in group.gather("the devices", native.id)]
-        self._split, self._whole = _make_shardings(tuple(natives))
+        self._split, self._whole = _make_shardings(natives)
 
     def replicate(self, arrays: Any) -> Any:
         return jax.tree.map(
@@ -319,8 +319,7 @@ def _flatten_batch(batch: Any) -> tuple[list[Any], Any]:
     return jax.tree.flatten(batch, is_leaf=_is_marked)
 
 
-@cache  # programs depend on the object
-def _make_shardings(natives: tuple[jax.Device, ...]) -> tuple[NamedSharding, NamedSharding]:
+def _make_shardings(natives: Sequence[jax.Device]) -> tuple[NamedSharding, NamedSharding]:
     """Return two shardings over devices: split by the first axis, and whole on each."""
     # The default type of an axis is not the same in all versions of JAX.
     mesh = Mesh(np.array(natives), ("batch",), axis_types=(AxisType.Auto,))

@@ -45,6 +45,7 @@ EQUAL = {
     "numbers and strings": lambda: [1, 2.5, "sgd", None, True],
     "containers": lambda: {"a": (1, [2]), "b": {3, 4}},
     "dataclasses": lambda: Config(0.5, (1, 2)),
+    "slices": lambda: slice(1, None, 2),
     "one object": lambda: LOSS,
     "a bound method": lambda: LOSS.__call__,
     "a class": lambda: Loss,
