@@ -1,7 +1,7 @@
 """Check the English of documents, docstrings, comments, error messages and help texts.
 
-``python tools/check_english.py`` checks the paths of ``DONE``, and exits with 1 after a problem.
-It also counts the problems that the other paths still have. Name paths to check those alone.
+``python tools/check_english.py`` checks the paths of ``PATHS``, and exits with 1 after a problem.
+Name paths to check those alone.
 Vale could do the same, but its package downloads a binary at first use.
 """
 
@@ -17,35 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LONGEST = 20
-# A path moves from TO_DO to DONE when its last problem is gone.
-DONE: tuple[str, ...] = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "tools/check_english.py")
-DONE += (
-    "docs/command-line.md",
-    "docs/contract.md",
-    "docs/d2l.md",
-    "docs/files.md",
-    "docs/mixing.md",
+PATHS = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "d2ldev", "backends"),
+    *("conformance/d2ldev_conformance", "tools/check_english.py"),
 )
-DONE += ("docs/resuming.md", "docs/several-gpus.md", "docs/several-machines.md")
-DONE += ("docs/training.md", "docs/versions.md", "docs/virtual-gpus.md", "docs/write-a-backend.md")
-DONE += (
-    "d2ldev/_backend.py",
-    "d2ldev/errors.py",
-    "d2ldev/areas",
-    "d2ldev/framework",
-    "d2ldev/nesting",
-)
-DONE += ("d2ldev/registry", "docs/decisions", "docs/speed.md", "docs/speed-tables.md")
-DONE += ("docs/leaks.md", "d2ldev/leaks")
-DONE += ("d2ldev/training",)
-DONE += ("backends/d2ldev_tensorflow", "backends/d2ldev_torch")
-DONE += ("backends/d2ldev_jax", "backends/d2ldev_mxnet", "backends/d2ldev_reference")
-DONE += ("d2ldev/cli",)
-DONE += ("d2ldev/operations", "d2ldev/files", "d2ldev/processes", "d2ldev/launch", "d2ldev/bench")
-DONE += ("d2ldev/__init__.py", "d2ldev/device.py", "d2ldev/native.py", "d2ldev/options.py")
-DONE += ("d2ldev/scopes.py", "d2ldev/settings.py", "conformance/d2ldev_conformance")
-TO_DO: tuple[str, ...] = ("CHANGELOG.md", "docs")
-TO_DO += ("d2ldev", "backends", "conformance/d2ldev_conformance")
 
 # What a sentence must not hold, and what to write instead.
 RULES = {
@@ -68,15 +43,9 @@ COMPILED = [(re.compile(pattern, re.IGNORECASE), fix) for pattern, fix in RULES.
 
 
 def main(arguments: list[str]) -> int:
-    """Check the paths that are done, or those that are named."""
-    problems = [line for path in arguments or DONE for line in check_path(ROOT / path)]
+    """Check all paths, or those that are named."""
+    problems = [line for path in arguments or PATHS for line in check_path(ROOT / path)]
     sys.stdout.writelines(f"{line}\n" for line in problems)
-    if not arguments:
-        done = {file for path in DONE for file in find_files(ROOT / path)}
-        for path in TO_DO:
-            files = [file for file in find_files(ROOT / path) if file not in done]
-            count = sum(len(check_file(file)) for file in files)
-            sys.stdout.write(f"{path}: {count} problems left in {len(files)} files\n")
     return int(bool(problems))
 
 
@@ -85,7 +54,7 @@ def find_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise SystemExit(f"{path} does not exist: correct DONE and TO_DO")
+        raise SystemExit(f"{path} does not exist: correct PATHS")
     return sorted(file for file in path.rglob("*") if file.suffix in {".md", ".py"})
 
 

@@ -88,7 +88,7 @@ def test_a_docstring_is_read_without_the_names_of_arguments():
     ]
 
 
-def test_the_exit_status_is_that_of_the_paths_that_are_done(tmp_path, capsys):
+def test_a_problem_gives_exit_status_1(tmp_path, capsys):
     (tmp_path / "bad.md").write_text("All of it is none.\n")
     assert TOOL["main"]([str(tmp_path)]) == 1
     assert "bad.md:1:" in capsys.readouterr().out
