@@ -177,7 +177,7 @@ def test_a_module_that_is_not_there_is_refused_with_those_that_are(small):
 def test_one_cause_of_many_failures_is_printed_once(small):
     broken = "    def device_of(self, x):\n        raise RuntimeError('it is broken')\n"
     folder = small({"    pass\n": broken})
-    done = conform(folder, "mine", *only("tensors"), "-k", "made_where_it_is_wanted")
+    done = conform(folder, "mine", *only("tensors"), "-k", "a_tensor_is_made_where_it_is_wanted")
     assert done.returncode == 1
     assert lines_with(done, "E       RuntimeError: it is broken") == lines_with(done, "E  ")
     (line,) = lines_with(done, "failed: ")
