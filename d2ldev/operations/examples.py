@@ -61,9 +61,9 @@ class Whole:
         self.has_marks = not self._is_of_rows(batch)
         if not self.has_marks:
             return
-        self._batch = moving.on_the_host(framework, batch)
-        # It also refuses what cannot be walked, such as a cycle.
-        self._flat = flatten(self._batch, framework.state.kinds, attempted)
+        # It also refuses a nesting that cannot be walked, such as a cycle.
+        self._flat = moving.flatten_on_host(framework, batch, attempted)
+        self._batch = self._flat.unflatten({})
         self._tensors = list(self._flat.tensors.values())
         self._shapes = {id(x): creation.shape_of(x, attempted) for x in self._tensors}
         # For a sequence or a number of examples that was asked for: see ``_tensors_in``.

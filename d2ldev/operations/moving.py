@@ -69,7 +69,7 @@ def to(framework: Framework, x: Any, target: Device) -> Any:
 
 def _has_tensors_alone(found: list[Any]) -> bool:
     """Tell whether a walk has found no other leaves, as in most batches."""
-    return all(type(each) is tuple for each in found[1:])
+    return {tuple}.issuperset(map(type, found[1:]))
 
 
 def _replace_all(
@@ -144,11 +144,14 @@ def is_text(x: Any) -> bool:
     return kind in "SUT" or (kind == "O" and all(isinstance(each, (str, bytes)) for each in x.flat))
 
 
-def on_the_host(framework: Framework, x: Any) -> Any:
-    """Make tensors, in the host's memory, of the data in a nesting; its tensors stay."""
-    attempted = "make tensors of a batch"
+def flatten_on_host(framework: Framework, x: Any, attempted: str) -> Flattened:
+    """Return the leaves of a nesting whose data are tensors in the host's memory.
+
+    Its own tensors stay. It is walked again only if it has data.
+    """
     flat = flatten(x, framework.state.kinds, attempted)
-    return flat.unflatten(_tensors_of_data(framework, flat, flat.others, CPU, attempted))
+    made = _tensors_of_data(framework, flat, flat.others, CPU, attempted)
+    return flatten(flat.unflatten(made), framework.state.kinds, attempted) if made else flat
 
 
 def make_host_tensors(framework: Framework, flat: Flattened, target: Device) -> None:
