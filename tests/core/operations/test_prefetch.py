@@ -10,7 +10,7 @@ import pytest
 import d2ldev
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.operations.moving import on_the_host
+from d2ldev.operations.moving import flatten_on_host
 from d2ldev.operations.prefetching import device_batches
 from d2ldev.training import feed
 
@@ -120,7 +120,8 @@ def test_the_handle_prefetches_to_the_active_backends_devices(reference):
 def test_a_batch_without_a_device_is_made_of_tensors_where_they_are(reference):
     there = reference.ones(1, device="gpu:1")
     with reference.on("gpu:0"):
-        brought = on_the_host(framework_of(reference), (there, {"y": np.ones(1)}))
+        flat = flatten_on_host(framework_of(reference), (there, {"y": np.ones(1)}), "split")
+    brought = flat.unflatten({})
     assert brought[0] is there
     assert reference.device_of(brought[1]["y"]) is reference.cpu()
 
