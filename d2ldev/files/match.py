@@ -116,7 +116,7 @@ class Match:
         # There: name -> a tensor, a number, text, or the state of an optimizer.
         self._their_models: dict[str, Outline] = {}
         self._optional: set[str] = set()
-        self._theirs = self._plain(flatten(found, self._is_state))
+        self._theirs = self._plain(flatten(found, self._visit_container))
         # The key of a pair, by the id of a tensor that is filled in place, or by a path.
         self._keys: dict[int | Path, tuple[int, str]] = {}
         # The layouts of tensors in models, and the names of the file for them.
@@ -166,8 +166,11 @@ class Match:
             for label, child in label_children(x, kind.in_files, path, self._attempted):
                 self._survey(child, join_path(path, label), (*labels, label))
 
-    def _is_state(self, path: str, outline: Outline) -> bool:
-        """Note a container of the file; tell whether an optimizer takes it as it is."""
+    def _visit_container(self, path: str, outline: Outline) -> bool:
+        """Note a container of the file, and return whether it stays whole.
+
+        It does where it is the state of an optimizer, which takes it as it is.
+        """
         if outline.type == MODEL:
             self._their_models[path] = outline
         self._optional |= {join_path(path, name) for name in outline.optional}

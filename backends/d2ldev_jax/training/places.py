@@ -232,6 +232,10 @@ class SeveralProcesses(OneDevice):
         return x.addressable_data(0)
 
     def _take_own_rows(self, portion: Portion | None, x: Tensor) -> Tensor:
+        """Return the rows of a result that this process's rows of the batch gave.
+
+        A result without a row for each example of the batch is returned whole.
+        """
         if x.is_fully_addressable:  # the result of a program of this process only
             return x
         if x.sharding.is_equivalent_to(self._split, x.ndim):
