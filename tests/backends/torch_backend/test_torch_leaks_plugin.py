@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
-from processes import searched
+from processes import extend_path
 
 LIBRARY = """
 import torch
@@ -100,7 +100,7 @@ def project(tmp_path_factory):
 def run(project, *options):
     """Run the tests of the project; the status, and what was written."""
     variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    variables |= {"PYTHONPATH": searched([project]), "D2LDEV_BACKEND": "torch"}
+    variables |= {"PYTHONPATH": extend_path([project]), "D2LDEV_BACKEND": "torch"}
     command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, *options]
     done = subprocess.run(
         command, cwd=project, env=variables, capture_output=True, text=True, timeout=120
