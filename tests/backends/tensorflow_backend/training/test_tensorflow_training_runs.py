@@ -261,7 +261,7 @@ def test_a_loss_for_each_example_is_refused_with_the_fix(backend):
 
 
 def test_a_metric_for_each_example_is_refused_with_the_fix(backend):
-    with pytest.raises(UnsupportedValueError, match="no scalar") as error:
+    with pytest.raises(UnsupportedValueError, match="not a scalar") as error:
         fit_model(backend, "bce", metrics=[keras.metrics.binary_accuracy])
     call = "lambda y_true, y_pred: keras.ops.mean(binary_accuracy(y_true, y_pred))"
     assert error.value.fix == f"metrics=[{call}]"
