@@ -289,14 +289,14 @@ class SumsWhenItValidates(Mutant, caught_by="runs.validate-means"):
 class ValidatesInsteadOfTheRun(Mutant, caught_by="runs.validate-besides"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        Trainer._besides = lambda *_: nullcontext()
+        Trainer._keep_run = lambda *_: nullcontext()
 
 
 class SaysThatItTrains(Mutant, caught_by="runs.errors-name-the-call"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        besides = Trainer._besides
-        Trainer._besides = lambda trainer, _: besides(trainer, "train")
+        keep_run = Trainer._keep_run
+        Trainer._keep_run = lambda trainer, _, model: keep_run(trainer, "train", model)
 
 
 class PredictsOnTheCpu(Mutant, caught_by="runs.predict"):
