@@ -25,7 +25,6 @@ from d2ldev.nesting.walk import (
     put_tensors,
 )
 from d2ldev.operations import creation, devices
-from d2ldev.operations.dlpack import ON_CPU
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.registry.selection import framework_of_tensor
 
@@ -500,6 +499,9 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
 
 
 def _is_on_the_host(x: Any) -> bool:
+    # Not at the top: a program without DLPack need not pay for importing ``ctypes``.
+    from d2ldev.operations.dlpack import ON_CPU
+
     kind, _ = _export(x).__dlpack_device__()
     return int(kind) == ON_CPU
 

@@ -131,7 +131,7 @@ def test_operations_that_few_programs_need_are_imported_at_their_first_use():
     code = """
         import sys
         from d2ldev import backend, use_backend
-        rare = {"mlp", "parallel", "prefetching", "steps", "timing"}
+        rare = {"dlpack", "mlp", "parallel", "prefetching", "steps", "timing"}
         def loaded():
             return sorted(m for m in rare if f"d2ldev.operations.{m}" in sys.modules)
         before = loaded()
@@ -142,7 +142,7 @@ def test_operations_that_few_programs_need_are_imported_at_their_first_use():
             b.timeit(lambda: None, seconds=0.001)
         show([before, [m for m in loaded() if m != "steps"]])
     """
-    assert run_python(code) == [[[], ["mlp", "parallel", "prefetching", "timing"]]]
+    assert run_python(code) == [[[], ["dlpack", "mlp", "parallel", "prefetching", "timing"]]]
 
 
 @pytest.mark.parametrize("name", ["Traineer", "", "training.data", "a name", "_nothing"])
