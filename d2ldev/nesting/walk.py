@@ -218,7 +218,7 @@ class Flattened:
 
     Attributes:
         has_few_places: whether all places of its containers were walked, and are few.
-        has_marks: whether a ``Broadcast`` was walked; ``flatten`` does not tell.
+        has_marks: whether a ``Broadcast`` was walked.
     """
 
     __slots__ = (
@@ -268,6 +268,7 @@ class Flattened:
             for _ in self._places():  # raises the error that names the place
                 pass
             raise
+        self.has_marks = any(kind is BROADCAST for _, kind, _ in containers)
 
     def take(self, tensors: dict[int, Any], found: list[Any]) -> None:
         """Take the leaves and containers that ``find`` has found."""

@@ -439,6 +439,18 @@ def test_what_is_marked_is_its_value_to_the_model_the_loss_and_the_metrics(virtu
     assert [tuple(x.shape) for x in found] == [(1, 1), (3, 1)]
 
 
+def test_what_is_marked_is_its_value_beside_very_many_containers(virtual):
+    def loss(prediction, y):
+        assert len(y["empty"]) == 11_000
+        return prediction.sum()
+
+    y = {"wanted": torch.zeros(4), "empty": Broadcast([[] for _ in range(11_000)])}
+    data = [{"x": torch.ones(4, 2), "scales": Broadcast([1.0, 2.0, 3.0]), "y": y}]
+    trainer = Trainer(1, backend=virtual)
+    assert trainer.fit(Scaled(), data, data, loss=loss).keys() == {"loss", "val_loss"}
+    assert [tuple(x.shape) for x in trainer.predict(trainer.model, data)] == [(4, 1)]
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_batch_of_one_example_to_normalize_is_refused(virtual, number):
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
