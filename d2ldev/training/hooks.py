@@ -14,6 +14,7 @@ from d2ldev.areas import Learner
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.training.callbacks import list_listeners
+from d2ldev.training.module import is_data_module
 from d2ldev.typing import Callback, DeviceLike, History
 
 
@@ -61,7 +62,7 @@ class TrainerState:
 
     def prepare_data(self, data: Any) -> None:
         """Set the two loaders from a ``DataModule``, once and first. You may override it."""
-        if not callable(getattr(data, "train_dataloader", None)):
+        if not is_data_module(data):
             raise UnsupportedValueError(
                 f"get the loaders of {describe(data)}",
                 "it has no train_dataloader, as a DataModule has",
