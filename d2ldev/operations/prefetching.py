@@ -127,8 +127,8 @@ def _find(framework: Framework, device: Device, batch: Any) -> Flattened | None:
     """Return the leaves of a batch that are not on a device; None if all are there."""
     if type(batch) is not Flattened:
         return moving.find_elsewhere(framework, batch, device)
-    is_there = framework.tensors.device_committed_to
-    batch.tensors = {k: x for k, x in batch.tensors.items() if is_there(x) is not device}
+    device_of = framework.tensors.device_committed_to
+    batch.tensors = {key: x for key, x in batch.tensors.items() if device_of(x) is not device}
     return batch
 
 
