@@ -188,8 +188,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _search_of(item: pytest.Item) -> _Search | None:
     """Return the search that a test takes part in."""
-    is_skipped = item.get_closest_marker(_SKIPPED) is not None or _device_of(item) == "cpu"
-    return None if is_skipped else item.config.stash.get(_SEARCH, None)
+    search = item.config.stash.get(_SEARCH, None)
+    if search is None or item.get_closest_marker(_SKIPPED) is not None:
+        return None
+    return None if _device_of(item) == "cpu" else search
 
 
 def _device_of(item: pytest.Item) -> str | None:
@@ -365,15 +367,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     The fixtures ``d2ldev_backend`` and ``d2ldev_device`` ask for it. A test that parametrizes one
     of them itself is left alone.
     """
-    names = metafunc.fixturenames
-    given = {
-        name
-        for mark in metafunc.definition.iter_markers("parametrize")
-        for name in str(mark.args[0]).replace(" ", "").split(",")
-    }
-    if "d2ldev_backend" in names and "d2ldev_backend" not in given:
+    wanted = {"d2ldev_backend", "d2ldev_device"}.intersection(metafunc.fixturenames)
+    if not wanted:
+        return
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        wanted.difference_update(str(mark.args[0]).replace(" ", "").split(","))
+    if "d2ldev_backend" in wanted:
         metafunc.parametrize("d2ldev_backend", _frameworks(metafunc.config), indirect=True)
-    if "d2ldev_device" in names and "d2ldev_device" not in given:
+    if "d2ldev_device" in wanted:
         metafunc.parametrize("d2ldev_device", _DEVICES, indirect=True)
 
 
