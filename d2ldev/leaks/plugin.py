@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -371,7 +371,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not wanted:
         return
     for mark in metafunc.definition.iter_markers("parametrize"):
-        wanted.difference_update(str(mark.args[0]).replace(" ", "").split(","))
+        given: str | Sequence[str] = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        names = given.split(",") if isinstance(given, str) else given
+        wanted.difference_update(name.strip() for name in names)
     if "d2ldev_backend" in wanted:
         metafunc.parametrize("d2ldev_backend", _frameworks(metafunc.config), indirect=True)
     if "d2ldev_device" in wanted:

@@ -80,6 +80,10 @@ def test_skipped():
 def test_both(d2ldev_backend, d2ldev_device):
     made = d2ldev_backend.ones(3, device=d2ldev_device)
     assert d2ldev_backend.device_of(library.good(made)) is d2ldev_device
+
+@pytest.mark.parametrize(argnames=["d2ldev_device"], argvalues=[["gpu:0"]], indirect=True)
+def test_given_device(d2ldev_device):
+    assert str(d2ldev_device) == "gpu:0"
 """
 # A wheel announces the plugin; a checkout that was installed before there was one does not.
 _NAMED = {point.name for point in entry_points(group="pytest11")}
@@ -140,6 +144,7 @@ def test_the_file_has_the_outcome_of_each_test_and_line(outcome):
         "test_skipped": "skipped",
         "test_both[torch-gpu:0]": "passed",
         "test_both[torch-gpu:1]": "passed",
+        "test_given_device[gpu:0]": "without inputs",
     }
     leak, read = data["lines"]
     assert (data["version"], data["device"], data["backend"]) == (1, "gpu:1", "torch")
