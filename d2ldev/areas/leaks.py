@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -199,6 +199,10 @@ class Frames:
                 yield outer
             outer = outer.f_back
 
+    def entry(self, frame: FrameType) -> FrameType:
+        """Return the frame that the test called; the given one if none is of the library."""
+        return [frame, *self.library(frame)][-1]
+
     def line(self, frame: FrameType) -> Line:
         """Return the line that a frame runs."""
         code = frame.f_code
@@ -242,6 +246,8 @@ class Stray(NamedTuple):
 
 
 _INPUT, _OWN, _ELSEWHERE = "input", "own", "elsewhere"
+# Objects whose attributes are not what a call was given.
+_CODE = (FunctionType, BuiltinFunctionType, ModuleType, property, staticmethod, classmethod)
 
 
 class Watch:
@@ -288,9 +294,7 @@ class Watch:
         return self._owner(frame) == _OWN
 
     def _owner(self, frame: FrameType) -> str:
-        entry = frame
-        for entry in self.frames.library(frame):  # noqa: B007 - the last one
-            pass
+        entry = self.frames.entry(frame)
         if self._moved and self._moved == _call_of(entry):
             return _OWN
         is_elsewhere = False
@@ -340,10 +344,7 @@ class Watch:
         """Remember the line that created a tensor on, or moved it to, another device."""
         self._add(x, self.frames.line(frame), action)
         if action == "moves":
-            entry = frame
-            for entry in self.frames.library(frame):  # noqa: B007 - the last one
-                pass
-            self._moved = _call_of(entry)
+            self._moved = _call_of(self.frames.entry(frame))
 
     def inherit(self, x: Any, stray: Stray) -> None:
         """Remember that a tensor was computed from a stray one."""
@@ -386,7 +387,9 @@ class Watch:
         met_at = self.frames.line(frame) if is_library and frame is not None else None
         self._report(Leak(kind, line, action, device, self.device, operation, met_at))
 
-    def report_line(self, kind: str, line: Line, action: str, device: Any, operation: str) -> None:
+    def report_line(
+        self, kind: str, line: Line, action: str, device: Device | None, operation: str
+    ) -> None:
         """Report what a line does with a tensor of the inputs' device: it reads it, or draws it."""
         self._report(Leak(kind, line, action, device, self.device, operation, line))
 
@@ -395,6 +398,3 @@ def _call_of(frame: FrameType) -> tuple[Any, ...]:
     """Return what tells one call of a function from others, without keeping its frame."""
     caller = frame.f_back
     return (id(frame), id(caller), frame.f_code, caller.f_lasti if caller is not None else -1)
-
-
-_CODE = (type(_in_words), type(sys), type(print), property, staticmethod, classmethod)
