@@ -77,7 +77,7 @@ class Leak(NamedTuple):
     met_at: Line | None
 
     def __str__(self) -> str:
-        place = "an unknown device" if self.device is None else _in_words(self.device)
+        device = "an unknown device" if self.device is None else _in_words(self.device)
         at = f" at {self.met_at}" if self.met_at is not None and self.met_at != self.line else ""
         where = f"{self.operation}{at}"
         if self.kind == "read":
@@ -85,17 +85,22 @@ class Leak(NamedTuple):
         if self.kind == "refusal":
             return f"{self.line} reads a tensor of {self.expected} by {self.operation}, which fails"
         if self.line is None:
-            made = f"a tensor of unknown origin on {place}"
+            made = f"a tensor of unknown origin on {device}"
             return f"{made} meets one on {self.expected} in {where}"
         if self.action == "draws":
-            return f"{self.line} draws on {self.expected} by a generator on {place}, in {where}"
+            return f"{self.line} draws on {self.expected} by a generator on {device}, in {where}"
         made = f"{self.line} {self.action} "
-        made += f"on {place} a tensor" if self.action == "creates" else f"to {place} a tensor"
+        made += f"on {device} a tensor" if self.action == "creates" else f"to {device} a tensor"
         if self.kind == "mix":
             return f"{made} that meets one on {self.expected} in {where}"
         if self.kind == "result":
             return f"{made} that comes back, while the inputs are on {self.expected}"
         return f"{made} of {self.expected}, and computes with it there in {where}"
+
+
+def place_of(leak: Leak) -> Line | None:
+    """Return the line to look at: the leak's own, or that of the operation if it is unknown."""
+    return leak.line or leak.met_at
 
 
 def _in_words(device: Device) -> str:
@@ -383,8 +388,9 @@ class Watch:
             frame: the innermost frame of a test or a library.
         """
         line, action = (None, "creates") if stray is None else (stray.line, stray.action)
-        is_library = frame is not None and self.frames.kind(frame) == LIBRARY
-        met_at = self.frames.line(frame) if is_library and frame is not None else None
+        met_at = None
+        if frame is not None and self.frames.kind(frame) == LIBRARY:
+            met_at = self.frames.line(frame)
         self._report(Leak(kind, line, action, device, self.device, operation, met_at))
 
     def report_line(

@@ -15,7 +15,7 @@ from typing import Any, overload
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import active_backend
 from d2ldev.areas.abilities import require
-from d2ldev.areas.leaks import FAILING, Frames, Leak, Watch
+from d2ldev.areas.leaks import FAILING, Frames, Leak, Line, Watch, place_of
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.operations.devices import resolve
@@ -53,14 +53,17 @@ class Leaks(Sequence[Leak]):
             kinds: the kinds that fail.
         """
         wanted = set(kinds)
-        first = {(leak.kind, leak.line or leak.met_at): leak for leak in reversed(self._leaks)}
-        return [leak for leak in reversed(first.values()) if leak.kind in wanted]
+        first = reversed(self._first_by_line().values())
+        return [leak for leak in first if leak.kind in wanted]
 
     def by_line(self) -> list[tuple[Leak, int]]:
         """Return one leak of each kind and line, with its number; the most frequent first."""
-        counts = Counter((leak.kind, leak.line or leak.met_at) for leak in self._leaks)
-        first = {(leak.kind, leak.line or leak.met_at): leak for leak in reversed(self._leaks)}
+        counts = Counter((leak.kind, place_of(leak)) for leak in self._leaks)
+        first = self._first_by_line()
         return [(first[key], count) for key, count in counts.most_common()]
+
+    def _first_by_line(self) -> dict[tuple[str, Line | None], Leak]:
+        return {(leak.kind, place_of(leak)): leak for leak in reversed(self._leaks)}
 
     def __len__(self) -> int:
         return len(self._leaks)
@@ -88,7 +91,7 @@ def is_allowed(leak: Leak, patterns: Iterable[str]) -> bool:
 
     A leak whose line is unknown is allowed by the line of the operation.
     """
-    line = leak.line or leak.met_at
+    line = place_of(leak)
     if line is None:
         return False
     names = (str(line), line.file, line.function)

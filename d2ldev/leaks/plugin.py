@@ -265,7 +265,9 @@ def pytest_runtest_makereport(
 
 def _row(leak: Leak, count: int) -> dict[str, Any]:
     """Return what the JSON file says of the leaks of a line."""
-    line = leak.line or leak.met_at
+    from d2ldev.areas.leaks import place_of
+
+    line = place_of(leak)
     return {
         "kind": leak.kind,
         "file": line.file if line else None,
