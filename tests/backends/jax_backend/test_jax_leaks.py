@@ -1,12 +1,13 @@
 """``d2ldev.find_leaks`` in JAX: arrays that a library commits to another device."""
 
-import importlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from d2ldev_jax import JaxFramework
+from leaky_libraries import find_number, import_library
 
 import d2ldev
 from d2ldev._backend import Backend
@@ -41,12 +42,7 @@ def good(x):
 def convert(array):
     return jnp.asarray(array)
 """
-
-
-def number_of(comment):
-    """Return the number of the library's line that ends in a comment."""
-    lines = LIBRARY.splitlines()
-    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"  # {comment}"))
+number_of = partial(find_number, LIBRARY)
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +52,8 @@ def backend():
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "leaky_jax_library.py").write_text(LIBRARY)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(folder)
-        yield importlib.import_module("leaky_jax_library")
+    with import_library(tmp_path_factory.mktemp("library"), "leaky_jax_library", LIBRARY) as module:
+        yield module
 
 
 @pytest.mark.parametrize(

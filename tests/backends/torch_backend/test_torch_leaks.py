@@ -3,13 +3,14 @@
 The library is a module in a folder of its own. Its functions that begin with ``good`` are right.
 """
 
-import importlib
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from d2ldev_torch import TorchFramework
+from leaky_libraries import find_number, import_library
 from torch.nn.modules import module as modules
 
 import d2ldev
@@ -147,12 +148,7 @@ KINDS = {
     "draw": ("mix", "draw", "draws"),
     "differentiate": ("mix", "backward", "creates"),
 }
-
-
-def number_of(comment):
-    """Return the number of the library's line that ends in a comment."""
-    lines = LIBRARY.splitlines()
-    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"  # {comment}"))
+number_of = partial(find_number, LIBRARY)
 
 
 @pytest.fixture(scope="module")
@@ -162,11 +158,8 @@ def backend():
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("library")
-    (folder / "leaky_library.py").write_text(LIBRARY)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(folder)
-        yield importlib.import_module("leaky_library")
+    with import_library(tmp_path_factory.mktemp("library"), "leaky_library", LIBRARY) as module:
+        yield module
 
 
 def find(backend, function, **options):
