@@ -202,6 +202,24 @@ def _has_abilities(request: pytest.FixtureRequest, backend: Backend) -> None:
 
 
 @pytest.fixture
+def X(backend: Backend) -> Any:  # noqa: N802  # the chapter's name
+    """``X = torch.ones(2, 3, device=try_gpu())``."""
+    return backend.ones((2, 3), device=backend.try_gpu())
+
+
+@pytest.fixture
+def Y(backend: Backend) -> Any:  # noqa: N802
+    """``Y = torch.rand(2, 3, device=try_gpu(1))``."""
+    return backend.rand((2, 3), device=backend.try_gpu(1))
+
+
+@pytest.fixture
+def Z(backend: Backend, X: Any) -> Any:  # noqa: N802, N803
+    """``Z = X.cuda(1)``."""
+    return backend.to(X, backend.gpu(1))
+
+
+@pytest.fixture
 def mutable(backend: Backend) -> None:
     """Skips where a framework's tensors cannot be written to."""
     x = backend.zeros(1)

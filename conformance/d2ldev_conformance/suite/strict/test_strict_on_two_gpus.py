@@ -14,24 +14,6 @@ pytestmark = pytest.mark.needs_gpus(2)
 FIRST, SECOND = d2ldev.gpu(0), d2ldev.gpu(1)
 
 
-@pytest.fixture
-def X(backend):  # noqa: N802  # the chapter's name
-    """``X = torch.ones(2, 3, device=try_gpu())``."""
-    return backend.ones((2, 3), device=backend.try_gpu())
-
-
-@pytest.fixture
-def Y(backend):  # noqa: N802
-    """``Y = torch.rand(2, 3, device=try_gpu(1))``."""
-    return backend.rand((2, 3), device=backend.try_gpu(1))
-
-
-@pytest.fixture
-def Z(backend, X):  # noqa: N802, N803
-    """``Z = X.cuda(1)``."""
-    return backend.to(X, backend.gpu(1))
-
-
 @requirement("chapter.y-plus-z-stays", section="6.7.2.2")
 def test_y_plus_z_is_on_the_second_gpu(backend, Y, Z):  # noqa: N803
     with backend.strict():
