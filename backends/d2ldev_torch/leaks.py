@@ -102,16 +102,8 @@ class LeakMode(TorchFunctionMode):
             self._place_modules(sys._getframe(1))
         if not self._watch.has_inputs:
             self._watch.has_inputs = any(x.device == self._native for x in _tensors_in(args))
-        special = self._special.get(function)
-        if special is not None:
-            return special(function, args, kwargs or {}, sys._getframe(1))
-        strays = self._watch.strays
-        if strays and (found := self._find_strays(args, kwargs)):
-            return self._call_on_strays(function, args, kwargs or {}, found, sys._getframe(1))
-        try:
-            return function(*args, **kwargs) if kwargs else function(*args)
-        except RuntimeError as error:
-            return self._repair(error, function, args, kwargs or {}, sys._getframe(1))
+        call: Callable[..., Any] = self._special.get(function, self._call)
+        return call(function, args, kwargs or {}, sys._getframe(1))
 
     # -- create -----------------------------------------------------------------------------------
 
@@ -314,11 +306,11 @@ class LeakMode(TorchFunctionMode):
             return self._repair(error, function, args, kwargs, caller)
 
     def _find_strays(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[torch.Tensor, Stray]]:
         strays = self._watch.strays
         found = []
-        for value in (*args, *kwargs.values()) if kwargs else args:
+        for value in (*args, *kwargs.values()):
             if id(value) in strays:
                 found.append(value)
             elif isinstance(value, (list, tuple)):
