@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src import stages
 
-from d2ldev.framework import Device, Devices, Operand, Strict, Watch, mismatch, replace
+from d2ldev.framework import Device, Devices, Operand, Strict, mismatch, replace
+
+if TYPE_CHECKING:
+    from d2ldev.framework import Watch
 
 
 class JaxStrict(Strict):

@@ -23,7 +23,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -36,7 +36,6 @@ from d2ldev.framework import (
     Framework,
     Operand,
     Strict,
-    Watch,
     gpu,
     leave_in_turn,
     locate_tensors,
@@ -45,6 +44,9 @@ from d2ldev.framework import (
     operands_of,
     replace,
 )
+
+if TYPE_CHECKING:
+    from d2ldev.framework import Watch
 
 # The second argument is copied from any device.
 _COPIES = ("copy_", "_foreach_copy_", "data")

@@ -11,12 +11,12 @@ Held by ``tests/core/framework/test_author_names.py``, and by the contract "A ba
 public interface" of import-linter.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.areas import INTERFACE, Framework
 from d2ldev.areas.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
 from d2ldev.areas.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
-from d2ldev.areas.leaks import Stray, Watch
 from d2ldev.areas.models import Models, NoTensor, optimizer_refusal
 from d2ldev.areas.parallel import (
     Parallel,
@@ -108,6 +108,7 @@ from d2ldev.scopes import Contexts, Scopes, leave_in_turn, make_change
 from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 if TYPE_CHECKING:
+    from d2ldev.areas.leaks import Stray, Watch
     from d2ldev.processes.group import Group
 
 __all__ = [
@@ -243,11 +244,17 @@ __all__ = [
     "warn_too_late",
 ]
 
+# The names that few programs need, and their modules: imported at their first use.
+_RARE = {
+    # Only a launch needs it.
+    "Group": "d2ldev.processes.group",
+    # Only a search for leaks needs them.
+    **dict.fromkeys(("Stray", "Watch"), "d2ldev.areas.leaks"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Return ``Group``, whose module only a launch needs."""
-    if name == "Group":
-        from d2ldev.processes.group import Group
-
-        return Group
+    """Return a name that is imported at its first use."""
+    if name in _RARE:
+        return getattr(import_module(_RARE[name]), name)
     raise AttributeError(f"module 'd2ldev.framework' has no attribute {name!r}")
