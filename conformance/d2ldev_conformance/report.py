@@ -40,7 +40,7 @@ class Report:
         self._reasons.setdefault(requirement, {})
 
     def add(self, requirement: Requirement, outcome: str, reason: str = "") -> None:
-        """Count one test, by its outcome: one of ``_WORST_FIRST``."""
+        """Count one test, by its outcome: one of ``progress.OUTCOMES``."""
         self.expect(requirement)
         self._outcomes[requirement][outcome] += 1
         if reason:
