@@ -104,7 +104,8 @@ class Outcomes:
         if note is None:
             return
         requirement = Requirement(note.id, note.section, note.room)
-        self._report.add(requirement, note.outcome, note.reason)
+        error = f"{report.nodeid}\n{note.cause or note.reason}" if note.outcome == "failed" else ""
+        self._report.add(requirement, note.outcome, note.reason, error)
         if note.cause in self._causes:
             self._repeated.add(id(report))
             self._kept.append(report)
@@ -155,4 +156,6 @@ def _cause_of(call: pytest.CallInfo[None]) -> str:
     if call.excinfo is None:
         return ""
     last = call.excinfo.traceback[-1]
-    return f"{last.path}:{last.lineno}: {call.excinfo.exconly()}"
+    # The end of the path names the file on every machine.
+    place = "/".join(Path(last.path).parts[-3:])
+    return f"{place}:{last.lineno + 1}: {call.excinfo.exconly()}"

@@ -78,7 +78,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help=f"check only this module of the backend; may be repeated: {', '.join(ROOMS)}",
     )
-    group.addoption("--d2ldev-report", metavar="DIR", help="the folder for conformance.json")
+    group.addoption(
+        "--d2ldev-report", metavar="DIR", help="the folder for conformance.json and its page"
+    )
 
 
 def _read_only(config: pytest.Config) -> Sequence[str]:

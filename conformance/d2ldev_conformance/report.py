@@ -1,4 +1,4 @@
-"""The report of a run: JSON with one line for each requirement."""
+"""The report of a run: JSON with one line for each requirement, and a page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from typing import Any
 import d2ldev
 from d2ldev.bench.machine import list_cards
 from d2ldev_conformance.lines import format_lines
+from d2ldev_conformance.matrix import build_matrix
+from d2ldev_conformance.page import write_page
 from d2ldev_conformance.progress import OUTCOMES
 from d2ldev_conformance.requirement import Requirement
+from d2ldev_conformance.schema import REPORT, SCHEMA
 
 # A requirement has the worst outcome of its tests, except for skipping. If it passed on the CPU,
 # and was skipped without a GPU, it has passed. The counts show the skipped tests.
 _WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "passed", "skipped")
+# A requirement may fail in a hundred tests, with an array in each message.
+_MOST_ERRORS = 3
+_LONGEST_ERROR = 2000
 
 
 class Report:
@@ -32,16 +38,30 @@ class Report:
         self._backend = backend
         self._outcomes: dict[Requirement, Counter[str]] = {}
         self._reasons: dict[Requirement, dict[str, None]] = {}
+        self._errors: dict[Requirement, list[str]] = {}
         self._unbegun: dict[str, Counter[str]] = {}
 
     def expect(self, requirement: Requirement) -> None:
         """Give a requirement its row, also if none of its tests comes to an end."""
         self._outcomes.setdefault(requirement, Counter())
         self._reasons.setdefault(requirement, {})
+        self._errors.setdefault(requirement, [])
 
-    def add(self, requirement: Requirement, outcome: str, reason: str = "") -> None:
-        """Count one test, by its outcome: one of ``progress.OUTCOMES``."""
+    def add(
+        self, requirement: Requirement, outcome: str, reason: str = "", error: str = ""
+    ) -> None:
+        """Count one test.
+
+        Args:
+            requirement: the one that the test checks.
+            outcome: one of ``progress.OUTCOMES``.
+            reason: in one line.
+            error: the whole error of a failure. The report has the beginning of the first three.
+        """
         self.expect(requirement)
+        if error and len(self._errors[requirement]) < _MOST_ERRORS:
+            cut = " ..." if len(error) > _LONGEST_ERROR else ""
+            self._errors[requirement].append(error[:_LONGEST_ERROR] + cut)
         self._outcomes[requirement][outcome] += 1
         if reason:
             self._reasons[requirement][reason] = None
@@ -58,6 +78,7 @@ class Report:
                 "outcome": next((o for o in _WORST_FIRST if counts[o]), "failed"),
                 "tests": dict(counts),
                 "reasons": list(self._reasons[requirement]),
+                "errors": self._errors[requirement],
             }
             for requirement, counts in sorted(self._outcomes.items())
         ]
@@ -87,11 +108,13 @@ class Report:
     def document(self) -> dict[str, Any]:
         """Return the whole report, as it is written to ``conformance.json``.
 
-        ``backend``, ``date`` (UTC), ``versions`` (distribution -> version), ``devices`` (name,
-        platform, the card's name), ``driver``, ``summary`` and ``requirements`` (``rows()``).
+        ``schema``, ``backend``, ``date`` (UTC), ``versions`` (distribution -> version),
+        ``machine``, ``devices`` (name, platform), ``cards``, ``summary`` and ``requirements``
+        (``rows()``).
         """
         backend = self._backend
         return {
+            "schema": SCHEMA,
             "backend": backend.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": _versions(backend),
@@ -105,10 +128,11 @@ class Report:
         }
 
     def write(self, folder: Path) -> None:
-        """Write ``conformance.json`` into a folder."""
+        """Write ``conformance.json`` and ``conformance.html`` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = format_lines(self.document())
-        (folder / "conformance.json").write_text(text, encoding="utf-8")
+        document = self.document()
+        (folder / REPORT).write_text(format_lines(document), encoding="utf-8")
+        write_page(build_matrix([document]), (folder / REPORT).with_suffix(".html"))
 
 
 def platforms(backend: d2ldev.Backend) -> dict[str, str]:

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ SUITE = "d2ldev_conformance"
 USAGE_ERROR = 4
 # pytest's exit status if it selects no test.
 NO_TESTS = 5
+# The file in the folder of a report that pytest writes itself.
+JUNIT = "conformance.junit.xml"
 # The folder of a run's report, by the number of virtual GPUs.
 _FOLDERS = {None: "machine", 0: "cpu"}
 
@@ -55,6 +57,7 @@ def command(request: Request, suite: Path) -> list[str]:
         argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
     if request.report is not None:
         argv += ["--d2ldev-report", str(request.report)]
+        argv += ["--junitxml", str(request.report / JUNIT)]
     if request.profile is not None:
         argv += ["--d2ldev-profile", request.profile]
     for module in request.only:
@@ -100,13 +103,8 @@ def run(request: Request) -> int:
 
     After several runs it is the highest status.
     """
-    for module in ("pytest", "hypothesis"):
-        if importlib.util.find_spec(module) is None:
-            complain(
-                f"cannot run the conformance suite: {module} is not installed\n"
-                "  fix: pip install 'd2ldev[test]'"
-            )
-            return USAGE_ERROR
+    if not _has_packages():
+        return USAGE_ERROR
     os.getcwd()  # in a deleted folder, pytest would end with a traceback
     try:
         # The core imports no module of the suite; it finds the suite by its name.
@@ -119,6 +117,37 @@ def run(request: Request) -> int:
     if len(statuses) > 1:
         statuses -= {NO_TESTS}  # -k may select tests in only some of the runs
     return max(statuses)
+
+
+def merge(places: Sequence[Path], folder: Path | None) -> int:
+    """Write the matrix of reports and return the exit status: 0, or 1 for a report that is refused.
+
+    It is 4 without pytest or hypothesis, or without a folder for the matrix.
+    """
+    if not _has_packages():
+        return USAGE_ERROR
+    if folder is None:
+        complain("cannot merge reports: no folder for the matrix\n  fix: add --report DIR")
+        return USAGE_ERROR
+    try:
+        importlib.import_module(f"{SUITE}.matrix").merge_reports(places, folder)
+    except D2LDevError as error:
+        complain(str(error))
+        return exit_status(error)
+    sys.stdout.write(f"{folder / 'matrix.html'}\n")
+    return 0
+
+
+def _has_packages() -> bool:
+    """Return whether the packages of the suite are installed; name the first that is not."""
+    for module in ("pytest", "hypothesis"):
+        if importlib.util.find_spec(module) is None:
+            complain(
+                f"cannot run the conformance suite: {module} is not installed\n"
+                "  fix: pip install 'd2ldev[test]'"
+            )
+            return False
+    return True
 
 
 def _status_of(request: Request, suite: Path) -> int:

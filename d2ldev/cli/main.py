@@ -102,11 +102,17 @@ def tour(
 @app.command()
 def conformance(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The backend: torch, jax, reference ...")
+        str,
+        typer.Argument(
+            metavar="NAME", help="The backend: torch, jax, reference ... A report with --merge."
+        ),
     ],
-    pytest_arguments: Annotated[
+    further: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="Options for pytest: -k EXPRESSION ..."),
+        typer.Argument(
+            metavar="-- PYTEST_ARGUMENTS",
+            help="Options for pytest: -k EXPRESSION ... Further reports with --merge.",
+        ),
     ] = None,
     require_gpus: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Fail with fewer than N GPUs.")
@@ -123,8 +129,15 @@ def conformance(
     report: Annotated[
         Path | None, typer.Option(**_FOLDER, help="Write the report into this folder.")
     ] = None,
+    is_merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Run nothing: make one matrix of reports, files or folders."),
+    ] = False,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
+    if is_merge:
+        places = [Path(each) for each in (name, *(further or ()))]
+        raise typer.Exit(conformance_command.merge(places, report))
     request = conformance_command.Request(
         name=name,
         require_gpus=require_gpus,
@@ -132,7 +145,7 @@ def conformance(
         report=report,
         profile=profile,
         only=tuple(only or ()),
-        extra=tuple(pytest_arguments or ()),
+        extra=tuple(further or ()),
     )
     raise typer.Exit(conformance_command.run(request))
 

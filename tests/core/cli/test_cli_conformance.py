@@ -1,12 +1,15 @@
 """``d2ldev conformance``: from its arguments to pytest's command line, and pytest's status."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from command_line import run_command
 from d2ldev_conformance.profiles import PROFILES
+from d2ldev_conformance.schema import find_problems
 from d2ldev_reference import ReferenceFramework
 
 from d2ldev.cli.conformance import Request, command, list_runs
@@ -30,8 +33,9 @@ def test_required_gpus_are_the_plugins_option():
     assert make_command(require_gpus=2) == [*START, "--d2ldev-require-gpus", "2", *SETTINGS]
 
 
-def test_a_report_is_the_plugins_option():
-    assert make_command(report=Path("out")) == [*START, "--d2ldev-report", "out", *SETTINGS]
+def test_a_report_is_the_plugins_option_and_pytests():
+    junit = ["--junitxml", str(Path("out") / "conformance.junit.xml")]
+    assert make_command(report=Path("out")) == [*START, "--d2ldev-report", "out", *junit, *SETTINGS]
 
 
 def test_a_profile_is_the_plugins_option():
@@ -105,7 +109,37 @@ def test_a_suite_that_passes_has_exit_status_0_and_leaves_its_report(tmp_path):
     extra = ("-q", "-k", "test_copying", f"--basetemp={tmp_path / 'temporary'}")
     done = run_command(*arguments, "--report", str(tmp_path / "out"), "--", *extra)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list((tmp_path / "out").glob("*.json"))
+    names = {"conformance.json", "conformance.junit.xml", "conformance.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    suites = ElementTree.parse(tmp_path / "out" / "conformance.junit.xml").getroot()
+    assert int(suites[0].attrib["tests"]) > 0
+    assert (
+        list(find_problems(json.loads((tmp_path / "out" / "conformance.json").read_text()))) == []
+    )
+
+
+def test_kept_reports_are_merged_without_a_run(tmp_path):
+    kept = Path(__file__).parents[3] / "conformance" / "results"
+    reports = [str(kept / f"torch-{platform}.json") for platform in ("cpu", "virtual")]
+    done = run_command("conformance", "--merge", *reports, "--report", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"matrix.json", "matrix.html"}
+    matrix = json.loads((tmp_path / "out" / "matrix.json").read_text())
+    assert [run["source"] for run in matrix["runs"]] == ["torch-cpu", "torch-virtual"]
+
+
+def test_a_merge_needs_a_folder(tmp_path):
+    done = run_command("conformance", "--merge", str(tmp_path))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "fix: add --report DIR" in done.stderr
+
+
+def test_a_merge_names_the_report_that_is_missing(tmp_path):
+    missing = str(tmp_path / "none.json")
+    done = run_command("conformance", "--merge", missing, "--report", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "none.json: FileNotFoundError" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_too_few_gpus_are_pytests_usage_error():
