@@ -113,10 +113,11 @@ class UnsupportedValueError(D2LDevError, TypeError, ValueError):
     """
 
 
-class NotBegunError(UnsupportedValueError, NotImplementedError):
+class NotBegunError(D2LDevError, NotImplementedError):
     """The author of a backend has not written a method of the interface yet.
 
-    The conformance suite counts it apart from failures.
+    The conformance suite counts it apart from failures. The error is no ``UnsupportedValueError``:
+    a test that expects a refused value does not pass because a method is missing.
 
     Args:
         method: its name in the interface: ``'Models.mlp'``.

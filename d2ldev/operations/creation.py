@@ -14,7 +14,14 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.areas import DeviceLike, DTypeLike, Framework, Shape, Tensor
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, quote, text_of
+from d2ldev.errors import (
+    D2LDevError,
+    NotBegunError,
+    UnsupportedValueError,
+    describe,
+    quote,
+    text_of,
+)
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices, values
 from d2ldev.operations.arguments import MOST_ELEMENTS, as_shape
@@ -96,7 +103,7 @@ def make_tensor(
         if type(shape) is not tuple or not 0 < prod(shape) <= MOST_ELEMENTS:
             shape = as_shape(shape)
         return make(shape, dtype, native)
-    except UnsupportedValueError:
+    except (NotBegunError, UnsupportedValueError):
         raise
     except Exception as error:
         attempted = f"make a tensor of shape {quote(shape)}"
@@ -147,7 +154,7 @@ def arange(
                 if array is not None:
                     return framework.tensors.from_data(array, dtype, native)
         return framework.tensors.arange(start, stop, step, dtype, native)
-    except UnsupportedValueError:
+    except (NotBegunError, UnsupportedValueError):
         raise
     except Exception as error:
         attempted = f"make the range from {quote(start)} to {quote(stop)} by {quote(step)}"
@@ -241,7 +248,7 @@ def random(
     try:
         number = None if seed is None else operator.index(seed)
         return framework.tensors.random(distribution, as_shape(shape), number, dtype, native)
-    except UnsupportedValueError:
+    except (NotBegunError, UnsupportedValueError):
         raise
     except Exception as error:
         attempted = f"make a random tensor of shape {quote(shape)} with seed {quote(seed)}"
@@ -279,6 +286,8 @@ def asarray(
         if hasattr(obj, "__array__"):
             raise
         raise of_another_backend(framework, attempted, obj) or error from error.__cause__
+    except NotBegunError:
+        raise
     except Exception as error:
         fix = "backend.asarray(obj, dtype='float32'), or another dtype that holds its values"
         raise refusal(framework, error, f"{attempted}, {describe(obj)}", native, fix) from error

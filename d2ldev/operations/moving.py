@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.areas import DeviceLike, DTypeLike, Framework, Tensor
 from d2ldev.areas.abilities import require
 from d2ldev.device import CPU, Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
+from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.containers import DICT, LIST, TUPLE
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import (
@@ -273,6 +273,8 @@ def convert(
         return copy(framework, x, None) if copies and not is_new else x
     try:
         return tensors.astype(x, wanted)
+    except NotBegunError:
+        raise
     except Exception as error:
         attempted = f"convert a tensor of {tensors.dtype_of(x)} to {wanted}"
         native = framework.devices.native(tensors.device_of(x))

@@ -12,7 +12,6 @@ from d2ldev_conformance.provision import ROOM_OF_KIND
 from d2ldev_conformance.unbegun import find_unbegun_method
 from processes import conform, make_backend
 
-from d2ldev import UnsupportedValueError
 from d2ldev.framework import NotBegunError
 
 SMALL = """
@@ -224,7 +223,7 @@ def test_a_method_is_found_behind_the_error_of_the_core():
 def test_the_error_of_what_is_not_begun_can_be_sent_to_another_process():
     error = pickle.loads(pickle.dumps(NotBegunError("Models.mlp", "make an MLP")))
     assert (error.method, error.attempted) == ("Models.mlp", "make an MLP")
-    assert isinstance(error, UnsupportedValueError)
+    assert isinstance(error, NotImplementedError)
 
 
 FROZEN = [*only("training"), "-k", "model_that_is_frozen"]

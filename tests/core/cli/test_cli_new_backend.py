@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 from command_line import run_command
-from processes import extend_path, make_distribution, run_python
+from processes import conform, extend_path, make_distribution, run_python
 
 from d2ldev.framework.testing import MODULES, check_conformance
 
@@ -70,6 +70,20 @@ def test_the_suite_runs_on_a_new_backend_and_says_what_to_write(written, monkeyp
     text = str(caught.value)
     assert "write Tensors.full" in text
     assert " 0 failed, " in text
+
+
+EXPECT_AN_ERROR = (
+    *("unknown_object_is_refused", "invalid_shape", "exchange_stays_chained"),
+    *("without_dlpack", "about_something_else", "lost_process", "different_batches"),
+)
+
+
+def test_a_requirement_that_expects_an_error_is_not_begun_either(written):
+    done = conform(written, "my_toy", "-k", " or ".join(EXPECT_AN_ERROR))
+    assert done.returncode != 0
+    (line,) = (line for line in done.stdout.splitlines() if " requirements: " in line)
+    number = line.partition(" ")[0]
+    assert line.startswith(f"{number} requirements: 0 passed, 0 failed, {number} not begun, ")
 
 
 def test_the_tests_of_a_new_backend_run_the_suite(written):

@@ -323,9 +323,13 @@ def _launch(backend, folder, cases, program=PROGRAM, **others):
 
 
 @pytest.fixture(scope="module")
-def num_gpus(backend):
-    """How many GPUs each process has."""
+def num_gpus(backend, tmp_path_factory):
+    """How many GPUs each process has.
+
+    This process trains first: an error of another process arrives as text only.
+    """
     require_processes(backend, 2)
+    train(backend, tmp_path_factory.mktemp("one"), epochs=1, num_gpus=0)
     platforms = {backend.platform(device) for device in backend.devices()[1:]}
     if platforms - {"virtual"} and backend.num_gpus() < 2:
         pytest.skip("needs a GPU for each of two processes")
