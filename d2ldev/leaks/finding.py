@@ -47,23 +47,25 @@ class Leaks(Sequence[Leak]):
             self._leaks.append(leak)
 
     def find_failing(self, kinds: Iterable[str] = FAILING) -> list[Leak]:
-        """Return one leak of each line that fails a test, without reads of the host.
+        """Return the first leak of each line that fails a test, without reads of the host.
 
         Args:
             kinds: the kinds that fail.
         """
         wanted = set(kinds)
-        first = reversed(self._first_by_line().values())
-        return [leak for leak in first if leak.kind in wanted]
+        return [leak for leak in self._first_by_line().values() if leak.kind in wanted]
 
     def by_line(self) -> list[tuple[Leak, int]]:
-        """Return one leak of each kind and line, with its number; the most frequent first."""
+        """Return the first leak of each kind and line, with its number; the most frequent first."""
         counts = Counter((leak.kind, place_of(leak)) for leak in self._leaks)
         first = self._first_by_line()
         return [(first[key], count) for key, count in counts.most_common()]
 
     def _first_by_line(self) -> dict[tuple[str, Line | None], Leak]:
-        return {(leak.kind, place_of(leak)): leak for leak in reversed(self._leaks)}
+        first: dict[tuple[str, Line | None], Leak] = {}
+        for leak in self._leaks:
+            first.setdefault((leak.kind, place_of(leak)), leak)
+        return first
 
     def __len__(self) -> int:
         return len(self._leaks)

@@ -197,6 +197,19 @@ def test_reads_of_the_host_are_a_kind_of_their_own(backend, library):
     assert leaks.by_line() == [(leaks[0], 2)]
 
 
+def test_leaks_are_in_the_order_of_their_first_occurrence(backend, library):
+    def call(x):
+        for function in (library.create, library.convert, library.create):
+            function(x)
+
+    leaks = find(backend, call)
+    assert [leak.line.number for leak in leaks.find_failing()] == [
+        number_of("create"),
+        number_of("numpy"),
+    ]
+    assert [leak for leak, _ in leaks.by_line()] == leaks.find_failing() == leaks[:2]
+
+
 def test_a_tensor_from_before_the_block_has_no_line(backend, library):
     (leak,) = find(backend, library.use_constant)
     assert (leak.kind, leak.line) == ("mix", None)
