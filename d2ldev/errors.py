@@ -116,8 +116,8 @@ class UnsupportedValueError(D2LDevError, TypeError, ValueError):
 class NotBegunError(D2LDevError, NotImplementedError):
     """The author of a backend has not written a method of the interface yet.
 
-    The conformance suite counts it apart from failures. The error is no ``UnsupportedValueError``:
-    a test that expects a refused value does not pass because a method is missing.
+    The conformance suite counts it apart from failures. It does not derive from
+    ``UnsupportedValueError``, because a test may expect a refused value.
 
     Args:
         method: its name in the interface: ``'Models.mlp'``.
