@@ -83,13 +83,13 @@ def problem_of(value: object, choices: Sequence[str], other: str = "") -> str:
         other: other valid values, in words.
 
     >>> problem_of('adamm', ('sgd', 'adam'))
-    "it is one of 'sgd', 'adam'; did you mean 'adam'?"
+    "it must be one of 'sgd', 'adam'; did you mean 'adam'?"
     """
     # Of a text only: arrays compare each of their elements.
     if isinstance(value, str) and value in choices:
         return ""
     found = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
-    problem = f"it is one of {found}" if other or len(choices) > 1 else f"it is {found}"
+    problem = f"it must be {'one of ' if other or len(choices) > 1 else ''}{found}"
     near = nearest(value, choices)
     return problem + (f"; did you mean {near!r}?" if near else "")
 

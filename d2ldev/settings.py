@@ -57,7 +57,7 @@ def virtual_gpus() -> int | None:
     if not text:
         return None
     attempted = f"make {text!r} virtual GPUs (from {VIRTUAL_GPUS})"
-    return check_virtual_gpus(number_in(text), attempted)
+    return check_virtual_gpus(number_in(text), attempted, f"{VIRTUAL_GPUS}=2")
 
 
 def number_in(text: str) -> int:
@@ -75,8 +75,13 @@ def choose_virtual_gpus(n: int | None) -> int | None:
     return before
 
 
-def check_virtual_gpus(n: object, attempted: str) -> int:
+def check_virtual_gpus(n: object, attempted: str, fix: str) -> int:
     """Return a number of virtual GPUs as an integer.
+
+    Args:
+        n: the user's value.
+        attempted: the current operation, for messages.
+        fix: a line that works.
 
     Raises:
         InvalidDeviceError: if it is not an integer from 0 to 8.
@@ -87,7 +92,7 @@ def check_virtual_gpus(n: object, attempted: str) -> int:
         number = -1
     if not 0 <= number <= MAX_VIRTUAL_GPUS:
         raise InvalidDeviceError(
-            attempted, f"the number is an integer from 0 to {MAX_VIRTUAL_GPUS}", f"{VIRTUAL_GPUS}=2"
+            attempted, f"the number must be an integer from 0 to {MAX_VIRTUAL_GPUS}", fix
         )
     return number
 
@@ -105,7 +110,7 @@ def is_strict() -> bool:
         return True
     raise UnsupportedValueError(
         f"put the process under strict() (from {STRICT}={text!r})",
-        "it is neither 1 nor 0",
+        "it must be 1 or 0",
         f"{STRICT}=1, or unset {STRICT}",
     )
 
@@ -121,7 +126,7 @@ def memory_grows() -> bool:
     if policy not in ("", "framework", "grow"):
         raise UnsupportedValueError(
             f"follow {GPU_MEMORY}={quote(os.environ[GPU_MEMORY])}",
-            "the policies are 'framework' and 'grow'",
+            "it must be 'framework' or 'grow'",
             f"{GPU_MEMORY}=framework leaves the framework's memory alone; grow is the default",
         )
     return policy != "framework"
@@ -245,7 +250,7 @@ def peer_timeout() -> float:
     if not 1 <= seconds <= 86400:
         raise UnsupportedValueError(
             f"wait for other processes (from {PEER_TIMEOUT}={quote(text)})",
-            "it is not a number of seconds from 1 to 86400",
+            "it must be a number of seconds from 1 to 86400",
             f"{PEER_TIMEOUT}=60",
         )
     return seconds

@@ -58,7 +58,8 @@ class JaxStrict(Strict):
     def _operands(self, args: Sequence[Any], names: Sequence[str], fails: Any) -> list[Operand]:
         """Return the arguments that are committed to the devices in JAX's error.
 
-        During a trace, such as in ``jax.grad``, an argument has neither a device nor a name.
+        During a trace, such as in ``jax.grad``, an argument has neither a device nor a name. JAX
+        calls an argument of a function of its own ``args[0]``, and no variable has this name.
         """
         places = [device for fail in fails if (device := self._only(fail.da))]
         # The arrays of a function's closure come first, without names.
@@ -69,7 +70,9 @@ class JaxStrict(Strict):
             sharding = getattr(x, "sharding", None)
             if isinstance(sharding, jax.sharding.Sharding) and getattr(x, "committed", True):
                 device = self._only(sharding.device_set)
-                found += [(name or f"operand_{index}", device)] if device in places else []
+                named = name and not name.startswith("args[")
+                operand = name if named else f"operand_{index}"
+                found += [(operand, device)] if device in places else []
         unnamed = [device for device in places if device not in [known for _, known in found]]
         return [*found, *((f"operand_{len(args) + i}", each) for i, each in enumerate(unnamed))]
 

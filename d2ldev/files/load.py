@@ -275,8 +275,8 @@ def open_checkpoint(framework: Framework, path: str, attempted: str) -> Iterator
         raise _of_another_program(path, attempted) or CheckpointError(
             attempted,
             shorten(error),
-            "give a file that backend.save or another program has written as safetensors; "
-            "of one that is damaged, take a copy",
+            "give a safetensors file, of backend.save or of another program; "
+            "replace a damaged file by a backup",
         ) from error
 
 
@@ -285,7 +285,7 @@ def _of_another_program(path: str, attempted: str) -> CheckpointError | None:
     if (found := recognise(path)) is None:
         return None
     fix = f"{found.line}; then give 'new.safetensors'"
-    return CheckpointError(attempted, f"it is {found.what}, and no safetensors file", fix)
+    return CheckpointError(attempted, f"it is {found.what}, not a safetensors file", fix)
 
 
 def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[type]) -> Any:

@@ -194,7 +194,7 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
         nearest = [(name, _nearest(name, match.unexpected)) for name in match.missing[:_SHOWN]]
         told += [f"{shorten(name)} may be {shorten(other)}" for name, other in nearest if other]
     if match.different:
-        told.append(f"misfits: {_some(match.different)}")
+        told.append(f"these do not fit: {_some(match.different, '; ')}")
     if not told:
         return
     is_ours = source.writer in (None, framework.name)
@@ -220,8 +220,8 @@ def _find_fitting_node(match: Match) -> str:
     return name if is_whole else ""
 
 
-def _some(names: Sequence[str]) -> str:
-    text = ", ".join(map(shorten, names[:_SHOWN]))
+def _some(names: Sequence[str], separator: str = ", ") -> str:
+    text = separator.join(map(shorten, names[:_SHOWN]))
     more = len(names) - _SHOWN
     return f"{text} and {more} more" if more > 0 else text
 

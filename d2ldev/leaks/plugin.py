@@ -136,7 +136,9 @@ class _Search:
             if settings.virtual_gpus() is None:
                 number = max(2, int(index) + 1 if index.isdecimal() else 0)
                 settings.choose_virtual_gpus(
-                    settings.check_virtual_gpus(number, f"find leaks of {self.device}")
+                    settings.check_virtual_gpus(
+                        number, f"find leaks of {self.device}", "--d2ldev-leaks-device gpu:1"
+                    )
                 )
         except InvalidDeviceError as error:
             raise pytest.UsageError(str(error)) from error

@@ -39,7 +39,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     except Exception as error:  # whatever a value's own ``__index__`` raises
         raise _shape_refusal(shape, "a shape is an integer or a sequence of integers") from error
     if min(sizes, default=0) < 0:
-        raise _shape_refusal(shape, "sizes are from 0 on")
+        raise _shape_refusal(shape, "each size must be 0 or more")
     if len(sizes) > MOST_AXES:
         raise _shape_refusal(shape, f"a tensor has at most {MOST_AXES} axes")
     # Zeros included: frameworks multiply the others first.
@@ -50,7 +50,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
 
 def _shape_refusal(shape: object, problem: str) -> UnsupportedValueError:
     attempted = f"make a tensor of shape {quote(shape)}"
-    return UnsupportedValueError(attempted, problem, "backend.zeros((2, 3))")
+    return UnsupportedValueError(attempted, problem, "shape=(2, 3), or shape=6")
 
 
 def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str) -> int:
@@ -76,7 +76,9 @@ def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str)
         number = least - 1
     if number < least:
         raise UnsupportedValueError(
-            f"{attempted} with {name}={describe(value)}", f"it is an integer, {least} or more", fix
+            f"{attempted} with {name}={describe(value)}",
+            f"it must be an integer, {least} or more",
+            fix,
         )
     return number
 
@@ -94,7 +96,7 @@ def flag(attempted: str, name: str, value: Any) -> bool:
         return bool(value)
     raise UnsupportedValueError(
         f"{attempted} with {name}={describe(value)}",
-        "it is True or False",
+        "it must be True or False",
         f"{name}=True, or {name}=False",
     )
 
@@ -115,7 +117,7 @@ def as_path(path: object, method: str) -> str:
     if is_folder or "\0" in text:
         raise UnsupportedValueError(
             f"{method.partition('_')[0]} parameters",
-            f"{describe(path)} is not a path of a file",
+            f"{describe(path)} is not the path of a file",
             {
                 "save": "backend.save(obj, 'net.safetensors')",
                 "load": "backend.load('net.safetensors')",

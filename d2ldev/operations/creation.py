@@ -26,6 +26,7 @@ from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices, values
 from d2ldev.operations.arguments import MOST_ELEMENTS, as_shape
 from d2ldev.operations.other_backends import of_another_backend
+from d2ldev.options import nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -302,11 +303,11 @@ def dtype(framework: Framework, spec: DTypeLike) -> Any:
     for each in map(tensors.dtype, tensors.dtype_names):
         if type(spec) is type(each) and spec == each:  # a tensor may have a dtype object of its own
             return each
-    fix = tensors.dtype_fix(name or "")
+    fix, names = tensors.dtype_fix(name or ""), tensors.dtype_names
     raise UnsupportedValueError(
         f"use {quote(spec)} as a dtype",
-        f"{framework.name} has no such dtype{' now' if fix else ''}",
-        f"{fix}{', or ' if fix else ''}one of {', '.join(tensors.dtype_names)}",
+        f"{framework.name} has no such dtype{' now' if fix else ''}; it has {', '.join(names)}",
+        fix or f"dtype={nearest(spec, names) or 'float32'!r}",
     )
 
 
@@ -391,7 +392,7 @@ def _check_array(
     except Exception as error:  # ragged lists, and whatever an ``__array__`` raises
         raise UnsupportedValueError(
             attempted,
-            f"NumPy makes no array of {describe(obj)} {text_of(error)}",
+            f"NumPy cannot make an array of {describe(obj).removesuffix(',')}: {text_of(error)}",
             "pad a ragged list to one length, or make a tensor of each row",
         ) from error
     classes = _classes_in(obj) if isinstance(obj, _SEQUENCES) else {type(obj)}
@@ -432,8 +433,8 @@ def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> A
             fix = "backend.asarray(list(obj))"
         raise UnsupportedValueError(
             attempted,
-            f"{describe(obj)} is to NumPy an array of {array.dtype.name}, and {framework.name} has "
-            f"{', '.join(tensors.dtype_names)}",
+            f"NumPy makes an array of dtype {array.dtype.name} of {describe(obj)} and "
+            f"{framework.name} has only {', '.join(tensors.dtype_names)}",
             fix,
         )
     return tensors.dtype(name)

@@ -47,7 +47,7 @@ def parse(framework: Framework, spec: DeviceLike) -> Device:
     if device is None:
         raise InvalidDeviceError(
             f"use {describe(spec)} as a device",
-            f"it is neither a d2ldev.Device, a string, nor a CPU or GPU of {framework.name}",
+            f"it is not a d2ldev.Device, a string, or a CPU or GPU of {framework.name}",
             "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu:1'",
         )
     return device
@@ -70,7 +70,7 @@ def resolve_all(framework: Framework, specs: Sequence[DeviceLike], attempted: st
     if not found or len(set(found)) < len(found):
         raise InvalidDeviceError(
             f"{attempted} on {describe(specs)}",
-            "it is a list of one or more different devices",
+            "it must be a list of one or more different devices",
             "devices=[d2ldev.gpu(0), d2ldev.gpu(1)]",
         )
     return found

@@ -315,8 +315,9 @@ class Whole:
         lengths = [f"{self._flat.name_of(x) or 'the batch'} has {n}" for n, x in tensors.items()]
         return UnsupportedValueError(
             self._attempted,
-            "the first axis of its tensors is not the number of examples: "
-            + (", ".join(lengths) or "there is none"),
+            "its tensors have different numbers of examples (the first axis): " + ", ".join(lengths)
+            if lengths
+            else "none of its tensors has a first axis, which counts the examples",
             f"a batch whose tensors have the shapes (n, ...), with one n; {_FIX}",
         )
 

@@ -186,7 +186,7 @@ def _check_range(least: int, greatest: int, classes: int) -> None:
     if least >= 0 and greatest < classes:
         return
     wrong = least if least < 0 else greatest
-    fix = f"labels from 0 to {classes - 1}, or {NO_LABEL} for what has none"
+    fix = f"labels from 0 to {classes - 1}, or {NO_LABEL} for an example without a label"
     if wrong > 0:
         fix = f"a model with at least {wrong + 1} classes, or {fix}"
     raise UnsupportedValueError(

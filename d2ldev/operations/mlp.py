@@ -60,11 +60,11 @@ def _check(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int],
     except Exception as error:  # whatever a value's own ``__index__`` raises
         numbers, number, problem = [], 0, text_of(error)
     if isinstance(sizes, (str, bytes)) or len(numbers) < 2 or min(numbers) < 1:
-        problem = problem or "it takes two sizes at least, which count from 1"
+        problem = problem or "it must have at least two sizes, each 1 or more"
     elif len(numbers) > _MOST_SIZES:
-        problem = f"it takes at most {_MOST_SIZES} sizes"
+        problem = f"it may have at most {_MOST_SIZES} sizes"
     elif problem := problem_of(activation, ACTIVATIONS):
-        problem = f"of the activation: {problem}"
+        problem = f"the activation: {problem}"
     if problem:
         raise UnsupportedValueError(
             f"make an MLP of sizes {quote(sizes)} with {quote(activation)} and seed {quote(seed)}",

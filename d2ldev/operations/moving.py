@@ -314,11 +314,15 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
                 raise foreign from error
         elif copy and not own and not is_text(x) and (target is not None or _is_on_the_host(x)):
             return to(framework, x, target or CPU)  # its values are read in another way
-        values = "give its values: backend.asarray(d2ldev.backend_of(x).to_numpy(x))"
+        fix = "copy instead: backend.from_dlpack(x, copy=True)"
+        if copy:
+            fix = "give its values: backend.asarray(d2ldev.backend_of(x).to_numpy(x))"
+        if not hasattr(_export(x), "__dlpack__"):
+            fix = "x = backend.asarray(x) makes a tensor"
         raise UnsupportedValueError(
             f"take over the memory of {describe(x)}",
             f"{type(error).__name__}: {text_of(error)}",
-            values if copy else "copy instead: backend.from_dlpack(x, copy=True)",
+            fix,
         ) from error
     place = framework.tensors.device_of(shared)
     if target is None:
@@ -494,8 +498,11 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
     elif foreign := of_another_backend(framework, attempted, x, name):
         return foreign
     elif not hasattr(x, "__array__"):
-        register = f"d2ldev.register_container({type(x).__name__}, children, rebuild)"
-        fix = f"take it out of the batch, or {register}"
+        fix = f"d2ldev.register_container({type(x).__name__}, children, rebuild)"
+        if name:
+            fix = f"take it out of the batch, or {fix}"
+        elif framework.state.kinds[type(x)] not in (OBJECT, PLAIN, TENSOR, UNKNOWN):
+            fix = "give each tensor in it, or x = backend.asarray(x) of numbers"
     problem = f"{describe(x)}{where} is {what}"
     return UnsupportedValueError(attempted, problem, fix)
 

@@ -116,11 +116,14 @@ class Search:
         if foreign := of_another_backend(self.framework, self.attempted, value, name):
             return foreign
         where = f" at {name}" if name else ""
+        fix = "place the tensors and models in it: obj.x = backend.place(obj.x, device)"
+        if callable(value):
+            fix = f"give a model of {self.framework.name}, such as net = backend.mlp([2, 1])"
         return UnsupportedValueError(
             self.attempted,
-            f"{describe(value)}{where} is not a tensor, model or optimizer of the "
-            f"{self.framework.name} backend, and no container",
-            "place what it holds: obj.x = backend.place(obj.x, device)",
+            f"{describe(value)}{where} is not a tensor, model, optimizer or container of the "
+            f"{self.framework.name} backend",
+            fix,
         )
 
     def _add_object(self, name: str, value: Any, keeper: Keeper | None = None) -> None:

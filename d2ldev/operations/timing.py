@@ -101,7 +101,7 @@ def timeit(
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= seconds <= 3600:
         raise UnsupportedValueError(
             f"time {describe(function)} for seconds={describe(seconds)}",
-            "it is a number from 0 to 3600",
+            "it must be a number from 0 to 3600",
             "seconds=1",
         )
     places = all_devices(framework)

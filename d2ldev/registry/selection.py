@@ -271,7 +271,8 @@ def virtual_gpus(n: int) -> None:
         InvalidDeviceError: if ``n`` is not an integer, or out of range.
         DeviceUnavailableError: if a backend in use already has another number of GPUs.
     """
-    number = settings.check_virtual_gpus(n, f"make {quote(n)} virtual GPUs")
+    attempted = f"make {quote(n)} virtual GPUs"
+    number = settings.check_virtual_gpus(n, attempted, "d2ldev.virtual_gpus(2)")
     for framework in list_loaded_frameworks():
         devices = framework.devices
         count = count_gpus(framework)

@@ -99,13 +99,13 @@ class TrainingSettings(NamedTuple):
             _check_choice("batch_norm", self.batch_norm, STATISTICS, "left out")
         for name, right in (("lr", 0.01), ("gradient_clip_val", 0)):
             if not _is_rate(value := getattr(self, name)):
-                problem = "it is a number that is not negative"
+                problem = "it must be a number, 0 or more"
                 raise _refusal(name, value, problem, f"{name}={right}")
         is_whole = isinstance(self.accumulate_grad_batches, Integral) and not isinstance(
             self.accumulate_grad_batches, bool
         )
         if not is_whole or self.accumulate_grad_batches < 1:
-            problem = "it is how many batches make one step of the optimizer, 1 or more"
+            problem = "it must be a number of batches, 1 or more, for each step of the optimizer"
             raise _refusal(
                 "accumulate_grad_batches",
                 self.accumulate_grad_batches,
@@ -117,7 +117,7 @@ class TrainingSettings(NamedTuple):
             and len(self.methods) == 2
             and all(isinstance(name, str) for name in self.methods)
         ):
-            problem = "they are the names of two methods of the model"
+            problem = "it must be a tuple with the names of two methods of the model"
             fix = "methods=('training_step', 'validation_step')"
             raise _refusal("methods", self.methods, problem, fix)
         if self.precision != "model" and self.methods is not None:

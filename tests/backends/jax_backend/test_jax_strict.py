@@ -64,6 +64,12 @@ def test_the_error_names_every_operand_and_its_device(backend, x, y):
     assert error.fix == "batch = backend.to(batch, 'gpu:1')"
 
 
+def test_the_fix_names_no_variable_that_is_not_there(backend, x, y):
+    with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
+        jax.lax.dot(x, y)  # JAX calls its operands args[0] and args[1]
+    assert caught.value.fix == "operand_1 = backend.to(operand_1, 'gpu:1')"
+
+
 def test_lowering_ahead_of_time_raises_too(backend, x, y):
     with backend.strict(), pytest.raises(DeviceMismatchError, match="x on gpu:1, y on gpu:0"):
         jax.jit(lambda x, y: x + y).lower(x, y)

@@ -366,7 +366,9 @@ def test_a_lazy_module_that_was_made_with_other_sizes_is_refused_and_lazy_still(
 
 def test_the_error_of_a_partly_lazy_module_names_what_it_lacks(torch_backend):
     net = torch.nn.Sequential(torch.nn.LazyLinear(4))
-    with pytest.raises(CheckpointError, match=r"it lacks 0\.bias; misfits: 0\.weight has no shape"):
+    with pytest.raises(
+        CheckpointError, match=r"it lacks 0\.bias; these do not fit: 0\.weight has no shape"
+    ):
         torch_backend.load_into(net, {"0.weight": torch.ones(4, 3)})
     assert net(torch.rand(5, 2)).shape == (5, 4)
 

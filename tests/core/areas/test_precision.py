@@ -212,7 +212,7 @@ def test_a_misspelt_variable_is_an_error_that_names_it():
     ((error,),) = run_python(SET, environment={"D2LDEV_MATMUL_PRECISION": "float32"})
     assert error == (
         "cannot set the precision of products (from D2LDEV_MATMUL_PRECISION='float32'): "
-        "'float32' is not a precision: it is one of 'highest', 'high', 'medium'\n"
+        "'float32' is not a precision: it must be one of 'highest', 'high', 'medium'\n"
         "  fix: D2LDEV_MATMUL_PRECISION=highest, which is float32"
     )
 

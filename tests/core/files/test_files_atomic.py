@@ -301,5 +301,7 @@ def test_a_long_name_can_be_saved_to(reference, tmp_path):
 @pytest.mark.parametrize("verb", ["save", "load", "load_into"])
 def test_an_invalid_path_is_refused(reference, verb, path):
     given = (path,) if verb == "load" else (1, path)
-    with pytest.raises(UnsupportedValueError, match=rf"not a path of a file\n.*backend\.{verb}\("):
+    with pytest.raises(
+        UnsupportedValueError, match=rf"not the path of a file\n.*backend\.{verb}\("
+    ):
         getattr(reference, verb)(*given)

@@ -186,7 +186,7 @@ def test_a_part_is_read_as_strictly(reference, foreign):
 def test_another_shape_is_refused_also_where_not_everything_has_to_match(reference, path):
     reference.save({"a": reference.ones(2), "b": reference.ones(3)}, path)
     mine = {"a": reference.zeros(2), "b": reference.zeros(4)}
-    with pytest.raises(CheckpointError, match=r"misfits: b is float32 \(4,\)"):
+    with pytest.raises(CheckpointError, match=r"these do not fit: b is float32 \(4,\)"):
         reference.load_into(mine, path, strict=False)
     assert values(reference, mine["a"]) == [0, 0]
 

@@ -134,7 +134,7 @@ def test_a_value_that_is_not_true_or_false_is_not_a_flag(reference, tmp_path, na
         "is_trained": lambda: reference.learner(net, is_trained=value),
         "enable_progress_bar": lambda: Trainer(1, backend=reference, enable_progress_bar=value),
     }
-    with pytest.raises(UnsupportedValueError, match=f"{name}=.* is True or False"):
+    with pytest.raises(UnsupportedValueError, match=f"{name}=.* must be True or False"):
         calls[name]()
 
 
@@ -169,7 +169,7 @@ def test_objects_without_numbers_are_refused_with_a_fix(reference, obj):
 
 @pytest.mark.parametrize("activation", ["relo", None, ["relu"], Shy()])
 def test_an_invalid_activation_is_refused_with_the_choices(reference, activation):
-    with pytest.raises(UnsupportedValueError, match="activation: it is one of 'relu'"):
+    with pytest.raises(UnsupportedValueError, match="activation: it must be one of 'relu'"):
         reference.mlp([3, 1], activation=activation)
 
 
@@ -272,12 +272,31 @@ def test_like_takes_a_tensor_and_nothing_else(reference):
         (lambda backend: backend.rand(2, seed="x"), "backend.rand("),
         (lambda backend: backend.asarray([1.0], copy=False), "backend.asarray(obj)"),
         (lambda backend: backend.asarray(np.ones(1), copy=False), "backend.from_dlpack(x)"),
-        (lambda backend: backend.zeros("ab"), "backend.zeros("),
+        (lambda backend: backend.zeros("ab"), "shape=(2, 3)"),
+        (lambda backend: backend.zeros(2, dtype="flaot32"), "dtype='float32'"),
+        (lambda backend: backend.to_numpy([1, 2]), "backend.asarray(x)"),
+        (lambda backend: backend.from_dlpack([1, 2]), "backend.asarray(x)"),
+        (lambda backend: backend.place(print, "gpu:0"), "a model of reference"),
+        (lambda _: d2ldev.virtual_gpus(-4), "d2ldev.virtual_gpus(2)"),
+        (lambda _: d2ldev.get_backend("nosuch"), "d2ldev.set_backend('"),
     ],
-    ids=["like", "dtype", "seed", "list", "array", "shape"],
+    ids=[
+        "like",
+        "dtype",
+        "seed",
+        "list",
+        "array",
+        "shape",
+        "misspelt",
+        "to_numpy",
+        "from_dlpack",
+        "model",
+        "virtual_gpus",
+        "backend",
+    ],
 )
 def test_the_fix_is_in_terms_of_the_call(reference, make, call):
-    with pytest.raises(UnsupportedValueError) as caught:
+    with pytest.raises(d2ldev.D2LDevError) as caught:
         make(reference)
     assert call in caught.value.fix
 

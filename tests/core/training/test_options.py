@@ -62,7 +62,7 @@ def test_the_line_that_fixes_it_has_the_nearest_one(reference, name):
 @pytest.mark.parametrize("value", [3, None, "", "nothing of the kind", ["adam"], "x" * 10**6])
 def test_any_other_value_is_refused_with_the_choices(value):
     said = problem_of(value, ("sgd", "adam"), "an object")
-    assert said == "it is one of 'sgd', 'adam', or an object"
+    assert said == "it must be one of 'sgd', 'adam', or an object"
 
 
 # -- num_gpus -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_resuming_needs_the_name_of_a_checkpoint(trainer, net):
 
 @pytest.mark.parametrize("path", [3, b"", "", "a\0b"])
 def test_an_invalid_path_is_refused_before_the_first_batch(trainer, net, path):
-    with pytest.raises(UnsupportedValueError, match="not a path of a file"):
+    with pytest.raises(UnsupportedValueError, match="not the path of a file"):
         trainer.fit(net, [BATCH], checkpoint=path)
 
 
