@@ -47,7 +47,7 @@ def _check_index(kind: str, index: object) -> int:
 
 @total_ordering
 class Device:
-    """A place for tensors: the CPU, or the GPU of an index.
+    """A place for tensors: the CPU, or the GPU with an index.
 
     ``Device('cpu')`` is the one CPU whatever its index, ``Device('gpu')`` is ``gpu:0``.
     Nothing checks that the device exists; creating or copying onto it does.
@@ -55,7 +55,7 @@ class Device:
     Args:
         kind: ``'cpu'`` or ``'gpu'``.
         index: the number of the GPU, from 0. Anything that is an integer to Python
-            (``operator.index``), but no ``bool``.
+            (``operator.index``), except a ``bool``.
 
     Raises:
         InvalidDeviceError: for another kind, a negative index or one that is not an integer.
@@ -207,7 +207,7 @@ def gpu(i: int = 0) -> Device:
     """Return the GPU of index ``i``; whether it exists is not checked.
 
     Raises:
-        InvalidDeviceError: if ``i`` is negative or no integer.
+        InvalidDeviceError: if ``i`` is negative, or not an integer.
     """
     return Device(_GPU, i)
 

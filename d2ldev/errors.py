@@ -152,7 +152,7 @@ class DeviceUnavailableError(D2LDevError, RuntimeError):
 
 
 class DeviceMismatchError(D2LDevError, RuntimeError):
-    """One operation was given tensors of different devices."""
+    """An operation has operands on different devices."""
 
 
 class ScopeError(D2LDevError, RuntimeError):
@@ -160,7 +160,7 @@ class ScopeError(D2LDevError, RuntimeError):
 
 
 class OutOfDeviceMemoryError(D2LDevError, MemoryError):
-    """The device has too little free memory for what was asked."""
+    """The device has too little free memory for a tensor or a model."""
 
 
 class CheckpointError(D2LDevError, ValueError):
@@ -168,19 +168,19 @@ class CheckpointError(D2LDevError, ValueError):
 
 
 class PeerLostError(D2LDevError, RuntimeError):
-    """Another process of a launch has ended, or gives no sign."""
+    """Another process of a launch has ended, or sends no heartbeat."""
 
 
 class D2LDevWarning(UserWarning):
-    """Base class of the warnings of d2ldev: catch, ignore or raise them all by it."""
+    """The base class of every warning of d2ldev."""
 
 
 class BackendFallbackWarning(D2LDevWarning):
-    """No framework is installed, so that the reference backend was taken."""
+    """No framework is installed, so the reference backend is used."""
 
 
 class MemoryPolicyWarning(D2LDevWarning):
-    """A framework took its GPU's memory before d2ldev could ask it to take only what it needs."""
+    """A framework reserved GPU memory before d2ldev could ask it to take only what it needs."""
 
 
 class DeviceInitializationWarning(D2LDevWarning):

@@ -26,5 +26,5 @@ def require(framework: Framework, ability: str, attempted: str, fix: str | None 
 
 
 def describe_inability(framework: Framework, ability: str) -> str:
-    """Return a sentence: what a framework cannot do, and why."""
+    """Return a sentence that says what a framework cannot do, and why."""
     return f"the {framework.name} backend cannot {ability}: {framework.cannot[ability]}"

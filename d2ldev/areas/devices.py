@@ -98,10 +98,10 @@ class Devices(ABC):
         return nullcontext()
 
     def synchronize(self, device: Device) -> None:
-        """Return when all work queued on a device is done, without making a context there."""
+        """Wait until all work queued on a device is done, without making a context there."""
 
     def is_idle(self, device: Device) -> bool:
-        """Return whether all work queued on a device is done; do not wait for it."""
+        """Return whether all work queued on a device is done, without waiting for it."""
         return True
 
     def mark(self, device: Device) -> Any:
@@ -124,7 +124,7 @@ class Devices(ABC):
         return float(end - begin)
 
     def uuid(self, device: Device) -> str | None:
-        """Return what names a GPU in all processes, such as NVIDIA's ``'GPU-8932...'``.
+        """Return an identifier of a GPU that is the same in all processes: ``'GPU-8932...'``.
 
         Called for the GPU on which this process trains together with others, where
         ``Parallel.gpu_library`` has a name. None if nobody says it: an index names another GPU in
@@ -136,7 +136,7 @@ class Devices(ABC):
     # never does has 'multiply in float32' in ``Framework.cannot``.
 
     def matmul_precision(self) -> str:
-        """Return what products of matrices and convolutions of float32 are computed in here.
+        """Return the precision of matrix products and convolutions of float32 in this process.
 
         ``'highest'`` is float32; ``'high'`` is as good as TensorFloat-32, with 10 bits;
         ``'medium'`` is as good as bfloat16, with 7. Where several switches differ, it is the least
@@ -145,7 +145,7 @@ class Devices(ABC):
         return "highest"
 
     def set_matmul_precision(self, precision: str) -> Callable[[], None]:
-        """Compute products and convolutions in a precision, or a better one, in the whole process.
+        """Set the precision of products and convolutions, or a better one, in the process.
 
         Args:
             precision: as ``matmul_precision`` returns it.
@@ -156,15 +156,15 @@ class Devices(ABC):
         return lambda: None
 
     def memory(self, device: Device) -> Memory:
-        """Return the memory of a GPU; that of the CPU is the process's."""
+        """Return the memory of a GPU; the core itself reads the memory of the process."""
         return UNKNOWN_MEMORY
 
     def threads(self) -> int | None:
-        """Return with how many threads it computes one operation on the CPU; None if not known."""
+        """Return how many threads compute one operation on the CPU; None if unknown."""
         return None
 
     def empty_cache(self, device: Device) -> None:
-        """Give the device back what memory the allocator keeps for no tensor, if it can."""
+        """Release the device memory that the allocator caches, if it can."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """Return whether an exception of the framework says that memory ran out."""
@@ -172,7 +172,7 @@ class Devices(ABC):
 
 
 def count_gpus(framework: Framework) -> int:
-    """Return how many GPUs there are; hardware that fails counts as none, with a warning."""
+    """Return the number of GPUs: 0, with a warning, if the hardware cannot be initialised."""
     if framework.virtual_gpus == 0:
         return 0
     try:

@@ -141,7 +141,7 @@ class Files:
         return None
 
     def inputs(self, model: Any) -> Any:
-        """Return what ``complete`` needs to know of a model's inputs, as JSON has it.
+        """Return what ``complete`` needs to know about a model's inputs, as JSON values.
 
         Called by ``save`` for every model; None if there is nothing to know.
         """
@@ -155,7 +155,7 @@ class Files:
         inputs: Any,
         undo: Callable[..., object],
     ) -> Sequence[str]:
-        """Make the tensors that a model makes with its first batch or step, as a file has them.
+        """Make the tensors that a model would make at its first batch or step, as a file has them.
 
         Called by ``load_into`` before it compares.
 
@@ -202,7 +202,7 @@ class Files:
         return None
 
     def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
-        """Return a function that gives an optimizer a state; nothing changes before its call.
+        """Return a function that restores a state; nothing changes before you call it.
 
         Args:
             optimizer: an optimizer for which ``state`` returns a nesting.

@@ -93,14 +93,14 @@ class Models:
     # -- placing ----------------------------------------------------------------------------------
 
     def members(self, obj: Any) -> Iterable[Member]:
-        """Return what one of ``types`` keeps: each tensor, nesting of tensors, or object.
+        """Return the members of an object of ``types``: tensors, nestings of tensors, objects.
 
         Called by ``place``, ``placement``, ``save`` and ``load_into``.
         """
         return ()
 
     def scratch(self, obj: Any) -> Sequence[Member]:
-        """Return what one of ``types`` keeps besides, for its own work. It moves, and is not saved.
+        """Return the working tensors of an object of ``types``, which move and are not saved.
 
         They are tensors that are refilled, such as the sums of the metrics of a compiled model.
         """
@@ -116,21 +116,21 @@ class Models:
         return ()
 
     def find_unsaved(self, model: Any) -> Sequence[str]:
-        """Return the names of what a model has learned and no file has, such as a vocabulary.
+        """Return the names of learned state that files leave out, such as a vocabulary.
 
         Called by ``save`` for every model, which warns of it.
         """
         return ()
 
     def find_remade(self, obj: Any) -> Collection[str]:
-        """Return the names of the members that one of ``types`` makes anew before each call.
+        """Return the names of the members that an object of ``types`` recomputes at each call.
 
         They may be views of others until then.
         """
         return ()
 
     def list_attached(self, x: Tensor) -> Iterable[Member]:
-        """Return what belongs to a tensor and has to be on its device: its gradient. Not saved."""
+        """Return the tensors that must stay on a tensor's device: its gradient. Not saved."""
         return ()
 
     def device_of_bound(self, x: Any) -> Any:
@@ -153,15 +153,15 @@ class Models:
         return ()
 
     def refill(self, x: Tensor, new: Tensor) -> None:
-        """Give ``x`` the memory of ``new``, on whatever device. It must not fail.
+        """Replace the memory of ``x`` by the memory of ``new``, on any device. It must not fail.
 
         Called only where ``is_refilled(x)``; ``new`` is nobody else's.
         """
 
     def write(self, x: Tensor, new: Tensor) -> None:
-        """Give ``x``, where ``is_refilled(x)``, the values of ``new``, which is on its device.
+        """Write the values of ``new`` into ``x``, which is on the same device.
 
-        Called by ``load_into``. It must not fail.
+        Called by ``load_into``, only where ``is_refilled(x)``. It must not fail.
         """
         self.refill(x, new)
 
@@ -169,7 +169,7 @@ class Models:
         """Update an object of ``types`` whose members were moved or loaded. It must not fail."""
 
     def place_context(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context around a whole ``place``; it ends normally if everything is in place."""
+        """Return a context around a whole ``place``; its end without an error means success."""
         return nullcontext()
 
     def settle(self, obj: Any, device: Device) -> None:
@@ -182,7 +182,7 @@ class Models:
 def optimizer_refusal(
     attempted: str, optimizer: Any, path: str, value: Any
 ) -> UnsupportedValueError:
-    """Return the error of something in an optimizer that can be neither saved nor replaced."""
+    """Return the error for an object in an optimizer that cannot be saved or replaced."""
     cls = type(optimizer).__name__
     return UnsupportedValueError(
         attempted,

@@ -60,7 +60,7 @@ class Parallel:
         raise twin_refusal(model)
 
     def reduce(self, obj: Any) -> Any:
-        """Return how ``pickle`` makes an object again, as ``__reduce__`` does.
+        """Return what ``__reduce__`` would: how ``pickle`` creates an object again.
 
         Called for each object that ``fit`` sends to a process, with ``process_per_device``.
 
@@ -70,16 +70,16 @@ class Parallel:
         return NotImplemented
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
-        """Check that the batch normalizations of a model have the statistics that the user wants.
+        """Check that the batch normalization of a model has the requested statistics.
 
         Called before several devices or processes train it; see ``TrainingSettings.batch_norm``.
 
         Raises:
-            UnsupportedValueError: if they have the others (``statistics_refusal``).
+            UnsupportedValueError: if it has the other statistics (``statistics_refusal``).
         """
 
     def least_examples(self, model: Any) -> int:
-        """Return how many examples a shard of a batch has at least, so that the model learns.
+        """Return the smallest number of examples in a shard from which the model learns.
 
         2 for a model with batch normalizations of a shard: of one example there is no variance.
         Called where shards would have fewer.
@@ -113,7 +113,7 @@ class Parallel:
         return False
 
     def launch_variable(self) -> str:
-        """Return the variable by which the framework's own launcher says that there are others.
+        """Return the environment variable that the framework's own launcher sets.
 
         Called by ``fit`` where no launcher has set ``RANK`` and ``WORLD_SIZE``.
 
@@ -136,7 +136,7 @@ class Parallel:
         """
 
     def gpu_library(self) -> str:
-        """Return the library that sends between the GPUs of processes, such as ``'NCCL'``.
+        """Return the library that sends data between the GPUs of processes, such as ``'NCCL'``.
 
         It is called after ``join``, in processes that train on a GPU. Such a library needs a
         different GPU for each process.
@@ -174,14 +174,14 @@ class Parallel:
 
 
 def statistics_refusal(wanted: str, problem: str, fix: str) -> UnsupportedValueError:
-    """Return the error of batch normalizations that have not the statistics that are wanted."""
+    """Return the error for batch normalization without the requested statistics."""
     return UnsupportedValueError(
         f"train with batch_norm={wanted!r}", problem, f"{fix}, or leave batch_norm out"
     )
 
 
 def gpu_of_process(there: int, local_rank: int) -> int:
-    """Return the number of the GPU on which a process trains, of those that are ``there``.
+    """Return the index of the GPU on which a process trains, if there are ``there`` GPUs.
 
     A launcher may show each process its own GPU only; a virtual one is the process's own, too.
     """
@@ -196,7 +196,7 @@ def twin_refusal(
     problem: str = "it is not a model, which can be copied by itself",
     fix: str = _TWIN_FIX,
 ) -> UnsupportedValueError:
-    """Return the error of an object that is not copied for each device."""
+    """Return the error for an object that cannot be replicated."""
     return UnsupportedValueError(f"replicate {describe(obj)}", problem, fix)
 
 

@@ -45,7 +45,7 @@ class Strict:
     def follow(
         self, watch: Watch
     ) -> AbstractContextManager[Callable[[dict[str, Any]], None]] | None:
-        """Return a context that shows a watch what functions create, move and read.
+        """Return a context that reports to a watch what functions create, move and read.
 
         For ``d2ldev.find_leaks``. In the context, tensors that tests create are on the device of
         the watch. Its end leaves the framework as it was. None if the framework cannot do it.

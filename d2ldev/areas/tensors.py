@@ -68,7 +68,7 @@ class Tensors(ABC):
     def stays_on_host(self, x: Tensor) -> bool:
         """Return whether only the host can hold a tensor, as TensorFlow's strings.
 
-        ``to``, ``place`` and all that moves batches leave it there, and its ``device_of`` says so.
+        ``to``, ``place`` and batches leave it there, and ``device_of`` returns the CPU for it.
         """
         return False
 
@@ -113,7 +113,7 @@ class Tensors(ABC):
         return ""
 
     def data_dtype(self, name: str) -> str:
-        """Return the dtype that NumPy data of a dtype gets, if none is asked for.
+        """Return the default dtype of a tensor that is made of NumPy data.
 
         The same, except in a framework that prefers narrow numbers: JAX makes float64 float32.
         """
@@ -138,7 +138,7 @@ class Tensors(ABC):
         return int(x.nbytes)
 
     def live(self) -> Iterable[Tensor]:
-        """Return the tensors that something in this process still holds.
+        """Return the tensors that still exist in this process.
 
         The default asks Python's garbage collector. A framework may keep a list of its own.
         """
@@ -149,7 +149,7 @@ class Tensors(ABC):
         return [x for x in objects if type(x) in classes]
 
     def container_of(self, cls: type) -> Container | None:
-        """Return how a framework's own class of containers is walked; None for other classes.
+        """Return how to walk a container class of the framework; None for other classes.
 
         Called once for each class that d2ldev does not know.
         """
@@ -159,7 +159,7 @@ class Tensors(ABC):
 
     @abstractmethod
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
-        """Return a tensor with the values of one of Python's numbers, or of a NumPy array.
+        """Return a tensor with the values of a Python number or a NumPy array.
 
         The array is contiguous, in the machine's byte order, and of a dtype that ``data_dtype``
         makes one of ``dtype_names``. The result never aliases it.
@@ -172,23 +172,23 @@ class Tensors(ABC):
 
     @abstractmethod
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
-        """Return a tensor filled with a number; without a dtype it is a float, or a tensor."""
+        """Return a tensor filled with a value. Without a dtype, it is a float or a tensor."""
 
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        """Return a tensor of zeros, for a framework that has something faster than ``full``."""
+        """Return a tensor of zeros; override it if the framework has a faster way than ``full``."""
         return self.full(shape, 0.0, dtype, native)
 
     def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        """Return a tensor of ones, for a framework that has something faster than ``full``."""
+        """Return a tensor of ones; override it if the framework has a faster way than ``full``."""
         return self.full(shape, 1.0, dtype, native)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        """Return a tensor of any values, for a framework that need not write them."""
+        """Return a tensor of arbitrary values; override it if the framework need not write them."""
         return self.zeros(shape, dtype, native)
 
     @abstractmethod
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
-        """Return the numbers from ``start`` to ``stop``, which is not included.
+        """Return the numbers from ``start`` up to ``stop``, without ``stop``.
 
         The numbers are Python's, and there always is a dtype. ``stop`` is ``start`` where the range
         is empty.
@@ -206,7 +206,7 @@ class Tensors(ABC):
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Seed the framework's own random numbers, on all devices: those of ``random`` without one.
+        """Seed the framework's global random numbers, on all devices; see ``random``.
 
         Called by ``backend.seed``, with 0 to ``2**32 - 1``.
         """
@@ -241,7 +241,7 @@ class Tensors(ABC):
         """Return the values in a new NumPy array."""
 
     def read(self, x: Tensor) -> NDArray[Any] | None:
-        """Return the values as ``to_numpy`` does, for a look at them; without a copy if possible.
+        """Return the values for reading only, as ``to_numpy``, without a copy if possible.
 
         Called for the labels of each batch, so that it has to be fast. None in a framework in
         which it would wait for what is queued on the CPU.
@@ -260,11 +260,11 @@ class Tensors(ABC):
         """
 
     def dlpack_of(self, x: Tensor) -> Any:
-        """Return an object with ``__dlpack__`` and ``__dlpack_device__``: the tensor, if it can."""
+        """Return an object with ``__dlpack__`` and ``__dlpack_device__``: by default the tensor."""
         return x
 
     def pin(self, x: Tensor) -> Tensor | None:
-        """Return a copy of a CPU's tensor in memory from which a GPU can copy by itself.
+        """Return a copy of a CPU tensor in pinned memory, from which a GPU copies by itself.
 
         None where the framework has no such memory for its GPUs.
         """
@@ -310,7 +310,7 @@ class Tensors(ABC):
         return x
 
     def scalar_on(self, x: Tensor, device: Device) -> Tensor | None:
-        """Return what ``detach`` does for a real scalar on a device; None for any other tensor.
+        """Return ``detach(x)`` if ``x`` is a real scalar on the device, else None.
 
         Called for every value that is logged: it has to be fast.
         """

@@ -56,7 +56,7 @@ class Leaks(Sequence[Leak]):
         return [leak for leak in self._first_by_line().values() if leak.kind in wanted]
 
     def by_line(self) -> list[tuple[Leak, int]]:
-        """Return the first leak of each kind and line, with its number; the most frequent first."""
+        """Return the first leak of each kind and line, with the count; the most frequent first."""
         counts = Counter((leak.kind, place_of(leak)) for leak in self._leaks)
         first = self._first_by_line()
         return [(first[key], count) for key, count in counts.most_common()]

@@ -37,16 +37,16 @@ class Group:
 
     Args:
         peers: the message of the launcher.
-        members: of each process, by rank, the entries of ``hosts`` and ``addresses``.
-        connections: to all others by rank at rank 0, and to rank 0 elsewhere.
-        timeout: how many seconds a process may give no sign.
+        members: the host and the address of each process, by rank.
+        connections: by rank. Rank 0 has one to each process, the others only to rank 0.
+        timeout: the seconds without a heartbeat after which a process is lost.
 
     Attributes:
         rank, size: the number of this process, from 0, and how many there are.
         local_rank: its number on this machine.
         hosts: the names of the machines, by rank.
         addresses: ``"host:port"`` by rank, where the framework's engine may listen.
-        timeout: how many seconds a process may give no sign.
+        timeout: the seconds without a heartbeat after which a process is lost.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Group:
     # -- together ---------------------------------------------------------------------------------
 
     def mark(self, label: str, content: str = "") -> None:
-        """Say what this process does next, without waiting for the others.
+        """Announce the next action of this process, without waiting for the others.
 
         Args:
             label: its name, such as ``"batch 3 of epoch 0"``.
@@ -104,7 +104,7 @@ class Group:
         self.check()
 
     def gather(self, label: str, value: Any = None, content: str = "") -> list[Any]:
-        """Return the values of all processes by rank, when all have come here.
+        """Wait for all processes, and return the values of all by rank.
 
         Args:
             label, content: see ``mark``.
@@ -128,7 +128,7 @@ class Group:
             self._news.wait(self.timeout)
 
     def stops(self, is_wanted: bool) -> bool:
-        """Return whether all processes stop here, which one of them wants.
+        """Return whether all processes stop here, because one of them wants to.
 
         All processes call it at the same places. It waits only after a process wants to stop. Then
         all stop at one place: the next one of the process that is ahead of the others.
@@ -212,7 +212,7 @@ class Group:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Work together in a block: who cannot go on ends the work of all.
+        """Run a block in all processes; if one of them fails, all end it.
 
         If a process was lost, an engine's own error becomes an error of the group. If the engine
         waits forever, the process ends with exit status 1, and the error on its standard error.
@@ -236,19 +236,19 @@ class Group:
                 self._working -= 1
 
     def give_up(self, problem: str) -> None:
-        """End the work of all, because this process cannot go on; called from any thread.
+        """End the work of all processes, because this one failed; any thread may call it.
 
         Args:
-            problem: why not.
+            problem: the reason.
         """
         self._lose(self.rank, problem)
 
     def make_lost_error(self, rank: int, problem: str) -> D2LDevError:
-        """Return the error of all others where a process cannot go on."""
+        """Return the error that the other processes raise after one of them failed."""
         return self._refusal(Failure(problem, rank))
 
     def leave(self) -> None:
-        """Do nothing more in the group; called when the process ends.
+        """Leave the group; called when the process ends.
 
         Its thread ends soon after, and closes the connections.
         """

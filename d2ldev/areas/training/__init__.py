@@ -53,7 +53,7 @@ __all__ = [
 
 
 class Copier(ABC):
-    """Copies of batches to a device: of large ones beside what it computes.
+    """Copies batches to a device, large ones while the device computes.
 
     To copy beside the device costs calls for streams and events. A small batch cannot win them
     back: it is copied in its turn, as a loop by hand does.
@@ -61,21 +61,21 @@ class Copier(ABC):
 
     @abstractmethod
     def is_large(self, xs: list[Tensor]) -> bool:
-        """Return whether the tensors of a batch take longer to copy than it costs to copy beside.
+        """Return whether a batch is large enough to copy while the device computes.
 
         Called for every batch: it has to be fast, and asks no driver.
         """
 
     @abstractmethod
     def copy_in_turn(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        """Copy tensors after what is queued on the device, and wait for nothing if possible.
+        """Copy tensors after the work queued on the device, if possible without waiting.
 
         Nobody writes into the tensors afterwards.
         """
 
     @abstractmethod
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        """Begin to copy tensors to the device, as ``Tensors.copy_all`` does, but beside it."""
+        """Begin to copy tensors, as ``Tensors.copy_all``, while the device computes."""
 
     @abstractmethod
     def mark_start(self) -> Any:
@@ -112,25 +112,25 @@ class Training:
         raise NotBegunError("Training.learner", f"train {describe(model)}")
 
     def defaults(self, model: Any) -> tuple[Any, Any]:
-        """Return the loss and the optimizer of a model for which the user names none.
+        """Return the model's own loss and optimizer, for a user who names neither.
 
         A compiled Keras model has its own. None stands for a missing loss of such a model.
         """
         return "mse", "sgd"
 
     def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
-        """Return such a model's metrics, as ``Trainer.fit`` has them; see ``defaults``."""
+        """Return the model's own metrics, as ``Trainer.fit`` takes them; see ``defaults``."""
         return ()
 
     def step_operands(self, model: Any) -> tuple[str, ...]:
-        """Return what the ``training_step`` of a D2L ``Module`` is called with, as the book does.
+        """Return the arguments of the ``training_step`` of a D2L ``Module``, as in the book.
 
         A framework whose ``Module`` takes more than the batch has its own learner for it.
         """
         return ("batch",)
 
     def module_class(self, methods: type) -> type:
-        """Return D2L's ``Module`` for the framework's models: a class that has the methods.
+        """Return D2L's ``Module`` for the framework: a class of models with the methods.
 
         Called once for ``d2ldev.native``, which names the class.
 
@@ -148,7 +148,7 @@ class Training:
         )
 
     def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
-        """Give ``model.trainer`` what the user's ``fit_epoch`` finds there beside the optimizer.
+        """Set the attributes of ``model.trainer`` that a user's ``fit_epoch`` reads.
 
         For a framework whose D2L ``Module`` holds no parameters; ``optimizer`` is what the module's
         ``configure_optimizers`` returned.
@@ -191,9 +191,9 @@ class Training:
     # -- feeding ----------------------------------------------------------------------------------
 
     def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
-        """Return a loader that reads one process's shard of each batch, and yields ``Sharded``.
+        """Return a loader that reads this process's shard of each batch, and yields ``Sharded``.
 
-        Called by ``Trainer.shard``. The batches have the same order, and the loader is one of
+        Called by ``Trainer.shard_data``. The batches have the same order, and the loader is one of
         ``loader_types`` if the other one is.
 
         Args:
@@ -217,14 +217,14 @@ class Training:
         tell_epoch(epoch, loader, getattr(loader, "sampler", None), batches, inner)
 
     def copier(self, device: Device) -> Copier | None:
-        """Return a copier that works beside a device; None if the device's queue copies as well.
+        """Return a copier that works while a device computes; None if its queue does so.
 
         Called by ``prefetch``, once.
         """
         return None
 
     def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
-        """Return batches that the framework's own pipeline brings to a device before their use.
+        """Return the batches of the framework's own pipeline, which copies them ahead.
 
         ``depth`` of them, 1 or more, are there ahead. None where d2ldev is to do it.
         """

@@ -25,7 +25,7 @@ NO_LABEL = -100
 
 
 class Labels(NamedTuple):
-    """What the host has seen of the labels of a batch, before it is computed with.
+    """The labels of a batch, as the host has read them before the step.
 
     Args:
         least, greatest: of those that count; both are 0 if none does.
@@ -43,14 +43,14 @@ class Labels(NamedTuple):
         return self.counts is None and self.least >= 0 and self.greatest < classes
 
     def share(self, start: int, stop: int, *, is_weighted: bool) -> float | None:
-        """Return the share of these examples in the sum over the batch; None if that is 0."""
+        """Return the share of these examples in the sum over the batch; None if the sum is 0."""
         sums = self.weights if is_weighted and self.weights is not None else self.counts
         total = float(sums.sum())
         return float(sums[start:stop].sum()) / total if total else None
 
 
 class Portion(NamedTuple):
-    """What of a batch one of several processes has.
+    """The shard of a batch in one of several processes.
 
     Args:
         number: how many examples. If 0, the operands are the first ones of the batch, so that the
@@ -66,7 +66,7 @@ class Portion(NamedTuple):
 
 
 class Sharded:
-    """What one of several processes has read of a batch; the data of ``Trainer.shard`` yields it.
+    """The shard of a batch that one process reads; the data of ``Trainer.shard_data`` yields it.
 
     Args:
         operands: its shard, or the first example of the batch if it has none.
@@ -106,7 +106,7 @@ def bounds(length: int, rank: int, size: int, least: int = 1) -> tuple[int, int]
 def shard_refusal(
     loader: object, problem: str = "nobody knows its examples before they are read"
 ) -> UnsupportedValueError:
-    """Return the error for data whose shards a process cannot read alone."""
+    """Return the error for data from which a process cannot read its shard alone."""
     return UnsupportedValueError(
         f"shard {describe(loader)}",
         problem,

@@ -191,10 +191,10 @@ class Learner(ABC, Generic[TensorT]):
 
     @abstractmethod
     def replace(self, components: dict[str, Any]) -> None:
-        """Go on with these components, as ``place`` or ``load_into`` returned them."""
+        """Continue with these components, as ``place`` or ``load_into`` returned them."""
 
     def sync(self) -> None:
-        """Give the user's own model and optimizer the state after the last step.
+        """Bring the user's own model and optimizer to the state after the last step.
 
         For a framework whose steps work on copies of their arrays, or change their modes.
         """
@@ -210,11 +210,11 @@ class Learner(ABC, Generic[TensorT]):
     @property
     @abstractmethod
     def input_names(self) -> tuple[str, ...]:
-        """Return the names of the model's inputs, in order; empty if it does not say."""
+        """Return the names of the model's inputs, in order; empty if they are unknown."""
 
     @property
     def takes_marks(self) -> bool:
-        """Return whether ``step`` and ``evaluate`` take ``Broadcast``; else they get its value.
+        """Return whether ``step`` and ``evaluate`` take ``Broadcast`` itself, not its value.
 
         A learner takes it if it has to know what of a batch it splits.
         """
@@ -227,7 +227,7 @@ class Learner(ABC, Generic[TensorT]):
 
     @abstractmethod
     def step(self, inputs: tuple[Any, ...], y: Target[TensorT]) -> tuple[TensorT, Any]:
-        """Take one step of training on one batch, without waiting for it.
+        """Run one training step on a batch, without waiting for it.
 
         With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
 
@@ -242,14 +242,14 @@ class Learner(ABC, Generic[TensorT]):
         """
 
     def flush(self) -> None:
-        """Let the optimizer take its step with the batches since the last one, if there are any.
+        """Run the optimizer's step for the batches since its last step, if there are any.
 
         Called at the end of an epoch, whose last batches may be fewer than
         ``accumulate_grad_batches``. The step takes the mean of their gradients.
         """
 
     def end_epoch(self) -> None:
-        """Do with the other processes what is due after the last step of an epoch.
+        """Synchronise with the other processes after the last step of an epoch.
 
         For running statistics, which each process has computed from its own examples.
         """
@@ -266,7 +266,7 @@ class Learner(ABC, Generic[TensorT]):
         """Return the prediction on one batch, without dropout and gradients."""
 
     def check_labels(self) -> None:
-        """Check the labels that were on a device already, and wait for them.
+        """Check the labels of batches that came on a device, and wait for them.
 
         The Trainer calls it at the end of an epoch.
 
@@ -286,17 +286,17 @@ class Learner(ABC, Generic[TensorT]):
         return True
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        """Make the tensors of a model that is not built, for such inputs, without training it."""
+        """Create the tensors of an unbuilt model for the shapes of these inputs; train nothing."""
 
     def modes(self) -> JSON:
-        """Return what in the model is frozen or in evaluation mode, as plain values.
+        """Return the frozen layers and those in evaluation mode, as plain values.
 
         A callback may change them between two epochs. None if the framework has no modes.
         """
         return None
 
     def check_modes(self, modes: JSON) -> Callable[[], None]:
-        """Return a function that sets what ``modes`` returned; nothing changes before its call.
+        """Return a function that restores ``modes``; nothing changes before you call it.
 
         Raises:
             CheckpointError: if they are another model's (``state_refusal``).
