@@ -1,7 +1,8 @@
 """Write the tables of the documents from the results that are kept: ``python tools/tables.py``.
 
 ``conformance/results/*.json`` are reports of the suite, ``benchmarks/results/*.json`` those
-of the benchmarks, ``conformance/results/versions/*.json`` those of ``tools/matrix.py``. Nothing in
+of the benchmarks, ``conformance/results/versions/*.json`` those of ``tools/matrix.py``. The
+requirements are those of the suite, from the docstrings of its tests. Nothing in
 the documents that is a figure of ours is typed by hand. What was measured on a CPU is a ratio,
 which another machine gives again, more or less, unlike milliseconds.
 """
@@ -13,9 +14,13 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from d2ldev_conformance.catalogue import list_explanations
+from d2ldev_conformance.explanation import Explanation
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,6 +49,7 @@ def with_tables(text: str) -> str:
         "sharding": make_sharding_rows(),
         "speed-summary": speed_summary_rows(),
         "speed-misses": speed_miss_rows(),
+        "requirements": requirement_rows(),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
     for name, rows in tables.items():
@@ -51,6 +57,38 @@ def with_tables(text: str) -> str:
         pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
         text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
     return text
+
+
+def requirement_rows() -> Iterator[str]:
+    """Return the requirements of the suite: a chapter for each module, a table for each file."""
+    for room, in_room in groupby(list_explanations(), key=lambda each: each.file.room):
+        yield from (f"## {room.title()}", "")
+        for file, in_file in groupby(in_room, key=lambda each: each.file):
+            yield from (f"### {file.name[0].upper()}{file.name[1:]}", "")
+            yield from (_write_code(f"{file.title} {file.reason}"), "")
+            yield "| requirement | a backend has to | because | source |"
+            yield "|---|---|---|---|"
+            rows = sorted(in_file, key=lambda each: each.id)
+            for id, tests in groupby(rows, key=lambda each: each.id):  # noqa: A001
+                yield f"| {' | '.join(_requirement_cells(id, [*tests]))} |"
+            yield ""
+
+
+def _requirement_cells(id: str, tests: list[Explanation]) -> tuple[str, ...]:  # noqa: A002
+    """Return the cells of a requirement. The reason that a file gives stands above its table."""
+    reasons = dict.fromkeys(each.reason for each in tests if each.reason != each.file.reason)
+    sources = dict.fromkeys(f"[{each.source}]({each.link})" for each in tests)
+    return (
+        f'<a id="{id}"></a>`{id}`',
+        _write_code(" ".join(each.asks for each in tests)),
+        _write_code(" ".join(reasons)),
+        ", ".join(sources),
+    )
+
+
+def _write_code(text: str) -> str:
+    """Return the text of a docstring as Markdown, in a cell of a table."""
+    return text.replace("``", "`").replace("|", "\\|")
 
 
 def support_rows() -> Iterator[str]:

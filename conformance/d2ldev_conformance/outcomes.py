@@ -10,6 +10,7 @@ import pytest
 
 from d2ldev._backend import framework_of
 from d2ldev.areas.abilities import describe_inability
+from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.provision import NotProvidedError
 from d2ldev_conformance.requirement import Requirement, requirement_of
 from d2ldev_conformance.unbegun import (
@@ -78,6 +79,8 @@ class Outcomes:
         if outcome in ("cannot", "not begun"):
             result.outcome = "skipped"
             result.longrepr = (str(item.path), 0, f"Skipped: {reason}")
+        if outcome == "failed" and isinstance(item, pytest.Function):
+            result.sections.append((requirement.id, describe(item.function)))
         if outcome:
             cause = _cause_of(call) if outcome == "failed" else ""
             note = _Note(*requirement, outcome, reason, cause)

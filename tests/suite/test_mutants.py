@@ -10,7 +10,10 @@ from pathlib import Path
 
 import mutants
 import pytest
+from d2ldev_conformance.explanation import describe
+from d2ldev_conformance.suite.devices import test_computing_devices
 from mutants import MUTANTS, Crashing, Hanging, Queued
+from mutants.devices.devices import TakesNegativeIndices
 from mutants.models import WithObjects
 from mutants.sound import SOUND
 from processes import extend_path
@@ -114,6 +117,14 @@ def test_a_mutant_is_caught_by_the_requirement_named_for_it(cls, outcomes, skip_
     skip_without_machines(cls.caught_by)
     found = outcomes(cls, [cls.caught_by], is_nightly=cls.is_nightly)
     assert found == {cls.caught_by: "failed"}
+
+
+def test_a_failure_prints_what_its_requirement_asks_and_why(outcomes, tmp_path):
+    outcomes(TakesNegativeIndices, ["devices.index-is-not-negative"])
+    printed = (tmp_path / "printed.txt").read_text()
+    explained = describe(test_computing_devices.test_a_negative_index_is_refused)
+    assert explained in printed
+    assert "docs/requirements.md#devices.index-is-not-negative" in explained
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -1,5 +1,8 @@
 """The precision of float32 products: as a setting, in a block, and in training.
 
+GPUs may multiply float32 with 10 bits or 7, and each framework has another default. Results can
+only be compared at a known precision.
+
 The suite runs at ``'highest'``. Frameworks begin with other precisions, and a GPU's TensorFloat-32
 has 10 bits, where float32 has 23.
 """
@@ -17,6 +20,7 @@ from d2ldev.options import MATMUL_PRECISIONS
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.1"
+SOURCE = "contract, How precise are products?"
 ROUNDING = 1e-6
 """How far a product of float32 may be off, of the sum of its terms without their signs: some
 roundings of 6e-8. TensorFloat-32 rounds each factor by up to 5e-4."""
@@ -78,6 +82,10 @@ def others(backend):
 @requirement("precision.is-accepted", section=SECTION)
 @precisions
 def test_every_precision_is_accepted_on_every_device(backend, place, precision):
+    """Accept each precision on each device, and compute at least as precisely.
+
+    A device without fewer bits computes in float32, and needs no special case.
+    """
     x = backend.ones((2, 2), device=place)
     with backend.on(place), backend.matmul_precision(precision) as found:
         assert is_at_least(found, precision)
@@ -89,6 +97,7 @@ def test_every_precision_is_accepted_on_every_device(backend, place, precision):
 
 @requirement("precision.highest-is-float32", section=SECTION)
 def test_a_product_in_the_highest_precision_is_that_of_float32(backend, place):
+    """Multiply matrices in float32 at ``'highest'``, up to rounding errors of float32."""
     with backend.matmul_precision("highest"):
         assert error_of_product(backend, place) < ROUNDING
 
@@ -96,6 +105,10 @@ def test_a_product_in_the_highest_precision_is_that_of_float32(backend, place):
 @requirement("precision.is-checked", section=SECTION)
 @pytest.mark.parametrize("precision", ["float32", "HIGHEST", "", 1, True, ["highest"]], ids=repr)
 def test_an_invalid_precision_is_refused_with_the_choices(backend, precision):
+    """Refuse an unknown precision with the list of choices, and change nothing.
+
+    A misspelt precision that is ignored gives other digits without a sign.
+    """
     before = backend.matmul_precision()
     with pytest.raises(UnsupportedValueError, match="'highest', 'high', 'medium'"):
         backend.matmul_precision(precision)
@@ -107,6 +120,10 @@ def test_an_invalid_precision_is_refused_with_the_choices(backend, precision):
 @requirement("precision.is-put-back", section=SECTION)
 @precisions
 def test_a_block_restores_the_setting_also_after_an_exception(backend, precision):
+    """Restore the earlier precision at the end of a block, also after an error.
+
+    A library that needs one precision must not change its caller's.
+    """
     before = backend.matmul_precision()
     with pytest.raises(ZeroDivisionError), backend.matmul_precision(precision):
         1 / 0  # noqa: B018
@@ -115,6 +132,10 @@ def test_a_block_restores_the_setting_also_after_an_exception(backend, precision
 
 @requirement("precision.is-set", section=SECTION)
 def test_a_call_without_a_block_stays_in_force(backend, others):
+    """Keep a precision that is set without a block in force until the next one.
+
+    A program sets it once at its beginning.
+    """
     found = []
     with backend.matmul_precision("highest"):
         for precision in (*MATMUL_PRECISIONS, "highest"):
@@ -127,6 +148,10 @@ def test_a_call_without_a_block_stays_in_force(backend, others):
 
 @requirement("precision.blocks-nest", section=SECTION)
 def test_blocks_nest(backend, others):
+    """Restore the outer block's precision at the end of an inner one.
+
+    Functions with blocks call one another.
+    """
     found = []
     with backend.matmul_precision("medium"):
         block = backend.matmul_precision("highest")
@@ -136,9 +161,13 @@ def test_blocks_nest(backend, others):
     assert found == ["highest", others["medium"]]
 
 
-@requirement("precision.any-order", section=SECTION)
+@requirement("precision.any-order", section=SECTION, source="contract, Blocks")
 @orders
 def test_blocks_of_generators_end_in_any_order(backend, others, order):
+    """Restore the right precision when blocks of generators end in any order.
+
+    Data pipelines suspend generators, and Python closes them when it likes.
+    """
     before = backend.matmul_precision()
     left = ["medium", "highest", "high"]
     generators = dict(enumerate([enter(backend, precision) for precision in left]))
@@ -151,6 +180,10 @@ def test_blocks_of_generators_end_in_any_order(backend, others, order):
 @requirement("precision.settings-end", section=SECTION)
 @orders
 def test_a_setting_ends_with_its_block(backend, order):
+    """Undo a precision that is set within a block when the block ends.
+
+    Otherwise a block would leave the setting of a function that it called.
+    """
     generators = []
     for precision in ("medium", "highest", "high"):
         generators.append(enter(backend, precision))
@@ -160,8 +193,13 @@ def test_a_setting_ends_with_its_block(backend, order):
     assert backend.matmul_precision() == "highest"
 
 
-@requirement("precision.tasks", section=SECTION)
+@requirement("precision.tasks", section=SECTION, source="contract, Blocks")
 def test_blocks_of_tasks_end_in_any_order(backend):
+    """Restore the precision after blocks of asyncio tasks that overlap.
+
+    Tasks take turns inside of their blocks.
+    """
+
     async def wait_in(precision, inside, leave):
         with backend.matmul_precision(precision):
             inside.set()
@@ -182,8 +220,12 @@ def test_blocks_of_tasks_end_in_any_order(backend):
     assert backend.matmul_precision() == before
 
 
-@requirement("precision.threads", section=SECTION)
+@requirement("precision.threads", section=SECTION, source="contract, Blocks")
 def test_blocks_of_threads_leave_nothing_behind(backend):
+    """Restore the precision after blocks of threads that overlap.
+
+    The switch belongs to the process, and the last block has to find the first value.
+    """
     before = backend.matmul_precision()
     inside, leave = threading.Event(), threading.Event()
 
@@ -203,6 +245,10 @@ def test_blocks_of_threads_leave_nothing_behind(backend):
 
 @requirement("precision.setting-in-every-thread", section=SECTION)
 def test_a_setting_holds_in_every_thread(backend, others):
+    """Apply a precision that is set to every thread.
+
+    Some frameworks keep the switch for each thread, and workers would compute differently.
+    """
     backend.matmul_precision("medium")
     found = [backend.matmul_precision(), in_a_thread(backend.matmul_precision)]
     backend.matmul_precision("highest")

@@ -1,4 +1,8 @@
-"""D2L 6.7.2.1, "Storage on the GPU": blocks of generators and tasks, which may end in any order."""
+"""D2L 6.7.2.1, "Storage on the GPU": blocks of generators and tasks, which may end in any order.
+
+Python may resume and close a generator in another thread or task. A block that is lost there leaves
+the wrong device behind.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.blocks import enter, in_a_thread, places_of
 
 SECTION = "6.7.2.1"
+SOURCE = "contract, Blocks"
 
 
-@requirement("scopes.tasks", section=SECTION)
+@requirement("scopes.tasks", section=SECTION, source="PEP 567")
 def test_blocks_of_tasks_that_wait_in_them_end_in_any_order(backend, route):
+    """Restore the default device after blocks of asyncio tasks that overlap."""
+
     async def wait_in(place, inside, leave):
         with backend.on(place):
             inside.set()
@@ -38,6 +45,10 @@ def test_blocks_of_tasks_that_wait_in_them_end_in_any_order(backend, route):
 
 @requirement("scopes.other-threads", section=SECTION)
 def test_a_block_that_is_closed_in_another_thread_has_ended(backend, place):
+    """End an ``on`` block that another thread closes, or report a ``ScopeError``.
+
+    The garbage collector may close a generator in any thread.
+    """
     before = places_of(backend)
     generator = enter(backend.on(place))
     error = in_a_thread(generator.close)
@@ -47,6 +58,10 @@ def test_a_block_that_is_closed_in_another_thread_has_ended(backend, place):
 
 @requirement("scopes.devices-in-other-threads", section=SECTION)
 def test_a_device_whose_block_is_closed_in_another_thread_is_left(backend, place):
+    """End a ``with device:`` block that another thread closes.
+
+    Both forms of the block keep the same promise.
+    """
     with d2ldev.use_backend(backend):
         before = places_of(backend)
         generator = enter(place)
@@ -57,6 +72,10 @@ def test_a_device_whose_block_is_closed_in_another_thread_is_left(backend, place
 
 @requirement("scopes.use-backend-in-other-threads", section=SECTION)
 def test_use_backend_that_is_closed_in_another_thread_has_ended(backend):
+    """End a ``use_backend`` block that another thread closes.
+
+    A lost block would leave the wrong framework active.
+    """
     with d2ldev.use_backend(backend):
         generator = enter(d2ldev.use_backend("reference"))
         assert in_a_thread(generator.close) is None
@@ -65,6 +84,10 @@ def test_use_backend_that_is_closed_in_another_thread_has_ended(backend):
 
 @requirement("scopes.blocks-of-the-framework", section=SECTION)
 def test_a_block_that_ends_inside_a_scope_of_the_framework_is_repaired(backend, route):
+    """Repair the default device after a block that ends in the framework's own block.
+
+    The framework's block restores the device that it found, which is out of date.
+    """
     source, target = route
     before = places_of(backend)
     generator = enter(backend.on(source))

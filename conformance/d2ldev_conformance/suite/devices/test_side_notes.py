@@ -1,4 +1,8 @@
-"""D2L 6.7.2.3, "Side Notes": work is queued, transfers are slow, threads are many."""
+"""D2L 6.7.2.3, "Side Notes": work is queued, transfers are slow, threads are many.
+
+GPUs compute after a call has returned, and several threads share them. Timings and results are only
+right if waiting is.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,25 @@ from d2ldev_conformance.suite.data import assert_same
 from d2ldev_conformance.suite.devices.queues import fill_queue
 
 SECTION = "6.7.2.3"
+SOURCE = "contract"
 
 
 @requirement("sync.every-device", section=SECTION)
 def test_synchronize_takes_no_device_for_all(backend):
+    """Wait for all devices in ``synchronize()``, and then report them idle.
+
+    A timing of the whole program ends with this call.
+    """
     assert backend.synchronize() is None
     assert backend.is_idle()
 
 
 @requirement("sync.one-device", section=SECTION)
 def test_synchronize_takes_a_device(backend, place):
+    """Wait for one device in ``synchronize(device)``, with right results afterwards.
+
+    Other GPUs can go on with their work.
+    """
     x = backend.ones((8, 8), device=place)
     y = x @ x
     assert backend.synchronize(place) is None
@@ -38,8 +51,12 @@ def test_synchronize_takes_a_device(backend, place):
     np.testing.assert_array_equal(backend.to_numpy(y), np.full((8, 8), 8.0, "float32"))
 
 
-@requirement("time.every-call", section="6.7.5")
+@requirement("time.every-call", section="6.7.5", source="D2L")
 def test_timeit_waits_for_all_devices_between_runs(backend):
+    """Wait for all devices between the runs of ``timeit``, and report ordered quartiles.
+
+    Without waiting, a timing measures the launch of the work alone.
+    """
     calls = []
     x = backend.ones((8, 8))
     found = backend.timeit(lambda a, b: calls.append(a @ b), x, b=x, seconds=0)
@@ -55,6 +72,10 @@ def test_timeit_waits_for_all_devices_between_runs(backend):
     ("function", "seconds"), [(None, 1), (3, 1), (int, -1), (int, "1"), (int, float("nan"))]
 )
 def test_invalid_arguments_of_timeit_are_refused(backend, function, seconds):
+    """Refuse in ``timeit`` an object that cannot be called, and invalid seconds.
+
+    The error should come before minutes of measurements.
+    """
     with pytest.raises(UnsupportedValueError, match="time"):
         backend.timeit(function, seconds=seconds)
 
@@ -62,6 +83,10 @@ def test_invalid_arguments_of_timeit_are_refused(backend, function, seconds):
 @requirement("sync.missing-device", section=SECTION)
 @pytest.mark.parametrize("method", ["synchronize", "is_idle"])
 def test_waiting_for_a_missing_device_is_an_error(backend, missing, method):
+    """Refuse to wait for a device that does not exist.
+
+    An immediate return would look like finished work.
+    """
     with pytest.raises(DeviceUnavailableError, match=str(missing)):
         getattr(backend, method)(missing)
 
@@ -69,6 +94,10 @@ def test_waiting_for_a_missing_device_is_an_error(backend, missing, method):
 @requirement("sync.bad-device", section=SECTION)
 @pytest.mark.parametrize("method", ["synchronize", "is_idle"])
 def test_waiting_for_an_invalid_device_is_an_error(backend, method):
+    """Refuse to wait for a text that does not name a device.
+
+    A misspelt device would look idle.
+    """
     with pytest.raises(InvalidDeviceError):
         getattr(backend, method)("gpu:x")
 
@@ -87,15 +116,17 @@ def busy(backend, place):
         gc.enable()
 
 
-@requirement("sync.waits-for-queued-work", section=SECTION)
+@requirement("sync.waits-for-queued-work", section=SECTION, source="JAX, asynchronous dispatch")
 def test_synchronize_waits_for_the_work_of_a_device(backend, busy):
+    """Return from ``synchronize(device)`` only after the device's queued work."""
     assert not backend.is_idle(busy)
     backend.synchronize(busy)
     assert backend.is_idle(busy)
 
 
-@requirement("sync.waits-for-all-queued-work", section=SECTION)
+@requirement("sync.waits-for-all-queued-work", section=SECTION, source="JAX, asynchronous dispatch")
 def test_synchronize_without_a_device_waits_for_all(backend, busy):
+    """Return from ``synchronize()`` only after the queued work of each device."""
     assert not backend.is_idle()
     backend.synchronize()
     assert backend.is_idle(busy)
@@ -104,6 +135,10 @@ def test_synchronize_without_a_device_waits_for_all(backend, busy):
 
 @requirement("memory.is-a-memory", section=SECTION)
 def test_memory_is_bytes_or_none(backend, place):
+    """Return ``Memory`` with numbers of bytes, or None for an unknown one.
+
+    Frameworks know different parts of it, and a guess misleads.
+    """
     memory = backend.memory(place)
     assert type(memory) is Memory
     assert all(value is None or (type(value) is int and value >= 0) for value in memory)
@@ -111,6 +146,10 @@ def test_memory_is_bytes_or_none(backend, place):
 
 @requirement("memory.of-the-cpu", section=SECTION)
 def test_the_memory_of_the_cpu_is_the_process_s(backend):
+    """Report the resident memory of the process as the memory of the CPU.
+
+    Programs watch it to find leaks on the host.
+    """
     before = backend.memory("cpu")
     assert 0 < before.used < before.total
     x = backend.ones(2**24, device="cpu")
@@ -121,6 +160,10 @@ def test_the_memory_of_the_cpu_is_the_process_s(backend):
 
 @requirement("memory.empty-cache", section=SECTION)
 def test_emptying_the_cache_leaves_the_tensors(backend, place, missing):
+    """Give cached memory back in ``empty_cache`` without harm to tensors.
+
+    Other programs on the card need the memory.
+    """
     x = backend.ones(1000, device=place)
     backend.empty_cache(place)
     backend.empty_cache()
@@ -134,8 +177,12 @@ def _of_size(backend, size, device):
     return [(x.dtype, x.nbytes, x.device) for x in found]
 
 
-@requirement("memory.live-tensors", section=SECTION)
+@requirement("memory.live-tensors", section=SECTION, source="contract, What fills the GPU?")
 def test_live_tensors_are_those_that_are_still_there(backend, place, missing):
+    """List each living tensor once, the largest first, by device.
+
+    The list has to name what fills a GPU.
+    """
     assert _of_size(backend, 12347, place) == []
     x = backend.ones(12347, dtype="int32", device=place)
     here = [("int32", 4 * 12347, place)]
@@ -151,8 +198,16 @@ def test_live_tensors_are_those_that_are_still_there(backend, place, missing):
         backend.live_tensors(missing)
 
 
-@requirement("memory.live-tensors-say-where-they-were-made", section=SECTION)
+@requirement(
+    "memory.live-tensors-say-where-they-were-made",
+    section=SECTION,
+    source="contract, What fills the GPU?",
+)
 def test_a_live_tensor_says_which_lines_made_it_if_python_traces_memory(backend, place):
+    """Name the lines that made a living tensor while Python traces memory.
+
+    Only the line leads to the bug.
+    """
     tracemalloc.start(20)
     try:
         x = backend.ones(12347, device=place)
@@ -164,8 +219,16 @@ def test_a_live_tensor_says_which_lines_made_it_if_python_traces_memory(backend,
     assert tuple(x.shape) == (12347,)
 
 
-@requirement("memory.live-tensors-end-with-the-users-line", section=SECTION)
+@requirement(
+    "memory.live-tensors-end-with-the-users-line",
+    section=SECTION,
+    source="contract, What fills the GPU?",
+)
 def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
+    """End the lines of a living tensor with the user's own line.
+
+    Lines within d2ldev and the framework are the same for all tensors.
+    """
     x = backend.zeros(12347, device=place)
 
     def make():
@@ -193,12 +256,20 @@ def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
 @requirement("memory.missing-device", section=SECTION)
 @pytest.mark.parametrize("method", ["memory", "empty_cache", "live_tensors"])
 def test_a_missing_device_has_no_memory(backend, missing, method):
+    """Refuse to report or free the memory of a device that does not exist.
+
+    A zero would look like an empty GPU.
+    """
     with pytest.raises(DeviceUnavailableError):
         getattr(backend, method)(missing)
 
 
-@requirement("threads.scopes-are-their-own", section=SECTION)
+@requirement("threads.scopes-are-their-own", section=SECTION, source="contract, Blocks")
 def test_a_scope_holds_in_its_own_thread_only(backend, route):
+    """Apply an ``on`` block in the thread that entered it, and in no other.
+
+    A background thread must not move its owner's tensors.
+    """
     here, there = route
     with backend.on(there), ThreadPoolExecutor(1) as pool:
         outside = pool.submit(lambda: backend.device_of(backend.ones(1))).result()
@@ -212,8 +283,12 @@ def _in_a_scope(backend, device):
         return backend.device_of(backend.ones(1))
 
 
-@requirement("threads.scopes-of-tasks", section=SECTION)
+@requirement("threads.scopes-of-tasks", section=SECTION, source="PEP 567")
 def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
+    """Apply an ``on`` block in the asyncio task that entered it, and in no other.
+
+    Tasks of one thread take turns in the middle of blocks.
+    """
     first, second = route
     # The framework's own scope belongs to a thread, not to a task: d2ldev's scope is checked.
     monkeypatch.setattr(framework_of(backend).devices, "scope", lambda _: contextlib.nullcontext())
@@ -231,8 +306,12 @@ def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
     assert asyncio.run(both()) == [first, second]
 
 
-@requirement("threads.scopes-of-generators", section=SECTION)
+@requirement("threads.scopes-of-generators", section=SECTION, source="contract, Blocks")
 def test_a_scope_in_a_generator_ends_without_the_others(backend, route, monkeypatch):
+    """End a generator's block without an effect on a block that began later.
+
+    Blocks of generators do not end in the order of a stack.
+    """
     first, second = route
     monkeypatch.setattr(framework_of(backend).devices, "scope", lambda _: contextlib.nullcontext())
 
@@ -250,6 +329,11 @@ def test_a_scope_in_a_generator_ends_without_the_others(backend, route, monkeypa
 
 @requirement("threads.copies-at-once", section=SECTION)
 def test_many_threads_move_at_once(backend, place):
+    """Move and copy right values while eight threads do so at once.
+
+    Data loaders move batches in threads.
+    """
+
     def there_and_back(value):
         batch = {"x": backend.full((64,), float(value), device="cpu"), "y": [value]}
         moved = backend.copy(backend.to(batch, place))
@@ -261,8 +345,12 @@ def test_many_threads_move_at_once(backend, place):
         assert_same(result, np.full(64, value, "float32"))
 
 
-@requirement("threads.backend-is-their-own", section=SECTION)
+@requirement("threads.backend-is-their-own", section=SECTION, source="contract, Which backend")
 def test_the_active_backend_is_a_threads_own(backend):
+    """Apply ``use_backend`` in the thread that entered it, and in no other.
+
+    Two threads may use two frameworks.
+    """
     entered, left = threading.Event(), threading.Event()
 
     def other():
@@ -280,8 +368,12 @@ def test_the_active_backend_is_a_threads_own(backend):
     assert scoped is None
 
 
-@requirement("threads.first-use", section=SECTION)
+@requirement("threads.first-use", section=SECTION, source="contract, Which backend")
 def test_many_threads_get_the_same_backend(backend):
+    """Return one backend to many threads that ask for it first at once.
+
+    Two backends of one framework would keep two states.
+    """
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda _: d2ldev.get_backend(backend.name), range(64)))
     assert found == {backend}

@@ -1,4 +1,8 @@
-"""D2L 6.6, "File I/O": what an object keeps is in its file, as the object itself shows."""
+"""D2L 6.6, "File I/O": what an object keeps is in its file, as the object itself shows.
+
+A file that lacks one kind of tensor loads without an error, and the model is another one. The
+object itself is asked, and not a list of the backend.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, read_contents
 
 SECTION = "6.6"
+SOURCE = "contract, Files"
 
 
 def check_file(backend, place, contents, path):
@@ -25,9 +30,11 @@ def check_file(backend, place, contents, path):
 
 @requirement("io.keeps-buffers", section=SECTION)
 def test_what_a_model_does_not_train_is_saved(backend, place, buffered, tmp_path):
+    """Save and load the buffers of a model, such as running means."""
     check_file(backend, place, buffers(backend)[buffered], tmp_path / "saved")
 
 
 @requirement("io.keeps-states-of-optimizers", section=SECTION)
 def test_the_state_of_an_optimizer_is_saved(backend, place, optimized, tmp_path):
+    """Save and load the state of each optimizer."""
     check_file(backend, place, optimizer_states(backend)[optimized], tmp_path / "saved")

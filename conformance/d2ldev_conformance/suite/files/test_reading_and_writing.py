@@ -1,4 +1,8 @@
-"""D2L 6.6, "File I/O": what is saved comes back, wherever it was and wherever it is wanted."""
+"""D2L 6.6, "File I/O": what is saved comes back, wherever it was and wherever it is wanted.
+
+Days of training are in a file. It has to come back as it was, on any device, or as an error that
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ from d2ldev_conformance.suite.data import (
 )
 
 SECTION = "6.6"
+SOURCE = "contract, Files"
 
 
 @pytest.fixture
@@ -34,9 +39,10 @@ def path(tmp_path):
     return tmp_path / "saved.safetensors"
 
 
-@requirement("io.keeps-every-dtype", section=SECTION)
+@requirement("io.keeps-every-dtype", section=SECTION, source="safetensors, format")
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 4)], ids=str)
 def test_a_tensor_comes_back_bit_for_bit(backend, path, dtype, shape):
+    """Load a tensor of each dtype and shape with the same bytes."""
     data = numbers(dtype, shape)
     backend.save(backend.asarray(data, dtype=dtype), path)
     loaded = backend.load(path)
@@ -46,6 +52,7 @@ def test_a_tensor_comes_back_bit_for_bit(backend, path, dtype, shape):
 
 @requirement("io.keeps-nestings", section=SECTION)
 def test_a_nesting_comes_back_as_it_was(backend, path):
+    """Load dicts, lists, tuples, numbers and None as they were saved."""
     weight = backend.rand((3, 3), seed=0)
     backend.save({"layers": [(weight, None), {7: weight}], "lr": 0.1, "done": True}, path)
     loaded = backend.load(path)
@@ -57,6 +64,10 @@ def test_a_nesting_comes_back_as_it_was(backend, path):
 
 @requirement("io.keeps-what-is-no-tensor", section=SECTION)
 def test_a_container_keeps_its_values_that_are_not_tensors(backend, path, composite):
+    """Load values beside the tensors of a framework's containers, such as counts.
+
+    An optimizer that restarts its count of steps makes other steps.
+    """
     make, tell = composites(backend)[composite]
     first, second = make(0), make(1)
     expected = tell(first)
@@ -68,14 +79,16 @@ def test_a_container_keeps_its_values_that_are_not_tensors(backend, path, compos
 
 @requirement("io.keeps-ties", section=SECTION)
 def test_a_tensor_in_two_places_is_one_tensor_after_loading(backend, path):
+    """Load a tensor that was in two places as one tensor."""
     weight = backend.rand((3, 3), seed=0)
     backend.save({"encoder": weight, "decoder": [weight]}, path)
     loaded = backend.load(path)
     assert loaded["encoder"] is loaded["decoder"][0]
 
 
-@requirement("io.loads-to-the-device", section=SECTION)
+@requirement("io.loads-to-the-device", section=SECTION, source="D2L")
 def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place, dtype):
+    """Load tensors to the given device, with dtype and values."""
     data = numbers(dtype)
     backend.save([backend.asarray(data, dtype=dtype), None], path)
     loaded = backend.load(path, device=place)[0]
@@ -85,6 +98,10 @@ def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place, dt
 
 @requirement("io.loads-by-no-detour", section=SECTION)
 def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place, monkeypatch):
+    """Make each loaded tensor once, on the given device.
+
+    A detour by the CPU's tensors needs the memory twice.
+    """
     backend.save([backend.ones(3), backend.zeros(2, dtype="int32")], path)
     made, adopt = [], framework_of(backend).files.adopt
 
@@ -103,18 +120,30 @@ def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place,
 def test_a_device_that_does_not_exist_is_refused_before_the_file_is_looked_for(
     backend, path, missing
 ):
+    """Refuse a device that does not exist before the file is looked for.
+
+    Reading takes minutes.
+    """
     with pytest.raises(DeviceUnavailableError):
         backend.load(path, device=missing)
 
 
-@requirement("io.device-by-position", section=SECTION)
+@requirement("io.device-by-position", section=SECTION, source="D2L")
 def test_the_device_may_be_given_by_position(backend, path, place):
+    """Accept the device as the second argument of ``load``.
+
+    The book writes it in this way.
+    """
     backend.save(backend.ones(2), path)
     assert backend.device_of(backend.load(path, str(place))) is place
 
 
 @requirement("io.from-any-device-to-the-cpu", section=SECTION)
 def test_tensors_saved_on_any_device_load_to_the_cpu(backend, path, place):
+    """Load tensors that were saved on any device to the CPU by default.
+
+    The machine that loads may have no such device.
+    """
     x = backend.arange(6, device=place)
     backend.save({"x": x}, path)
     loaded = backend.load(path)["x"]
@@ -137,6 +166,10 @@ print(backend.num_gpus(), backend.device_of(x), backend.to_numpy(x).tolist())
 @requirement("io.from-a-gpu-without-one", section=SECTION)
 @pytest.mark.needs_gpus(1)
 def test_tensors_saved_on_a_gpu_load_in_a_process_without_one(backend, path):
+    """Load a file from a GPU in a process without a GPU.
+
+    Models are trained on servers, and used on laptops.
+    """
     backend.save({"x": backend.arange(4, device="gpu:0")}, path)
     without = {VIRTUAL_GPUS: "0", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(  # noqa: S603
@@ -153,6 +186,10 @@ def test_tensors_saved_on_a_gpu_load_in_a_process_without_one(backend, path):
 @requirement("io.a-failing-save-keeps-the-file", section=SECTION)
 @pytest.mark.parametrize("problem", [OSError, MemoryError])
 def test_a_failed_save_leaves_only_the_old_file(backend, path, problem, monkeypatch):
+    """Keep the old file whole if a save fails, and leave no other file.
+
+    A full disk must not cost the last checkpoint.
+    """
     backend.save(backend.ones(3), path)
     before, borrow, borrowed = path.read_bytes(), framework_of(backend).files.borrow, []
 
@@ -171,6 +208,10 @@ def test_a_failed_save_leaves_only_the_old_file(backend, path, problem, monkeypa
 
 @requirement("io.refuses-what-no-file-can-hold", section=SECTION)
 def test_a_value_that_no_file_can_hold_is_refused_by_its_path_and_nothing_is_written(backend, path):
+    """Refuse an object that no file can hold by its path, and write nothing.
+
+    Half of a nesting would load without a sign.
+    """
     with pytest.raises(UnsupportedValueError, match=r"layers\.1"):
         backend.save({"layers": [backend.ones(3), object()]}, path)
     assert list(path.parent.iterdir()) == []
@@ -189,6 +230,10 @@ _BROKEN = {
 @requirement("io.refuses-broken-files", section=SECTION)
 @pytest.mark.parametrize("broken", _BROKEN)
 def test_a_broken_file_is_a_checkpoint_error(backend, path, broken):
+    """Refuse a file that is cut, damaged or of another format.
+
+    Damaged weights train on, and worse.
+    """
     backend.save(backend.ones(3), path)
     data = _BROKEN[broken](path.read_bytes())
     path.write_bytes(data)
@@ -199,6 +244,10 @@ def test_a_broken_file_is_a_checkpoint_error(backend, path, broken):
 @requirement("io.finds-two-flipped-bits", section=SECTION)
 @pytest.mark.parametrize("bit", range(8))
 def test_a_damaged_key_of_the_file_does_not_hide_damaged_numbers(backend, path, bit):
+    """Find damaged numbers also if a key of the file's header is damaged.
+
+    A checksum under a damaged key would be taken for missing.
+    """
     backend.save({"x": backend.ones(3)}, path)
     whole = path.read_bytes()
     keys = [found.start() + 1 for found in re.finditer(b'"d2ldev', whole)]
@@ -217,8 +266,12 @@ class Pair(NamedTuple):
     second: object
 
 
-@requirement("io.makes-no-class-unasked", section=SECTION)
+@requirement("io.makes-no-class-unasked", section=SECTION, source="Python, pickle")
 def test_a_class_is_only_made_if_it_is_given(backend, path, place):
+    """Make a class of the file only if the caller names it.
+
+    Unpickling runs code of the file's author.
+    """
     backend.save([Pair(backend.ones(3), "text")], path)
     assert type(backend.load(path)[0]) is tuple
     (loaded,) = backend.load(path, place, classes=[Pair])
@@ -229,12 +282,17 @@ def test_a_class_is_only_made_if_it_is_given(backend, path, place):
 
 @requirement("io.refuses-a-missing-file", section=SECTION)
 def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
+    """Report a missing file as a ``CheckpointError``.
+
+    A caller catches one class for all problems of files.
+    """
     with pytest.raises(CheckpointError):
         backend.load(path)
 
 
 @requirement("io.load-into-brings-every-value", section=SECTION)
 def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch):
+    """Bring each value of a file into a model, an optimizer or a nesting."""
     obj = samples(backend)[sample](backend.cpu())
     saved = {name: flip_bits(value) for name, value in read_saved_values(backend, obj).items()}
     borrow = framework_of(backend).files.borrow
@@ -248,7 +306,12 @@ def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch)
 
 @requirement("io.training-goes-on", section=SECTION)
 def test_a_loop_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
-    """Begin a loop by hand on the last device, and continue on the first that adds in its order."""
+    """Continue a loop written by hand from a file, bit for bit.
+
+    A restored half of the state shows only in the results.
+
+    Begin a loop by hand on the last device, and continue on the first that adds in its order.
+    """
     begin, go_on = loops(backend)[loop]
     device = backend.devices()[-1]
     first = next(each for each in backend.devices() if each.kind == device.kind)
@@ -266,6 +329,10 @@ def test_a_loop_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
 
 @requirement("io.load-into-takes-every-name", section=SECTION)
 def test_load_into_takes_a_tensor_of_its_own_for_each_name_of_a_tied_one(backend, place, sample):
+    """Take a value for each name of a tied tensor.
+
+    Other programs write tied weights twice.
+    """
     obj = samples(backend)[sample](place)
     before = read_saved_values(backend, obj)
     copies = {name: backend.copy(x) for name, x in backend.named_tensors(obj).items()}
@@ -274,6 +341,10 @@ def test_load_into_takes_a_tensor_of_its_own_for_each_name_of_a_tied_one(backend
 
 @requirement("io.load-into-takes-every-name", section=SECTION)
 def test_load_into_takes_the_values_of_a_model_under_each_of_its_names(backend, place):
+    """Take the values of one model under each of its names.
+
+    A model may stand in two places of a nesting.
+    """
     net = backend.mlp([2, 1], device=place)
     values = {name: flip_bits(x) for name, x in read_saved_values(backend, net).items()}
     given = {f"{outer}.{name}": x for outer in "ab" for name, x in values.items()}
@@ -287,6 +358,10 @@ def test_load_into_takes_the_values_of_a_model_under_each_of_its_names(backend, 
     "changed", [{"other": 1}, {None: np.ones(7, "float32")}, {None: [1.0]}, {None: None}], ids=str
 )
 def test_load_into_refuses_tensors_by_name_that_do_not_fit(backend, changed):
+    """Refuse tensors by name that do not fit, name them, and change nothing.
+
+    A broadcast bias would load without a sign.
+    """
     net = backend.mlp([2, 1])
     before, named = read_saved_values(backend, net), dict(backend.named_tensors(net))
     first, last = next(iter(named)), list(named)[-1]
@@ -300,6 +375,10 @@ def test_load_into_refuses_tensors_by_name_that_do_not_fit(backend, changed):
 
 @requirement("io.load-into-stays-in-place", section=SECTION)
 def test_load_into_leaves_everything_on_its_device(backend, path, place, sample):
+    """Leave each tensor on its device in ``load_into``.
+
+    The file knows nothing of the present machine.
+    """
     make = samples(backend)[sample]
     backend.save(make(backend.cpu()), path)
     loaded = backend.load_into(make(place), path)
@@ -308,6 +387,10 @@ def test_load_into_leaves_everything_on_its_device(backend, path, place, sample)
 
 @requirement("io.load-into-separates-what-is-two", section=SECTION)
 def test_one_tensor_in_two_places_is_two_afterwards_if_the_file_has_two(backend, path, place):
+    """Make two tensors of a shared one if the file has two values.
+
+    A model and its average begin as one, and differ later.
+    """
     saved = {"net": [backend.ones(3)], "average": [backend.zeros(3)]}
     backend.save(saved, path)
     x = backend.copy(backend.ones(3), place)
@@ -320,6 +403,10 @@ def test_one_tensor_in_two_places_is_two_afterwards_if_the_file_has_two(backend,
 @requirement("io.load-into-refuses-what-does-not-fit", section=SECTION)
 @pytest.mark.parametrize("sizes", [[3, 5, 1], [3, 4, 4, 1], [4, 3, 1]], ids=str)
 def test_load_into_refuses_other_layers_and_changes_nothing(backend, path, sizes):
+    """Refuse a file of other layers, and change nothing.
+
+    Each misfit is named at once, so one correction is enough.
+    """
     backend.save(backend.mlp([3, 4, 1], seed=1), path)
     net = backend.mlp(sizes, seed=2)
     before = read_saved_values(backend, net)
@@ -331,6 +418,10 @@ def test_load_into_refuses_other_layers_and_changes_nothing(backend, path, sizes
 @requirement("io.load-into-refuses-other-names", section=SECTION)
 @pytest.mark.parametrize("name", ["weights", "bias"])
 def test_load_into_refuses_other_names(backend, path, name):
+    """Refuse a file whose names are others.
+
+    A model that keeps its random weights looks loaded.
+    """
     backend.save({"weight": backend.ones(3)}, path)
     with pytest.raises(CheckpointError):
         backend.load_into({name: backend.zeros(3)}, path)
@@ -338,6 +429,10 @@ def test_load_into_refuses_other_names(backend, path, name):
 
 @requirement("io.load-into-names-the-nearest", section=SECTION)
 def test_the_error_of_a_missing_name_suggests_the_nearest_one(backend, path):
+    """Suggest the nearest name for one that is missing.
+
+    Most misfits are a letter or a prefix.
+    """
     backend.save({"weight": backend.ones(3), "bias": backend.ones(2)}, path)
     with pytest.raises(CheckpointError, match="weigth may be weight"):
         backend.load_into({"weigth": backend.zeros(3), "bias": backend.zeros(2)}, path)
@@ -345,6 +440,10 @@ def test_the_error_of_a_missing_name_suggests_the_nearest_one(backend, path):
 
 @requirement("io.load-into-reads-what-matches", section=SECTION)
 def test_load_into_with_strict_false_reads_matches_and_lists_the_rest(backend, path, place):
+    """Read with ``strict=False`` what matches, and list the rest.
+
+    Fine-tuning replaces the last layer.
+    """
     backend.save({"body": {"w": backend.ones(3)}, "head": backend.ones(2), "n": 7}, path)
     x, y = backend.zeros(3, device=place), backend.zeros(4, device=place)
     loaded = backend.load_into({"body": {"w": x}, "new head": y, "n": 0}, path, strict=False)
@@ -358,6 +457,10 @@ def test_load_into_with_strict_false_reads_matches_and_lists_the_rest(backend, p
 
 @requirement("io.load-into-refuses-other-dtypes", section=SECTION)
 def test_load_into_refuses_another_dtype(backend, path):
+    """Refuse a tensor of another dtype.
+
+    A cast loses digits without a sign.
+    """
     backend.save([backend.ones(3, dtype="float32")], path)
     with pytest.raises(CheckpointError):
         backend.load_into([backend.zeros(3, dtype="int32")], path)
@@ -365,6 +468,10 @@ def test_load_into_refuses_another_dtype(backend, path):
 
 @requirement("io.layouts-are-known", section=SECTION)
 def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place):
+    """Know the layout of the weights of an ``mlp`` in the framework.
+
+    Files go from one framework to another, which may transpose weights.
+    """
     net = backend.mlp([4, 4, 4], activation="tanh", device=place, seed=3)
     backend.save(net, path)
     stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}

@@ -1,4 +1,8 @@
-"""D2L 6.7.3, "Neural Networks and GPUs": models and optimizers are moved once, and whole."""
+"""D2L 6.7.3, "Neural Networks and GPUs": models and optimizers are moved once, and whole.
+
+A model and its optimizer are moved as one, with all tensors and without a change of their values.
+Otherwise the training that follows is another one.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, room_for, values_of
 
 SECTION = "6.7.3"
+SOURCE = "contract"
 
 
 def _ties(backend, obj):
@@ -29,11 +34,16 @@ def _ties(backend, obj):
 
 @requirement("place.has-samples", section=SECTION)
 def test_there_are_tensors_to_place_in_every_object(backend, sample):
+    """Provide samples for ``place`` that have tensors.
+
+    Without tensors the other requirements of ``place`` would test nothing.
+    """
     assert backend.named_tensors(samples(backend)[sample](backend.cpu()))
 
 
-@requirement("place.moves-everything", section=SECTION)
+@requirement("place.moves-everything", section=SECTION, source="D2L")
 def test_place_moves_everything(backend, route, sample):
+    """Move each tensor of a model, an optimizer or a nesting."""
     source, target = route
     obj = samples(backend)[sample](source)
     assert set(backend.placement(obj).values()) == {source}
@@ -43,6 +53,10 @@ def test_place_moves_everything(backend, route, sample):
 
 @requirement("place.keeps-names", section=SECTION)
 def test_place_keeps_the_names(backend, route, sample):
+    """Keep the names of ``placement`` in a move.
+
+    Files and reports find tensors by these names.
+    """
     source, target = route
     obj = samples(backend)[sample](source)
     names = list(backend.placement(obj))
@@ -52,6 +66,7 @@ def test_place_keeps_the_names(backend, route, sample):
 
 @requirement("place.keeps-values", section=SECTION)
 def test_place_keeps_every_value(backend, route, sample):
+    """Keep each value in a move."""
     source, target = route
     obj = samples(backend)[sample](source)
     values = values_of(backend, obj)
@@ -60,6 +75,10 @@ def test_place_keeps_every_value(backend, route, sample):
 
 @requirement("place.keeps-ties", section=SECTION)
 def test_place_keeps_ties(backend, route, sample):
+    """Keep one tensor under two names as one tensor in a move.
+
+    Tied weights would drift apart in training.
+    """
     source, target = route
     obj = samples(backend)[sample](source)
     ties = _ties(backend, obj)
@@ -68,6 +87,7 @@ def test_place_keeps_ties(backend, route, sample):
 
 @requirement("place.there-and-back", section=SECTION)
 def test_place_there_and_back_changes_nothing(backend, route, sample):
+    """Return the same values after a move to another device and back."""
     source, target = route
     obj = samples(backend)[sample](source)
     values = values_of(backend, obj)
@@ -78,7 +98,12 @@ def test_place_there_and_back_changes_nothing(backend, route, sample):
 
 @requirement("place.noop-returns-same-object", section=SECTION)
 def test_placing_on_the_same_device_is_a_no_op(backend, place, sample, monkeypatch):
-    """A framework may make the handle of a tensor anew. So the test looks for copies."""
+    """Return the object itself without a copy if all of it is on the device.
+
+    A call before each epoch costs nothing.
+
+    A framework may make the handle of a tensor anew. So the test looks for copies.
+    """
     tensors, copied = framework_of(backend).tensors, []
     obj = samples(backend)[sample](place)
     values = values_of(backend, obj)
@@ -95,6 +120,10 @@ def test_placing_on_the_same_device_is_a_no_op(backend, place, sample, monkeypat
 
 @requirement("place.copies-nothing-twice", section=SECTION)
 def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
+    """Copy each tensor once, also if it has several names.
+
+    Twice the memory may not fit on the card.
+    """
     source, target = route
     obj = samples(backend)[sample](source)
     original, copied = framework_of(backend).tensors.copy_all, []
@@ -111,6 +140,10 @@ def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
 
 @requirement("place.all-or-nothing", section=SECTION)
 def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample, monkeypatch):
+    """Leave each tensor where it was if a copy fails halfway.
+
+    A half-moved model can neither be used nor moved again.
+    """
     source, target = route
     obj = samples(backend)[sample](source)
     tensors, values = backend.named_tensors(obj, gradients=True), values_of(backend, obj)
@@ -127,9 +160,13 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
 
 
 # One way alone: JAX compiles a loop for each device.
-@requirement("place.loops-go-on", section=SECTION)
+@requirement("place.loops-go-on", section=SECTION, source="D2L")
 @pytest.mark.needs_gpus(1)
 def test_a_loop_goes_on_where_its_model_and_optimizer_were_placed(backend, loop):
+    """Continue a loop written by hand on a GPU as it would have gone on on the CPU.
+
+    An optimizer has to find the moved parameters.
+    """
     source, target = backend.cpu(), backend.gpu(0)
     begin, go_on = loops(backend)[loop]
     unbroken, parts = begin(1, source), begin(1, source)
@@ -147,14 +184,16 @@ def test_a_loop_goes_on_where_its_model_and_optimizer_were_placed(backend, loop)
 
 @requirement("place.missing-device", section=SECTION)
 def test_place_on_a_missing_device_moves_nothing(backend, place, missing, sample):
+    """Refuse a device that does not exist, and move nothing."""
     obj = samples(backend)[sample](place)
     with pytest.raises(DeviceUnavailableError, match=str(missing)):
         backend.place(obj, missing)
     assert set(backend.placement(obj).values()) == {place}
 
 
-@requirement("place.result-is-where-the-model-is", section=SECTION)
+@requirement("place.result-is-where-the-model-is", section=SECTION, source="D2L")
 def test_a_placed_model_computes_where_it_is(backend, route):
+    """Compute the result of a placed model on its device."""
     source, target = route
     net = backend.place(backend.mlp([3, 4, 1], device=source), target)
     y = net(backend.ones((2, 3), device=target))
@@ -164,6 +203,10 @@ def test_a_placed_model_computes_where_it_is(backend, route):
 @requirement("place.same-function", section=SECTION)
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
 def test_a_placed_model_is_the_same_function(backend, route, activation):
+    """Compute the same function after a move, with each activation.
+
+    A transposed or shuffled weight keeps its values, and computes something else.
+    """
     source, target = route
     net = backend.mlp([3, 16, 2], activation=activation, device=source)
     x = backend.rand((5, 3), seed=0, device=source)
@@ -176,6 +219,10 @@ def test_a_placed_model_is_the_same_function(backend, route, activation):
 
 @requirement("place.leaves-the-default-device", section=SECTION)
 def test_place_leaves_the_default_device_alone(backend, route):
+    """Leave the default device alone in a placement.
+
+    Some frameworks move a model within a block of theirs.
+    """
     source, target = route
     before = backend.default_device()
     backend.place(backend.mlp([3, 1], device=source), target)
@@ -183,8 +230,9 @@ def test_place_leaves_the_default_device_alone(backend, route):
     assert backend.device_of(backend.ones(1)) is backend.cpu()
 
 
-@requirement("place.pytrees", section=SECTION)
+@requirement("place.pytrees", section=SECTION, source="JAX, pytrees")
 def test_a_pytree_of_parameters_is_placed(backend, route):
+    """Place a nesting of parameters, with ties, and leave numbers and texts alone."""
     source, target = route
     weight = backend.ones((2, 2), device=source)
     tree = {"layers": [{"weight": weight}, {"weight": weight}], "step": 3, "name": "net"}
@@ -199,6 +247,10 @@ def test_a_pytree_of_parameters_is_placed(backend, route):
 
 @requirement("place.several-at-once", section=SECTION)
 def test_several_objects_are_placed_at_once(backend, route, sample):
+    """Place several objects in one call, and return them in their container.
+
+    A model and its optimizer have to move together.
+    """
     source, target = route
     pair = (samples(backend)[sample](source), [backend.ones(1, device=source)])
     placed = backend.place(pair, target)
@@ -211,12 +263,20 @@ def test_several_objects_are_placed_at_once(backend, route, sample):
     "value", [object(), {"net": len}, np.zeros(2)], ids=lambda value: type(value).__name__
 )
 def test_an_object_that_is_not_a_model_is_refused(backend, place, value):
+    """Refuse an object that is not a model, an optimizer or a nesting of tensors.
+
+    An object that passes through would stay on the wrong device.
+    """
     with pytest.raises(UnsupportedValueError, match="place"):
         backend.place(value, place)
 
 
 @requirement("place.named-tensors", section=SECTION)
 def test_named_tensors_are_those_of_the_placement(backend, place, sample):
+    """Return from ``named_tensors`` the tensors that ``placement`` lists.
+
+    Both are ways to check what has moved.
+    """
     obj = samples(backend)[sample](place)
     named = backend.named_tensors(obj, gradients=True)
     assert {name: backend.device_of(x) for name, x in named.items()} == backend.placement(obj)
@@ -283,9 +343,15 @@ def model(backend):
     return make
 
 
-@requirement("place.objects-of-a-model", section=SECTION)
+@requirement(
+    "place.objects-of-a-model", section=SECTION, source="contract, What place does not move"
+)
 @pytest.mark.parametrize("kind", KEPT)
 def test_tensors_in_objects_of_a_model_move_with_it(backend, route, model, kind):
+    """Move tensors in plain objects that a model keeps in an attribute.
+
+    A schedule or a mask that stays behind fails in the first step.
+    """
     source, target = route
     make, tensors_of = KEPT[kind]
     x = backend.asarray([1.0, 2.0], device=source)
@@ -300,9 +366,15 @@ def test_tensors_in_objects_of_a_model_move_with_it(backend, route, model, kind)
     assert any(each is moved[0] for each in backend.named_tensors(net).values())
 
 
-@requirement("place.objects-of-a-model", section=SECTION)
+@requirement(
+    "place.objects-of-a-model", section=SECTION, source="contract, What place does not move"
+)
 @pytest.mark.parametrize("kind", KEPT)
 def test_objects_of_a_model_that_are_there_stay(backend, place, model, kind):
+    """Leave such objects alone if they are on the device.
+
+    Their identity may matter to their owner.
+    """
     make, tensors_of = KEPT[kind]
     x = backend.ones(2, device=place)
     net = model(make(x), place)
@@ -310,8 +382,14 @@ def test_objects_of_a_model_that_are_there_stay(backend, place, model, kind):
     assert all(each is x for each in tensors_of(net.kept))
 
 
-@requirement("place.objects-move-with-the-rest", section=SECTION)
+@requirement(
+    "place.objects-move-with-the-rest", section=SECTION, source="contract, What place does not move"
+)
 def test_a_failure_leaves_the_objects_of_a_model(backend, route, model, monkeypatch):
+    """Leave such objects as they were if a copy fails halfway.
+
+    The whole of the model moves, or nothing.
+    """
     source, target = route
     x = backend.ones(2, device=source)
     net = model(Own(x=x, other=Own(y=backend.ones(3, device=source))), source)
@@ -326,8 +404,12 @@ def test_a_failure_leaves_the_objects_of_a_model(backend, route, model, monkeypa
     assert {*backend.placement(net).values()} == {source}
 
 
-@requirement("place.names-what-stays", section=SECTION)
+@requirement("place.names-what-stays", section=SECTION, source="contract, What place does not move")
 def test_parts_that_cannot_move_are_named_once(backend, route, model):
+    """Warn once of a tensor that cannot move, and list it in ``placement``.
+
+    Nothing can replace a variable of a function.
+    """
     source, target = route
     x = backend.ones(2, device=source)
     # A warning is given once for each name.
@@ -342,8 +424,12 @@ def test_parts_that_cannot_move_are_named_once(backend, route, model):
         backend.place(net, target)
 
 
-@requirement("files.names-what-no-file-has", section=SECTION)
+@requirement("files.names-what-no-file-has", section=SECTION, source="contract, Files")
 def test_save_names_what_it_cannot_save(backend, place, model, tmp_path):
+    """Warn in ``save`` of a tensor that no file can have, by its name.
+
+    A loaded model would lack it without a sign.
+    """
     x, path = backend.ones(2, device=place), tmp_path / "net.safetensors"
     net = model(Own(function=lambda: x, x=backend.ones(3, device=place)), place)
     with pytest.warns(D2LDevWarning, match=r"has no kept\.function\.closure\.x"):
@@ -351,8 +437,14 @@ def test_save_names_what_it_cannot_save(backend, place, model, tmp_path):
     assert "kept.x" in backend.load(path)
 
 
-@requirement("place.leaves-other-objects", section=SECTION)
+@requirement(
+    "place.leaves-other-objects", section=SECTION, source="contract, What place does not move"
+)
 def test_objects_outside_the_model_are_not_entered(backend, route, model, recwarn):
+    """Leave threads, trainers, parents and modules alone that a model refers to.
+
+    A model must not move the program around it.
+    """
     source, target = route
     x = backend.ones(2, device=source)
     thread, parent = threading.Thread(), model(None, source)

@@ -1,4 +1,8 @@
-"""D2L 6.7.3, "Neural Networks and GPUs": an object of another framework is named with it."""
+"""D2L 6.7.3, "Neural Networks and GPUs": an object of another framework is named with it.
+
+Two frameworks in one environment are common. Their models look alike to a reader, and the error has
+to say which is active.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from d2ldev.registry.discovery import find_backends
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.3"
+SOURCE = "contract, Containers and errors"
 METADATA = "Metadata-Version: 2.1\nName: other\nVersion: 1.0\n"
 CALLS = {
     "place": lambda backend, obj, _: backend.place(obj, "cpu"),
@@ -52,6 +57,7 @@ def model_of_another_backend(tmp_path, monkeypatch):
 def test_an_object_of_another_backend_is_named_with_the_line_that_chooses_it(
     backend, model_of_another_backend, call, is_nested, tmp_path
 ):
+    """Name the other framework in the error for its model, and how to choose it."""
     obj = {"net": [model_of_another_backend]} if is_nested else model_of_another_backend
     with pytest.raises(UnsupportedValueError) as caught:
         CALLS[call](backend, obj, tmp_path / "file")

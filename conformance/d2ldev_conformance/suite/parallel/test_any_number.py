@@ -1,5 +1,7 @@
 """D2L 13.5 and 13.6: any number of GPUs or processes has the numbers of one.
 
+Two is a special case. Other numbers share no batch evenly, and add up in another order.
+
 Every model, optimizer and number is tried, clipped and not. Each test prints by how much the
 numbers differ, relative to ``|expected| + 0.1``.
 """
@@ -25,6 +27,8 @@ from d2ldev_conformance.suite.parallel.launching import (
     virtual_gpus_of_each,
 )
 from d2ldev_conformance.suite.parallel.test_processes import keep, read_learned
+
+SOURCE = "D2L"
 
 NUMBERS = (2, 3, 4)
 SIZES = (12, 5, 1)
@@ -94,6 +98,7 @@ def _tell(number: int, case: str, difference: float) -> None:
 @pytest.mark.parametrize("optimizer", RATES)
 @pytest.mark.parametrize("clip", CLIPS)
 def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, optimizer, clip):
+    """Train each model with each optimizer on 2 to 4 GPUs as on one, to rounding."""
     how = classifier, optimizer, clip
     together, alone = train(backend, number, *how), train(backend, 1, *how)
     _tell(number, ", ".join(map(str, how)), difference_of_runs(together, alone))
@@ -103,6 +108,7 @@ def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, op
 @requirement("processes.learn-what-one-learns", section="13.6")
 @pytest.mark.parametrize("number", NUMBERS)
 def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number):
+    """Train each model with each optimizer in 2 to 4 processes as in one."""
     require_processes(backend, number)
     num_gpus = virtual_gpus_of_each(backend)
     program = tmp_path / "program.py"

@@ -1,4 +1,8 @@
-"""D2L 13.6: one of three processes is lost at any instant, and the others end in time."""
+"""D2L 13.6: one of three processes is lost at any instant, and the others end in time.
+
+Machines fail at any instant. The others have to end in time, name the lost one, and leave a file to
+resume from.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,8 @@ from d2ldev_conformance.suite.parallel.launching import (
     require_processes,
     run_launch,
 )
+
+SOURCE = "contract, Several processes"
 
 TIMEOUT = 5
 GRACE = 15
@@ -159,7 +165,12 @@ WHO = pytest.mark.parametrize("lost", [0, 1])
 @WHO
 @pytest.mark.parametrize("attempt", range(4))
 def test_a_process_is_lost_at_any_instant(backend, tmp_path, number, lost, attempt):
-    """In every other attempt the processes share the parameters, where the framework can."""
+    """End in time if a process is lost at a random instant.
+
+    Each instant of a run waits for something else.
+
+    In every other attempt the processes share the parameters, where the framework can.
+    """
     require_processes(backend, 3)
     can_share = _SHARING not in framework_of(backend).cannot
     shard = "parameters" if attempt % 2 and can_share else None
@@ -170,13 +181,18 @@ def test_a_process_is_lost_at_any_instant(backend, tmp_path, number, lost, attem
 @HOW
 @WHO
 def test_a_process_is_lost_while_the_engine_begins(backend, tmp_path, number, lost):
+    """End in time if a process is lost while the engine of the exchange begins.
+
+    The engine has timeouts of its own.
+    """
     require_processes(backend, 3)
     require(framework_of(backend), _BEGINNING, "train in 3 processes")
     _assert_all_end(backend, tmp_path, number, lost, "meeting")
 
 
-@requirement("processes.start-again", section="13.6")
+@requirement("processes.start-again", section="13.6", source="PyTorch, torchrun")
 def test_a_launch_that_has_lost_a_process_goes_on_by_itself(backend, tmp_path):
+    """Start all processes again from the checkpoint, with ``--restarts``."""
     require_processes(backend, 2)
     program = tmp_path / "program.py"
     program.write_text(f"{PROGRAM}begin_again()")

@@ -1,5 +1,8 @@
 """D2L 13.6: several processes train one model, learn what one learns, and end together.
 
+Several processes are for speed. The numbers have to stay those of one process, and all processes
+have to end together.
+
 Two processes on this machine start as ``d2ldev launch`` starts them, and train one model after the
 other. Their parameters are compared with those that this process learns alone.
 """
@@ -38,6 +41,7 @@ from d2ldev_conformance.suite.parallel.launching import command, require_process
 from d2ldev_conformance.suite.training.test_stopping import AfterStep, HookError, RaisingAfterStep
 
 SECTION = "13.6"
+SOURCE = "contract, Several processes"
 EPOCHS = 3
 TIMEOUT = 5
 SOON = TIMEOUT + 20
@@ -373,26 +377,38 @@ def runs(backend, num_gpus, tmp_path_factory):
     return found
 
 
-@requirement("processes.learn-what-one-learns", section=SECTION)
+@requirement("processes.learn-what-one-learns", section=SECTION, source="D2L")
 @pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "shuffled"])
 def test_two_processes_learn_and_measure_like_one_process(runs, case):
+    """Train and measure in two processes what one process does."""
     assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
 @requirement("processes.read-their-part-only", section=SECTION)
 def test_processes_that_read_their_shard_only_learn_the_same(runs):
+    """Train the same if each process reads its own part of the data.
+
+    Data of a cluster is too large to be read by all.
+    """
     assert_same_run(runs.together("sharded"), runs.alone(is_shuffled=True))
 
 
-@requirement("processes.split-sequences", section=SECTION)
+@requirement(
+    "processes.split-sequences", section=SECTION, source="contract, What of a batch is split"
+)
 @pytest.mark.parametrize("case", LISTED)
 def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, runs, case):
+    """Split lists of a batch over processes, and share ``Broadcast`` values."""
     require(framework_of(backend), _LISTS, "split a list over 2 processes")
     assert_same_run(runs.together(case), runs.alone(**LISTED[case]))
 
 
 @requirement("processes.change-the-parameters", section=SECTION)
 def test_two_processes_learn(runs):
+    """Reduce the loss in two processes.
+
+    Two models that both stay as they are agree, too.
+    """
     history = runs.together("adam")[1]
     assert history["loss"][-1] < history["loss"][0]
 
@@ -400,6 +416,10 @@ def test_two_processes_learn(runs):
 @requirement("processes.end-with-the-same", section=SECTION)
 @pytest.mark.parametrize("case", CASES)
 def test_all_processes_have_the_same_parameters_and_history(runs, case):
+    """End with the same parameters and history in all processes, bit for bit.
+
+    Models that drift apart spoil the next run.
+    """
     (values, history), (other_values, other_history) = (runs.together(case, i) for i in (0, 1))
     assert history == other_history
     for name, value in values.items():
@@ -408,55 +428,95 @@ def test_all_processes_have_the_same_parameters_and_history(runs, case):
 
 @requirement("processes.begin-with-the-first", section=SECTION)
 def test_all_processes_begin_with_the_model_of_the_first(runs):
+    """Begin in all processes with the model of the first.
+
+    Each process may have another seed.
+    """
     assert_same_run(runs.together("seeded"), runs.alone())
 
 
 @requirement("processes.shuffle-as-the-first", section=SECTION)
 @pytest.mark.parametrize("case", ["shuffled by rank", "sharded by rank"])
 def test_all_processes_read_in_the_order_of_the_first(runs, case):
+    """Read in all processes in the order of the first.
+
+    Orders of their own would repeat and lose examples.
+    """
     assert_same_run(runs.together(case), runs.alone(is_shuffled=True))
 
 
-@requirement("processes.clip-the-whole-gradient", section=SECTION)
+@requirement(
+    "processes.clip-the-whole-gradient", section=SECTION, source="PyTorch, clip_grad_norm_"
+)
 def test_the_gradient_of_the_whole_batch_is_clipped(runs):
+    """Clip in processes the gradient of the whole batch.
+
+    No process knows the whole gradient before the exchange.
+    """
     assert_same_run(runs.together("clipped"), runs.alone(**CASES["clipped"]))
 
 
-@requirement("processes.accumulate", section=SECTION)
+@requirement("processes.accumulate", section=SECTION, source="contract, Training")
 def test_gradients_of_several_batches_make_a_step(runs):
+    """Make a step from several batches in processes as in one."""
     assert_same_run(runs.together("accumulated"), runs.alone(**CASES["accumulated"]))
 
 
 @requirement("processes.take-small-batches", section=SECTION)
 def test_a_batch_may_have_fewer_examples_than_there_are_processes(runs):
+    """Train on a batch with fewer examples than processes.
+
+    A process without an example still takes part in the exchange.
+    """
     assert_same_run(runs.together("small"), runs.alone(**CASES["small"]))
 
 
 @requirement("processes.weigh-the-whole-batch", section=SECTION)
 @pytest.mark.parametrize("case", ["weighted", "half weighted", "unweighted"])
 def test_weights_are_those_of_the_whole_batch(runs, case):
+    """Weigh examples within the whole batch, and not within each process.
+
+    One process may have no weight at all.
+    """
     assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
-@requirement("processes.leave-out-labels", section=SECTION)
+@requirement("processes.leave-out-labels", section=SECTION, source="contract, Labels")
 def test_the_mean_is_over_the_labels_of_the_whole_batch(runs):
+    """Take the mean over the labels that count in all processes.
+
+    One process may have no label that counts.
+    """
     case = "without some labels"
     assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
-@requirement("processes.resume-with-another-number", section=SECTION)
+@requirement(
+    "processes.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
+)
 def test_two_processes_go_on_with_the_run_of_one(runs):
+    """Continue in two processes the run of one."""
     assert_same_run(runs.together("resumed"), runs.alone(optimizer="adam"))
 
 
-@requirement("processes.resume-with-another-number", section=SECTION)
+@requirement(
+    "processes.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
+)
 def test_one_process_goes_on_with_the_run_of_two(runs):
+    """Continue in one process the run of two.
+
+    A checkpoint of a cluster is looked at on a laptop.
+    """
     resumed = runs.alone(optimizer="adam", checkpoint="begun", resume=True)
     assert_same_run(resumed, runs.alone(optimizer="adam"))
 
 
 @requirement("processes.share-the-parameters", section=SECTION)
 def test_processes_with_sharded_parameters_learn_like_one_process(backend, runs):
+    """Train with sharded parameters what one process trains, and save whole ones.
+
+    Its file must not depend on the number of processes.
+    """
     require(framework_of(backend), _SHARING, "train with shard='parameters'", "leave shard out")
     options = {name: value for name, value in SHARED["shared"].items() if name != "checkpoint"}
     alone = runs.alone(**options)
@@ -470,6 +530,10 @@ def test_processes_with_sharded_parameters_learn_like_one_process(backend, runs)
 
 @requirement("processes.stop-together", section=SECTION)
 def test_processes_stop_after_the_step_that_all_of_them_name(runs):
+    """Stop processes after the step that all of them name.
+
+    One that goes on would wait for ever.
+    """
     alone = runs.alone(stopping=[0], at=4)
     assert [len(column) for column in alone[1].values()] == [1, 1]
     assert_same_run(runs.together("stopped"), alone)
@@ -477,14 +541,19 @@ def test_processes_stop_after_the_step_that_all_of_them_name(runs):
 
 @requirement("processes.stop-together", section=SECTION)
 def test_processes_stop_together_where_one_of_them_stops(runs):
+    """Stop all processes together if one of them stops.
+
+    A callback may see one process only.
+    """
     stopped = runs.together("stopped by one")
     assert_same_run(stopped, runs.together("stopped by one", rank=1))
     # The other one may have begun the next step, with which an epoch ends.
     assert {len(column) for column in stopped[1].values()} in ({1}, {2})
 
 
-@requirement("processes.stop-together", section=SECTION)
+@requirement("processes.stop-together", section=SECTION, source="Keras, EarlyStopping")
 def test_processes_that_no_longer_improve_end_after_one_epoch(runs):
+    """End all processes after the same epoch without an improvement."""
     for rank in (0, 1):
         history = runs.together("stopped early", rank)[1]
         assert [len(column) for column in history.values()] == [3, 3]
@@ -512,12 +581,20 @@ def failed(backend, num_gpus, tmp_path_factory):
 @requirement("processes.leave-what-was-learned", section=SECTION)
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_one_callback_keeps_the_parameters_of_all_processes(failed, failing):
+    """Keep the trained parameters in all processes after an error in one.
+
+    The others learn of the error only in the exchange.
+    """
     _check_failed(failed, None, failing)
 
 
 @requirement("processes.leave-what-was-shared", section=SECTION)
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_a_callback_of_one_leaves_whole_models_in_all(backend, failed, failing):
+    """Keep whole parameters in all processes after an error, if they are sharded.
+
+    A shard alone is of no use.
+    """
     require(framework_of(backend), _SHARING, "train with shard='parameters'", "leave shard out")
     _check_failed(failed, "parameters", failing)
 
@@ -537,6 +614,10 @@ def _check_failed(failed, shard, failing):
 @requirement("processes.say-who-shares-a-gpu", section=SECTION)
 @pytest.mark.needs_gpus(1)
 def test_all_processes_say_which_of_them_share_a_gpu(runs):
+    """Tell all processes which of them share a GPU, if their library forbids it.
+
+    NCCL itself waits, or fails without a name.
+    """
     texts = [(runs.folder / f"one-gpu-{rank}.txt").read_text() for rank in (0, 1)]
     assert texts[0] == texts[1]
     for rank in (0, 1):
@@ -560,6 +641,10 @@ def beside_a_gpu(backend, tmp_path_factory):
 @requirement("processes.train-on-the-cpu-beside-a-gpu", section=SECTION)
 @pytest.mark.needs_real_gpu
 def test_two_processes_train_on_the_cpu_of_a_machine_with_a_gpu(beside_a_gpu):
+    """Train in processes on the CPU of a machine with a GPU.
+
+    A library for GPUs must not be chosen for the CPU.
+    """
     assert (beside_a_gpu.folder / "cpu-1.json").exists(), beside_a_gpu.ended.stderr
     assert_same_run(beside_a_gpu.together("cpu"), beside_a_gpu.alone())
     assert_same_run(beside_a_gpu.together("cpu", rank=1), beside_a_gpu.alone())
@@ -568,6 +653,10 @@ def test_two_processes_train_on_the_cpu_of_a_machine_with_a_gpu(beside_a_gpu):
 @requirement("processes.share-a-real-gpu-or-say-so", section=SECTION)
 @pytest.mark.needs_real_gpu
 def test_two_processes_train_on_one_real_gpu_or_both_say_who_shares_it(beside_a_gpu):
+    """Train in two processes on one real GPU, or say in both who shares it.
+
+    Only a card shows what its library allows.
+    """
     paths = [beside_a_gpu.folder / f"gpu-{rank}.txt" for rank in (0, 1)]
     assert all(path.exists() for path in paths), beside_a_gpu.ended.stderr
     texts = [path.read_text() for path in paths]
@@ -604,6 +693,10 @@ def lost(backend, num_gpus, tmp_path_factory):
 @requirement("processes.end-with-a-lost-one", section=SECTION)
 @pytest.mark.parametrize(("how", "status"), [("killed", 137), ("stopped", 1)])
 def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, lost, how, status):
+    """End a run whose process is lost, keep its file, and resume from it.
+
+    A job that hangs costs all of its machines.
+    """
     options = {**OPTIONS_OF_LOST, "num_gpus": num_gpus}
     folder, temporary, done, seconds = lost[how]
     assert done.returncode == status, done.stderr
@@ -625,6 +718,10 @@ def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, lost, h
 def test_processes_that_read_different_batches_are_refused(
     backend, num_gpus, tmp_path, examples, others
 ):
+    """Refuse processes that read other batches, in all of them.
+
+    They would wait for each other at the end.
+    """
     case = {"num_gpus": num_gpus, "examples": examples, "other_examples": others}
     done, seconds = _launch(backend, tmp_path, {"different": case})
     assert done.returncode == 1, done.stderr

@@ -1,4 +1,7 @@
-"""D2L 13.6: several GPUs train one model, and learn what one of them learns."""
+"""D2L 13.6: several GPUs train one model, and learn what one of them learns.
+
+More GPUs are for speed. The numbers of a training have to stay those of one GPU, to rounding.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from d2ldev_conformance.suite.training.test_stopping import (
 )
 
 SECTION = "13.6"
+SOURCE = "D2L"
 
 pytestmark = [pytest.mark.needs_gpus(2), pytest.mark.usefixtures("copied_processes")]
 
@@ -52,6 +56,7 @@ def _fit(
 @requirement("several.learn-what-one-learns", section=SECTION)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_two_gpus_learn_like_one_gpu(backend, optimizer):
+    """Train on two GPUs the parameters and the history of one."""
     options = {"optimizer": optimizer, "lr": 0.02, "val_data": _data(7, 3)}
     assert_same_run(_fit(backend, 2, **options), _fit(backend, 1, **options))
 
@@ -65,23 +70,36 @@ def test_two_gpus_learn_like_one_gpu(backend, optimizer):
     ],
 )
 def test_three_and_four_gpus_learn_like_one_gpu(backend, number, optimizer):
+    """Train on three and four GPUs the parameters of one, with clipped gradients.
+
+    Three GPUs never share a batch evenly.
+    """
     options = {"optimizer": optimizer, "lr": 0.02, "clip": 0.1}
     assert_same_run(_fit(backend, number, **options), _fit(backend, 1, **options))
 
 
 @requirement("several.change-the-parameters", section=SECTION)
 def test_two_gpus_learn(backend):
+    """Reduce the loss on two GPUs.
+
+    Two models that both stay as they are agree, too.
+    """
     history = _fit(backend, 2, optimizer="adam")[1]
     assert history["loss"][-1] < history["loss"][0]
 
 
-@requirement("several.clip-the-whole-gradient", section=SECTION)
+@requirement("several.clip-the-whole-gradient", section=SECTION, source="PyTorch, clip_grad_norm_")
 def test_the_gradient_of_the_whole_batch_is_clipped(backend):
+    """Clip the gradient of the whole batch.
+
+    The norms of the parts are not the norm of the sum.
+    """
     assert_same_run(_fit(backend, 2, clip=0.05), _fit(backend, 1, clip=0.05))
 
 
-@requirement("several.accumulate", section=SECTION)
+@requirement("several.accumulate", section=SECTION, source="contract, Training")
 def test_gradients_of_several_batches_make_a_step(backend):
+    """Make a step from several batches on two GPUs as on one."""
     assert_same_run(
         _fit(backend, 2, accumulate_grad_batches=3, clip=0.05),
         _fit(backend, 1, accumulate_grad_batches=3, clip=0.05),
@@ -90,24 +108,38 @@ def test_gradients_of_several_batches_make_a_step(backend):
 
 @requirement("several.take-small-batches", section=SECTION)
 def test_a_batch_may_have_fewer_examples_than_there_are_gpus(backend):
+    """Train on a batch with fewer examples than GPUs.
+
+    The last batch of an epoch may have one example.
+    """
     data = _data(6)  # the last one has one example
     assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
 
 
-@requirement("several.weigh-the-whole-batch", section=SECTION)
+@requirement("several.weigh-the-whole-batch", section=SECTION, source="contract, Several GPUs")
 @pytest.mark.parametrize(
     "weights",
     [[1, 3, 0.5, 2, 1], [0, 0, 0, 1, 2], [0, 0, 0, 0, 0]],
     ids=["all", "half", "none"],
 )
 def test_weights_are_those_of_the_whole_batch(backend, weights):
+    """Weigh examples within the whole batch, and not within each part.
+
+    A part may have no weight at all.
+    """
     (x, y), *_ = _data()
     data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
     assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
 
 
-@requirement("several.normalize-more-than-one-example", section=SECTION)
+@requirement(
+    "several.normalize-more-than-one-example", section=SECTION, source="contract, Several GPUs"
+)
 def test_no_gpu_normalizes_a_part_of_one_example(backend, normalized_network):
+    """Give no GPU a single example to normalize.
+
+    The variance of one example is 0.
+    """
     inputs = np.random.default_rng(0).normal(3, 2, (3, 4)).astype("float32")
     data, losses = [(inputs, np.array([0, 1, 0], "int32"))], []
     for number in (1, 2):
@@ -147,9 +179,15 @@ def _lists(examples=14, batch_size=5):
         yield {"x": x, "y": y}
 
 
-@requirement("several.split-sequences", section=SECTION)
+@requirement(
+    "several.split-sequences", section=SECTION, source="contract, What of a batch is split"
+)
 @pytest.mark.parametrize("accumulate_grad_batches", [1, 2])
 def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, accumulate_grad_batches):
+    """Split lists of a batch over GPUs, and share ``Broadcast`` values.
+
+    Targets come as lists, and class weights are for all.
+    """
     data = list(_lists())
     options = {
         "loss": _weigh,
@@ -161,13 +199,17 @@ def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, accumu
     assert_same_run(_fit(backend, 2, data, **options), _fit(backend, 1, data, **options))
 
 
-@requirement("several.leave-out-labels", section=SECTION)
+@requirement("several.leave-out-labels", section=SECTION, source="contract, Labels")
 @pytest.mark.parametrize(
     ("left_out", "weights"),
     [([0, 1, 3], None), ([0, 1, 3], [1, 3, 0.5, 2, 1]), ([3, 4], None), ([0, 1, 2, 3, 4], None)],
     ids=["some", "weighted", "of one GPU", "all"],
 )
 def test_the_mean_is_over_the_labels_of_the_whole_batch(backend, left_out, weights):
+    """Take the mean over the labels that count of the whole batch.
+
+    A part may have no label that counts.
+    """
     (x, y), *_ = _data()
     y[left_out] = -100
     data = [(x, y)]
@@ -176,16 +218,26 @@ def test_the_mean_is_over_the_labels_of_the_whole_batch(backend, left_out, weigh
     assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
 
 
-@requirement("several.leave-out-labels", section=SECTION)
+@requirement("several.leave-out-labels", section=SECTION, source="contract, Labels")
 def test_labels_on_a_gpu_are_left_out_as_those_on_the_host(backend):
+    """Leave out labels on a GPU as on the host.
+
+    Batches may be on the device already.
+    """
     (x, y), *_ = _data()
     y[[0, 1, 3]] = -100
     data = [(backend.asarray(x, device="gpu:0"), backend.asarray(y, device="gpu:0"))]
     assert_same_run(_fit(backend, 2, data), _fit(backend, 1, [(x, y)]))
 
 
-@requirement("several.leave-the-model-on-the-first", section=SECTION)
+@requirement(
+    "several.leave-the-model-on-the-first", section=SECTION, source="contract, Several GPUs"
+)
 def test_the_model_is_on_the_first_gpu_afterwards(backend):
+    """Leave the model on the first GPU after a run.
+
+    The next line uses it there.
+    """
     trainer = _fit(backend, 2)[2]
     assert trainer.gpus == [backend.gpu(0), backend.gpu(1)]
     assert set(backend.placement(trainer.model).values()) == {backend.gpu(0)}
@@ -210,9 +262,10 @@ class Watching:
         self.seen, self.losses = state["seen"], state["losses"]
 
 
-@requirement("several.stop", section=SECTION)
+@requirement("several.stop", section=SECTION, source="contract, Training")
 @pytest.mark.parametrize("last", [4, 5], ids=["within", "at the end"])
 def test_two_gpus_stop_after_the_step_or_the_epoch(backend, last):
+    """Stop two GPUs after the same step or epoch as one."""
     trainers = []
     for number in (2, 1):
         backend.seed(0)
@@ -225,7 +278,7 @@ def test_two_gpus_stop_after_the_step_or_the_epoch(backend, last):
     assert_same_run(two, one)
 
 
-@requirement("several.error-in-a-callback", section=SECTION)
+@requirement("several.error-in-a-callback", section=SECTION, source="contract, Training")
 @pytest.mark.parametrize(
     ("callback", "error"),
     [
@@ -236,6 +289,7 @@ def test_two_gpus_stop_after_the_step_or_the_epoch(backend, last):
     ids=["after a step", "StopIteration", "KeyboardInterrupt"],
 )
 def test_an_error_in_a_callback_keeps_the_parameters_of_two_gpus(backend, callback, error):
+    """Keep the parameters of two GPUs after an error in a callback."""
     found = []
     for number in (2, 1):
         backend.seed(0)
@@ -246,8 +300,12 @@ def test_an_error_in_a_callback_keeps_the_parameters_of_two_gpus(backend, callba
     assert_same_run(*found)
 
 
-@requirement("several.show-the-model-in-callbacks", section=SECTION)
+@requirement("several.show-the-model-in-callbacks", section=SECTION, source="contract, Callbacks")
 def test_a_callback_sees_the_model_as_it_is(backend):
+    """Show a callback the model as it is after the epoch.
+
+    A copy of the model may lag behind.
+    """
     backend.seed(0)
     trainer = Trainer(2, 2, backend=backend)
     watching = trainer.callbacks = Watching(trainer)
@@ -259,17 +317,27 @@ def test_a_callback_sees_the_model_as_it_is(backend):
     assert len(watching.losses) == 2 * len(_data())
 
 
-@requirement("several.resume-with-another-number", section=SECTION)
+@requirement(
+    "several.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
+)
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)], ids=["2-1", "1-2"])
 def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, after):
+    """Resume a run with another number of GPUs.
+
+    The next machine may have fewer cards.
+    """
     options = {"optimizer": "adam", "checkpoint": tmp_path / "run"}
     _fit(backend, before, epochs=1, **options)
     resumed = _fit(backend, after, epochs=3, resume=True, **options)
     assert_same_run(resumed, _fit(backend, 1, optimizer="adam"))
 
 
-@requirement("several.share-the-parameters", section=SECTION)
+@requirement("several.share-the-parameters", section=SECTION, source="contract, Several GPUs")
 def test_gpus_with_sharded_parameters_learn_like_one_gpu(backend, tmp_path):
+    """Train with sharded parameters what one GPU trains, and save whole ones.
+
+    A model that does not fit on one card has to be the same model.
+    """
     options = {"optimizer": "adam", "lr": 0.02, "val_data": _data(7, 3)}
     options |= {"accumulate_grad_batches": 2, "clip": 0.05, "epochs": 2}
     path = tmp_path / "run"
@@ -281,8 +349,13 @@ def test_gpus_with_sharded_parameters_learn_like_one_gpu(backend, tmp_path):
     assert_same_run(resumed, _fit(backend, 1, **options))
 
 
-@requirement("several.train-again", section=SECTION)
+@requirement("several.train-again", section=SECTION, source="contract, Training")
 def test_a_second_fit_continues_with_the_trained_parameters(backend):
+    """Continue in a second ``fit`` with the parameters of the first.
+
+    The copies on the other GPUs have to be renewed.
+    """
+
     def fit_twice(number):
         backend.seed(0)
         net = backend.mlp([3, 8, 3])
@@ -297,18 +370,28 @@ def test_a_second_fit_continues_with_the_trained_parameters(backend):
         np.testing.assert_allclose(value, alone[name], **ROUNDING)
 
 
-@requirement("several.predict-and-validate", section=SECTION)
+@requirement("several.predict-and-validate", section=SECTION, source="contract, Training")
 def test_a_trainer_of_several_gpus_validates_and_predicts(backend):
+    """Validate and predict with a trainer of several GPUs, in order.
+
+    Parts that come back in another order belong to other rows.
+    """
     _, history, trainer = _fit(backend, 2, epochs=1, val_data=_data(7, 3))
     found = trainer.validate(trainer.model, _data(7, 3), loss="cross_entropy", metrics=["accuracy"])
     assert found["loss"] == pytest.approx(history["val_loss"][0], rel=1e-5)
     assert [x.shape[0] for x in trainer.predict(trainer.model, _data(7, 3))] == [3, 3, 1]
 
 
-@requirement("several.hand-back-past-what-a-call-leaves", section=SECTION)
+@requirement(
+    "several.hand-back-past-what-a-call-leaves", section=SECTION, source="contract, Several GPUs"
+)
 def test_a_model_whose_call_leaves_a_tensor_gets_the_parameters_of_two_gpus(
     backend, attention_model
 ):
+    """Give a model its trained parameters back, whatever its calls have left.
+
+    The copies differ in by-products alone.
+    """
     x = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
     data = [(x, x.sum(1, keepdims=True))]
     backend.seed(0)

@@ -1,4 +1,8 @@
-"""D2L 13.5: a batch is split, and parameters are copied, by hand."""
+"""D2L 13.5: a batch is split, and parameters are copied, by hand.
+
+Each GPU computes with a part of the batch. A wrong split trains on other pairs of inputs and
+labels, without a sign.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,18 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, read_saved_values
 
 SECTION = "13.5"
+SOURCE = "contract, What of a batch is split"
 PAIR = ("gpu:0", "gpu:1")
 two_gpus = pytest.mark.needs_gpus(2)
 
 
-@requirement("split.gives-each-its-part", section=SECTION)
+@requirement("split.gives-each-its-part", section=SECTION, source="D2L")
 @pytest.mark.parametrize(
     ("length", "lengths"), [(4, [2, 2]), (5, [3, 2]), (1, [1, 0])], ids=["even", "odd", "one"]
 )
 @two_gpus
 def test_each_device_gets_its_shard_in_order(backend, length, lengths):
+    """Split a tensor over devices in order, the first ones a row longer."""
     data = np.arange(3 * length, dtype="float32").reshape(length, 3)
     shards = backend.split(backend.asarray(data, device="gpu:0"), PAIR)
     assert [str(backend.device_of(shard)) for shard in shards] == list(PAIR)
@@ -30,9 +36,10 @@ def test_each_device_gets_its_shard_in_order(backend, length, lengths):
     assert_same(np.concatenate([backend.to_numpy(shard) for shard in shards]), data)
 
 
-@requirement("split.takes-nestings", section=SECTION)
+@requirement("split.takes-nestings", section=SECTION, source="D2L")
 @two_gpus
 def test_tensors_and_numpy_arrays_in_a_nesting_are_split_together(backend):
+    """Split all tensors and arrays of a nesting together, and leave scalars whole."""
     batch = {
         "x": np.zeros((4, 2), "float32"),
         "rest": [backend.ones(4), backend.ones(()), "a", None],
@@ -55,6 +62,10 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
 @two_gpus
 def test_an_array_of_text_is_split_as_a_tensor(backend, text):
+    """Split arrays of text like tensors.
+
+    File names belong to their rows.
+    """
     shards = backend.split({"x": backend.ones(3), "text": text}, PAIR)
     assert [shard["text"].tolist() for shard in shards] == [text[:2].tolist(), text[2:].tolist()]
     with pytest.raises(UnsupportedValueError, match="text has 3"):
@@ -74,6 +85,11 @@ class Field(NamedTuple):
 )
 @two_gpus
 def test_a_sequence_with_an_item_for_each_example_is_split(backend, length, lengths):
+    """Split a sequence that has an item for each example.
+
+    Labels and boxes come as lists.
+    """
+
     def images(sizes):
         return [np.full((3, size + 1, 2), size, "float32") for size in sizes]
 
@@ -113,6 +129,10 @@ def test_a_sequence_with_an_item_for_each_example_is_split(backend, length, leng
 @requirement("split.counts-sequences", section=SECTION)
 @two_gpus
 def test_sequences_alone_say_how_many_examples_there_are(backend):
+    """Take the number of examples from sequences if there is no tensor.
+
+    Images of several sizes are in a list.
+    """
     images = [np.full((3, 2, 2), i, "float32") for i in range(4)]
     for (shard, labels), first in zip(
         backend.split((images, [0, 1, 2, 3]), PAIR), (0, 2), strict=True
@@ -125,6 +145,10 @@ def test_sequences_alone_say_how_many_examples_there_are(backend):
 @requirement("split.knows-fields", section=SECTION)
 @two_gpus
 def test_two_tensors_are_not_two_examples(backend):
+    """Read a pair of tensors as two fields, and not as two examples.
+
+    ``(x, y)`` is the most common batch of all.
+    """
     x, y = np.zeros((2, 2), "float32"), np.zeros(2, "float32")
     numbers = x.astype("int32")
     for batch in (
@@ -148,6 +172,10 @@ def test_two_tensors_are_not_two_examples(backend):
     ids=["list", "tuple", "names", "range", "set", "None", "tensor"],
 )
 def test_a_sequence_of_another_length_is_refused(backend, sequence):
+    """Refuse a sequence of another length, and name it.
+
+    Whether it is for all parts is the caller's decision.
+    """
     batch = {"x": backend.ones((4, 2)), "inner": {"odd": sequence}}
     with pytest.raises(UnsupportedValueError) as caught:
         backend.split(batch, ["cpu"])
@@ -159,6 +187,10 @@ def test_a_sequence_of_another_length_is_refused(backend, sequence):
 @requirement("split.refuses-what-may-be-either", section=SECTION)
 @pytest.mark.parametrize("case", ["images", "beside names", "all", "of any size", "boxes"])
 def test_a_list_that_may_be_fields_or_examples_is_refused(backend, case):
+    """Refuse a list that may be fields or examples.
+
+    A guess is wrong for half of the users.
+    """
     images = [np.ones((3, 5, 5), "float32") for _ in range(3)]
     # Three boxes in each of three images: there may be as many classes.
     boxes = [{"box": np.ones((3, 4), "float32"), "class": np.ones(3, "int32")} for _ in range(3)]
@@ -178,6 +210,10 @@ def test_a_list_that_may_be_fields_or_examples_is_refused(backend, case):
 @requirement("split.keeps-what-is-marked", section=SECTION)
 @two_gpus
 def test_broadcast_values_are_the_same_for_all_shards(backend):
+    """Give each part the whole value of a ``Broadcast``.
+
+    Class weights are the same for all rows.
+    """
     sizes, table = [16, 32, 64], np.arange(6, dtype="float32").reshape(3, 2)
     batch = (np.zeros((4, 2), "float32"), Broadcast({"sizes": sizes, "table": table}))
     for (x, marked), name in zip(backend.split(batch, PAIR), PAIR, strict=True):
@@ -189,6 +225,10 @@ def test_broadcast_values_are_the_same_for_all_shards(backend):
 
 @requirement("split.asks-for-one-length", section=SECTION)
 def test_tensors_of_two_lengths_are_refused(backend):
+    """Refuse tensors of two lengths, and name both.
+
+    Cutting off the rest loses examples.
+    """
     batch = {"x": backend.ones((4, 2)), "y": backend.ones(3)}
     with pytest.raises(UnsupportedValueError, match="x has 4, y has 3"):
         backend.split(batch, ["cpu"])
@@ -197,11 +237,15 @@ def test_tensors_of_two_lengths_are_refused(backend):
 @requirement("split.asks-for-examples", section=SECTION)
 @pytest.mark.parametrize("batch", [None, {}, 3.0], ids=["None", "empty", "number"])
 def test_a_batch_without_examples_is_refused(backend, batch):
+    """Refuse a batch without examples.
+
+    There is nothing to share.
+    """
     with pytest.raises(UnsupportedValueError, match="number of examples"):
         backend.split(batch, ["cpu"])
 
 
-@requirement("split.refuses-devices", section=SECTION)
+@requirement("split.refuses-devices", section=SECTION, source="contract, Several GPUs")
 @pytest.mark.parametrize(
     "devices",
     [[], "gpu:0", None, ["cpu", "cpu"], [object()]],
@@ -209,20 +253,29 @@ def test_a_batch_without_examples_is_refused(backend, batch):
 )
 @pytest.mark.parametrize("method", ["split", "replicate"])
 def test_an_invalid_list_of_devices_is_refused(backend, method, devices):
+    """Refuse an empty, repeated or invalid list of devices.
+
+    A device that is named twice would count its rows twice.
+    """
     with pytest.raises(InvalidDeviceError):
         getattr(backend, method)(backend.ones((2, 2)), devices)
 
 
-@requirement("split.needs-devices", section=SECTION)
+@requirement("split.needs-devices", section=SECTION, source="contract, Several GPUs")
 @pytest.mark.parametrize("method", ["split", "replicate"])
 def test_a_device_that_does_not_exist_is_refused(backend, missing, method):
+    """Refuse a list with a device that does not exist.
+
+    Fewer parts than asked for would be another program.
+    """
     with pytest.raises(DeviceUnavailableError):
         getattr(backend, method)(backend.ones((2, 2)), ["cpu", missing])
 
 
-@requirement("replicate.copies-parameters", section=SECTION)
+@requirement("replicate.copies-parameters", section=SECTION, source="D2L")
 @two_gpus
 def test_each_device_gets_parameters_of_its_own(backend):
+    """Give each device its own copy of parameters, with ties."""
     shared = backend.ones((2, 3), device="gpu:0")
     params = {"w1": shared, "tied": shared, "b1": backend.zeros(3, device="gpu:0")}
     for copy, name in zip(backend.replicate(params, PAIR), PAIR, strict=True):
@@ -233,9 +286,13 @@ def test_each_device_gets_parameters_of_its_own(backend):
     assert params["w1"] is shared
 
 
-@requirement("replicate.copies-models", section=SECTION)
+@requirement("replicate.copies-models", section=SECTION, source="D2L")
 @two_gpus
 def test_each_device_gets_a_model_of_its_own(backend):
+    """Give each device its own copy of a model, which trains apart.
+
+    Shared memory would add up updates of two devices.
+    """
     net = backend.place(backend.mlp([2, 3, 1]), "gpu:0")
     values = read_saved_values(backend, net)
     copies = backend.replicate(net, PAIR)

@@ -1,4 +1,7 @@
-"""D2L 13.6: processes on two machines train one model, and learn what one process learns."""
+"""D2L 13.6: processes on two machines train one model, and learn what one process learns.
+
+Two machines have no memory in common, and find each other by name.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,20 @@ from d2ldev_conformance.suite.data import assert_same_run
 from d2ldev_conformance.suite.parallel.launching import command, environment, require_processes
 from d2ldev_conformance.suite.parallel.test_processes import PROGRAM, read_learned, train
 
+SOURCE = "contract, Several processes"
+
 pytestmark = pytest.mark.nightly
 
 
 @requirement("processes.train-on-two-machines", section="13.6")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_two_machines_learn_like_one_process(backend, machines, tmp_path, processes):
-    """Call the first machine by its name, which is a loopback address on the machine itself."""
+    """Train in processes on two machines what one process trains.
+
+    An address of one machine may mean nothing on the other.
+
+    Call the first machine by its name, which is a loopback address on the machine itself.
+    """
     require_processes(backend, 2)
     options = {"optimizer": "adam", "gradient_clip_val": 0.05, "num_gpus": 0}
     path = tmp_path / "program.py"

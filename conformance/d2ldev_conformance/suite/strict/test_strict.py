@@ -1,4 +1,8 @@
-"""D2L 6.7.2.2: "do not simply add X and Y, since this will result in an exception". It does."""
+"""D2L 6.7.2.2: "do not simply add X and Y, since this will result in an exception". It does.
+
+The book says that mixing devices is an error. Virtual GPUs, and some frameworks, compute all the
+same, and the program fails only on hardware.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, outcome_of
 
 SECTION = "6.7.2.2"
+SOURCE = "contract, Mixing devices"
 
 OPERATIONS = {
     "add": lambda x, y: x + y,
@@ -49,8 +54,9 @@ def elsewhere(backend, route):
     return backend.full((2, 2), 3.0, device=source), backend.full((2, 2), 2.0, device=target)
 
 
-@requirement("strict.mixing-raises", section=SECTION)
+@requirement("strict.mixing-raises", section=SECTION, source="D2L")
 def test_an_operation_that_mixes_devices_raises(backend, elsewhere, operation):
+    """Raise ``DeviceMismatchError`` in an operation whose operands are on two devices."""
     x, y = elsewhere
     with pytest.raises(DeviceMismatchError), backend.strict():
         operation(x, y)
@@ -70,6 +76,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @requirement("strict.keeps-what-was-moved", section=SECTION)
 def test_a_native_tensor_moved_to_its_own_device_stays_there(backend, route, way):
+    """Refuse mixed operands also after a move to the tensor's own device.
+
+    JAX lets arrays without a device follow the other operand.
+    """
     here, elsewhere = route
     with backend.on(here):
         made = [make() for make in own_tensors(backend).values()]
@@ -85,6 +95,10 @@ def test_a_native_tensor_moved_to_its_own_device_stays_there(backend, route, way
 
 @requirement("strict.raises-at-the-operation", section=SECTION)
 def test_the_error_can_be_caught_inside_the_block(backend, elsewhere, operation):
+    """Raise at the operation itself, and compute the next one.
+
+    An error at the end of a block does not name the line.
+    """
     x, y = elsewhere
     with backend.strict():
         with pytest.raises(DeviceMismatchError):
@@ -95,6 +109,10 @@ def test_the_error_can_be_caught_inside_the_block(backend, elsewhere, operation)
 @requirement("strict.refused-in-place", section=SECTION)
 @pytest.mark.parametrize("name", ["iadd", "isub", "imul"])
 def test_an_operation_in_place_that_is_refused_changes_nothing(backend, elsewhere, name):
+    """Change nothing in a refused operation in place.
+
+    The caller may catch the error, and use the tensor.
+    """
     x, y = elsewhere
     before = backend.to_numpy(x)
     with pytest.raises(DeviceMismatchError), backend.strict():
@@ -102,9 +120,15 @@ def test_an_operation_in_place_that_is_refused_changes_nothing(backend, elsewher
     assert_same(backend.to_numpy(x), before)
 
 
-@requirement("strict.names-the-operation", section=SECTION)
+@requirement(
+    "strict.names-the-operation", section=SECTION, source="contract, Containers and errors"
+)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_error_names_the_operation(backend, elsewhere, name):
+    """Name the operation in the error.
+
+    A line may have five operations.
+    """
     x, y = elsewhere
     with pytest.raises(DeviceMismatchError) as caught, backend.strict():
         OPERATIONS[name](x, y)
@@ -112,8 +136,9 @@ def test_the_error_names_the_operation(backend, elsewhere, name):
     assert re.fullmatch(rf"(\w*[._])?({SPELLINGS[name]})(v\d+)?", attempted, re.IGNORECASE)
 
 
-@requirement("strict.names-the-devices", section=SECTION)
+@requirement("strict.names-the-devices", section=SECTION, source="contract, Containers and errors")
 def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewhere):
+    """Name the device of each operand in the error, and the line that fixes it."""
     x, y = elsewhere
     with pytest.raises(DeviceMismatchError) as caught, backend.strict():
         x + y
@@ -126,6 +151,10 @@ def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewh
 
 @requirement("strict.scalars-on-other-devices", section=SECTION)
 def test_numbers_are_not_operands(backend, place):
+    """Compute with Python's numbers on any device.
+
+    A number has no device.
+    """
     x = backend.full((2, 2), 3.0, device=place)
     with backend.strict():
         results = [x + 1, 2.0 * x, x**2, x > 1]
@@ -135,6 +164,10 @@ def test_numbers_are_not_operands(backend, place):
 
 @requirement("strict.agreeing-operands", section=SECTION)
 def test_operands_on_one_device_are_computed_with_there(backend, place, operation):
+    """Compute operands on one device there, with right values.
+
+    A check that disturbs right programs is switched off.
+    """
     x = backend.full((2, 2), 3.0, device=place)
     y = backend.full((2, 2), 2.0, device=place)
     with backend.strict():
@@ -146,6 +179,10 @@ def test_operands_on_one_device_are_computed_with_there(backend, place, operatio
 
 @requirement("strict.moving-is-no-mixing", section=SECTION)
 def test_moves_by_d2ldev_are_allowed_in_a_strict_block(backend, route):
+    """Allow ``to``, ``copy``, ``asarray`` and ``place`` in a block.
+
+    A move is how a mismatch is fixed.
+    """
     source, target = route
     with backend.strict():
         x = backend.rand((2, 2), seed=0, device=source)
@@ -162,6 +199,10 @@ def test_moves_by_d2ldev_are_allowed_in_a_strict_block(backend, route):
 
 @requirement("strict.creation", section=SECTION)
 def test_tensors_are_made_in_a_block(backend, place):
+    """Make tensors in a block on the given device.
+
+    Frameworks make some of them from parts on the CPU.
+    """
     with backend.strict():
         made = [
             backend.zeros(2, device=place),
@@ -176,8 +217,9 @@ def test_tensors_are_made_in_a_block(backend, place):
     assert [backend.device_of(x) for x in made] == [place] * len(made)
 
 
-@requirement("strict.models", section=SECTION)
+@requirement("strict.models", section=SECTION, source="D2L")
 def test_a_model_called_with_data_on_another_device_raises(backend, route):
+    """Raise in a model that is called with data on another device."""
     source, target = route
     net = backend.mlp([3, 4, 1], device=source)
     x = backend.ones((2, 3), device=target)
@@ -187,6 +229,10 @@ def test_a_model_called_with_data_on_another_device_raises(backend, route):
 
 @requirement("strict.ends", section=SECTION)
 def test_after_the_block_everything_is_as_it_was(backend, elsewhere, operation):
+    """Compute after a block as before it.
+
+    A test with a block must not change the next one.
+    """
     x, y = elsewhere
     before = outcome_of(backend, operation, x, y)
     with backend.strict(), backend.strict():
@@ -196,6 +242,10 @@ def test_after_the_block_everything_is_as_it_was(backend, elsewhere, operation):
 
 @requirement("strict.ends-under-exceptions", section=SECTION)
 def test_a_block_that_was_left_by_an_error_has_ended(backend, elsewhere):
+    """End a block that an error leaves.
+
+    In a notebook, the block would stay in force for all cells.
+    """
     x, y = elsewhere
     before = outcome_of(backend, OPERATIONS["add"], x, y)
     with pytest.raises(ZeroDivisionError), backend.strict():
@@ -207,6 +257,10 @@ def test_a_block_that_was_left_by_an_error_has_ended(backend, elsewhere):
 
 @requirement("strict.nests", section=SECTION)
 def test_after_an_inner_block_the_outer_one_is_in_force(backend, elsewhere):
+    """Keep the outer block in force after an inner one.
+
+    Functions with blocks call one another.
+    """
     x, y = elsewhere
     with pytest.raises(DeviceMismatchError), backend.strict():  # noqa: PT012  # a block in it
         with backend.strict():
@@ -217,6 +271,10 @@ def test_after_an_inner_block_the_outer_one_is_in_force(backend, elsewhere):
 @requirement("strict.other-errors-stay", section=SECTION)
 @pytest.mark.parametrize("error", [RuntimeError("two devices"), ValueError("device"), KeyError(0)])
 def test_an_error_about_something_else_is_left_alone(backend, error):
+    """Leave an error of another kind as it is, also if it speaks of devices.
+
+    An error that is replaced loses its cause.
+    """
     with backend.strict():  # an error of the block itself ends the test here
         pass
     with pytest.raises(type(error)) as caught, backend.strict():
@@ -226,6 +284,10 @@ def test_an_error_about_something_else_is_left_alone(backend, error):
 
 @requirement("strict.other-errors-of-operations-stay", section=SECTION)
 def test_errors_for_other_reasons_are_unchanged(backend, place):
+    """Leave the framework's error about shapes as it is.
+
+    Operands with two problems are rare, and shapes are the common one.
+    """
     x, y = backend.ones((2, 3), device=place), backend.ones((4, 5), device=place)
     with pytest.raises(Exception) as plain:  # noqa: PT011  # each framework has its own
         backend.to_numpy(x + y)

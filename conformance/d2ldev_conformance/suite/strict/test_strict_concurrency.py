@@ -1,4 +1,7 @@
-"""``strict()`` is in force where it was entered: threads, tasks; and it leaves nothing behind."""
+"""``strict()`` is in force where it was entered: threads, tasks; and it leaves nothing behind.
+
+A check that is installed for a block may reach other threads and tasks, and may stay after its end.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import outcome_of
 
 SECTION = "6.7.2.2"
+SOURCE = "contract, Blocks"
 
 
 def _add(x, y):
@@ -31,6 +35,7 @@ def elsewhere(backend, route):
 
 @requirement("strict.leaves-other-threads-alone", section=SECTION)
 def test_a_block_is_not_in_force_in_another_thread(backend, elsewhere):
+    """Apply a block in its own thread, and in no other."""
     x, y = elsewhere
     before = outcome_of(backend, _add, x, y)
     with backend.strict(), ThreadPoolExecutor(1) as pool:
@@ -40,6 +45,10 @@ def test_a_block_is_not_in_force_in_another_thread(backend, elsewhere):
 
 @requirement("strict.threads", section=SECTION)
 def test_blocks_of_threads_begin_and_end_in_any_order(backend, elsewhere):
+    """End blocks of threads in any order.
+
+    The thread that ends first must not switch the check off for the other.
+    """
     x, y = elsewhere
     before = outcome_of(backend, _add, x, y)
     both_in, one_out = threading.Barrier(2, timeout=60), threading.Event()
@@ -63,8 +72,9 @@ def test_blocks_of_threads_begin_and_end_in_any_order(backend, elsewhere):
         assert [outcome.result(60) for outcome in outcomes] == [before, before]
 
 
-@requirement("strict.tasks", section=SECTION)
+@requirement("strict.tasks", section=SECTION, source="PEP 567")
 def test_blocks_of_tasks_do_not_reach_each_other(backend, elsewhere):
+    """Apply a block in its own asyncio task, and in no other."""
     x, y = elsewhere
     before = outcome_of(backend, _add, x, y)
 
@@ -95,6 +105,7 @@ def test_blocks_of_tasks_do_not_reach_each_other(backend, elsewhere):
 
 @requirement("strict.generators", section=SECTION)
 def test_a_block_in_a_generator_may_end_after_a_later_one(backend, elsewhere):
+    """Keep a block in force when an earlier block of a generator ends."""
     x, y = elsewhere
     before = outcome_of(backend, _add, x, y)
 
@@ -115,6 +126,10 @@ def test_a_block_in_a_generator_may_end_after_a_later_one(backend, elsewhere):
 @requirement("strict.leaves-nothing-patched", section=SECTION)
 @pytest.mark.parametrize("error", [None, ZeroDivisionError], ids=["", "error"])
 def test_every_function_of_every_module_is_the_one_it_was(backend, error):
+    """Leave each function of each module as it was after a block.
+
+    A replaced function slows down the whole process, and breaks other libraries.
+    """
     backend.ones(2) + backend.ones(2)
     before = functions_of_modules(sys.modules)
     with contextlib.suppress(ZeroDivisionError), backend.strict(), backend.strict():

@@ -1,5 +1,8 @@
 """D2L 6.7.2.2, "Copying", for whole batches: nestings of tensors move as one.
 
+Data loaders return tensors in containers of all kinds. A batch has to arrive as it was, with each
+of its tensors on the device.
+
 Every test that takes ``transfer`` runs with ``copy`` on each device, and with ``to`` wherever there
 is another device. Every test that takes ``take`` runs with all that take a batch of data: ``to``,
 ``prefetch`` and ``Trainer``.
@@ -23,6 +26,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, room_for
 
 SECTION = "6.7.2.2"
+SOURCE = "contract, Containers and errors"
 
 
 class Pair(NamedTuple):
@@ -130,8 +134,9 @@ def transfer(request, backend):
     return Transfer()
 
 
-@requirement("containers.dict", section=SECTION)
+@requirement("containers.dict", section=SECTION, source="JAX, pytrees")
 def test_a_dict_stays_a_dict_in_its_order(transfer):
+    """Move a dict as a dict, in its order."""
     moved = transfer.of({"b": transfer.tensor(1.0), "a": transfer.tensor(2.0), 3: None})
     assert type(moved) is dict
     assert list(moved) == ["b", "a", 3]
@@ -139,17 +144,22 @@ def test_a_dict_stays_a_dict_in_its_order(transfer):
     transfer.check(moved["a"], 2.0)
 
 
-@requirement("containers.list-and-tuple", section=SECTION)
+@requirement("containers.list-and-tuple", section=SECTION, source="JAX, pytrees")
 @pytest.mark.parametrize("cls", [list, tuple])
 def test_a_list_stays_a_list_and_a_tuple_a_tuple(transfer, cls):
+    """Move a list as a list, and a tuple as a tuple."""
     moved = transfer.of(cls([transfer.tensor(1.0), transfer.tensor(2.0)]))
     assert type(moved) is cls
     transfer.check(moved[0], 1.0)
     transfer.check(moved[1], 2.0)
 
 
-@requirement("containers.namedtuple", section=SECTION)
+@requirement("containers.namedtuple", section=SECTION, source="JAX, pytrees")
 def test_a_namedtuple_stays_one(transfer):
+    """Move a namedtuple as its own class.
+
+    Code reads its fields by name.
+    """
     moved = transfer.of(Pair(transfer.tensor(), 5))
     assert type(moved) is Pair
     transfer.check(moved.x)
@@ -158,6 +168,7 @@ def test_a_namedtuple_stays_one(transfer):
 
 @requirement("containers.frozen-dataclass", section=SECTION)
 def test_a_frozen_dataclass_stays_one(transfer):
+    """Move a frozen dataclass, which cannot be assigned to."""
     moved = transfer.of(Frozen(transfer.tensor(), "cat"))
     assert type(moved) is Frozen
     transfer.check(moved.x)
@@ -166,6 +177,10 @@ def test_a_frozen_dataclass_stays_one(transfer):
 
 @requirement("containers.no-constructor-runs", section=SECTION)
 def test_a_dataclass_is_not_initialised_again(transfer):
+    """Move a dataclass without running its ``__post_init__`` again.
+
+    A constructor counts, checks, or opens files.
+    """
     moved = transfer.of(Counted(transfer.tensor()))
     transfer.check(moved.x)
     assert moved.made == 1
@@ -173,6 +188,7 @@ def test_a_dataclass_is_not_initialised_again(transfer):
 
 @requirement("containers.defaultdict", section=SECTION)
 def test_a_defaultdict_keeps_its_factory(transfer):
+    """Keep the factory of a ``defaultdict`` in a move."""
     batch = collections.defaultdict(list, x=transfer.tensor())
     moved = transfer.of(batch)
     assert type(moved) is collections.defaultdict
@@ -183,6 +199,10 @@ def test_a_defaultdict_keeps_its_factory(transfer):
 
 @requirement("containers.ordereddict", section=SECTION)
 def test_an_ordereddict_keeps_its_order(transfer):
+    """Keep the order of an ``OrderedDict`` in a move.
+
+    JAX sorts the keys of a dict, but not of this class.
+    """
     batch = collections.OrderedDict(z=transfer.tensor(), a=transfer.tensor())
     batch.move_to_end("z")
     moved = transfer.of(batch)
@@ -193,6 +213,7 @@ def test_an_ordereddict_keeps_its_order(transfer):
 
 @requirement("containers.deque", section=SECTION)
 def test_a_deque_keeps_its_maximal_length(transfer):
+    """Keep the maximal length of a ``deque`` in a move."""
     moved = transfer.of(collections.deque([transfer.tensor(), 1], maxlen=3))
     assert type(moved) is collections.deque
     assert moved.maxlen == 3
@@ -201,6 +222,10 @@ def test_a_deque_keeps_its_maximal_length(transfer):
 
 @requirement("containers.subclass-attributes", section=SECTION)
 def test_a_subclass_keeps_its_attributes(transfer):
+    """Keep class and attributes of a subclass of ``dict`` in a move.
+
+    Libraries return such batches, with settings in attributes.
+    """
     batch = Tagged(x=transfer.tensor())
     batch.tag = "train"
     moved = transfer.of(batch)
@@ -212,6 +237,10 @@ def test_a_subclass_keeps_its_attributes(transfer):
 @requirement("containers.attributes-move", section=SECTION)
 @pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=list(WITH_ATTRIBUTES))
 def test_attributes_beside_fields_and_items_move_with_them(transfer, make):
+    """Move tensors in attributes of a container along with its items.
+
+    A mask in an attribute would stay on the CPU.
+    """
     x = transfer.tensor()
     batch = _with_attributes(make(x), x)
     moved = transfer.of(batch)
@@ -225,6 +254,10 @@ def test_attributes_beside_fields_and_items_move_with_them(transfer, make):
 @requirement("containers.attributes-noop", section=SECTION)
 @pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=list(WITH_ATTRIBUTES))
 def test_a_container_with_attributes_already_on_the_device_is_returned_itself(backend, place, make):
+    """Return a container with attributes itself if all of it is on the device.
+
+    A walk through attributes must not count as a change.
+    """
     x = backend.ones(2, device=place)
     batch = _with_attributes(make(x), x)
     assert backend.to(batch, place) is batch
@@ -232,13 +265,15 @@ def test_a_container_with_attributes_already_on_the_device_is_returned_itself(ba
 
 @requirement("containers.mapping-proxy", section=SECTION)
 def test_a_read_only_mapping_stays_one(transfer):
+    """Move a read-only mapping as a read-only mapping."""
     moved = transfer.of(types.MappingProxyType({"x": transfer.tensor()}))
     assert type(moved) is types.MappingProxyType
     transfer.check(moved["x"])
 
 
-@requirement("containers.nested", section=SECTION)
+@requirement("containers.nested", section=SECTION, source="JAX, pytrees")
 def test_nestings_move_at_every_depth(transfer):
+    """Move tensors at each depth of a nesting."""
     moved = transfer.of({"a": [Pair((transfer.tensor(),), {"b": transfer.tensor(2.0)})]})
     transfer.check(moved["a"][0].x[0])
     transfer.check(moved["a"][0].y["b"], 2.0)
@@ -247,12 +282,20 @@ def test_nestings_move_at_every_depth(transfer):
 @requirement("containers.empty", section=SECTION)
 @pytest.mark.parametrize("empty", [{}, [], (), None, {"a": []}, [()]], ids=repr)
 def test_an_object_without_tensors_is_returned_itself(transfer, empty):
+    """Return a container without tensors itself.
+
+    There is nothing to rebuild.
+    """
     assert transfer.of(empty) is empty
 
 
 @requirement("containers.plain-values", section=SECTION)
 @pytest.mark.parametrize("value", [None, 1, 1.5, 1j, True, "x", b"x", np.float32(1), np.bool_(1)])
 def test_plain_values_pass_through(transfer, value):
+    """Leave numbers, texts and None in a batch as the same objects.
+
+    File names and scales travel beside tensors.
+    """
     moved = transfer.of([transfer.tensor(), value])
     assert moved[1] is value
     transfer.check(moved[0])
@@ -260,6 +303,10 @@ def test_plain_values_pass_through(transfer, value):
 
 @requirement("containers.tied-tensors", section=SECTION)
 def test_tied_tensors_stay_tied(transfer):
+    """Keep one tensor in two places as one tensor.
+
+    Two copies cost twice the memory, and drift apart when written to.
+    """
     x = transfer.tensor()
     moved = transfer.of({"a": x, "b": [x], "c": transfer.tensor()})
     assert moved["a"] is moved["b"][0]
@@ -269,6 +316,10 @@ def test_tied_tensors_stay_tied(transfer):
 
 @requirement("containers.tied-containers", section=SECTION)
 def test_a_list_in_two_places_stays_one_list(transfer):
+    """Keep one list in two places as one list.
+
+    A write through one name shows under the other.
+    """
     shared = [transfer.tensor()]
     moved = transfer.of((shared, {"again": shared}))
     assert moved[0] is moved[1]["again"]
@@ -277,6 +328,10 @@ def test_a_list_in_two_places_stays_one_list(transfer):
 
 @requirement("containers.input-unchanged", section=SECTION)
 def test_the_callers_containers_are_not_changed(transfer):
+    """Leave the caller's containers as they were.
+
+    The loader may yield the same object again.
+    """
     x = transfer.tensor()
     inner = [x]
     batch = {"x": x, "inner": inner}
@@ -289,6 +344,10 @@ def test_the_callers_containers_are_not_changed(transfer):
 
 @requirement("containers.noop-returns-same-object", section=SECTION)
 def test_a_container_already_on_the_device_is_returned_itself(backend, place):
+    """Return a container itself if all of its tensors are on the device.
+
+    A step without moves has no cost of copies.
+    """
     x = backend.ones(1, device=place)
     for batch in ({"x": x, "y": [x, x]}, [x], (x, (x, None)), Pair(x, 1), Frozen(x, "a")):
         assert backend.to(batch, place) is batch
@@ -296,6 +355,10 @@ def test_a_container_already_on_the_device_is_returned_itself(backend, place):
 
 @requirement("containers.noop-inside", section=SECTION)
 def test_only_containers_with_tensors_that_move_are_rebuilt(backend, route):
+    """Rebuild only those containers in which a tensor moves.
+
+    Large parts of a batch may be on the device for the whole run.
+    """
     source, target = route
     there = [backend.ones(1, device=target)]
     moved = backend.to({"there": there, "here": backend.ones(1, device=source)}, target)
@@ -303,8 +366,12 @@ def test_only_containers_with_tensors_that_move_are_rebuilt(backend, route):
     assert backend.device_of(moved["here"]) is target
 
 
-@requirement("containers.registered", section=SECTION)
+@requirement("containers.registered", section=SECTION, source="JAX, pytrees")
 def test_a_registered_container_moves(transfer):
+    """Move a class that the user has registered, by its functions.
+
+    Only its author knows its children.
+    """
     d2ldev.register_container(Batch, lambda b: [b.x], lambda old, new: Batch(new[0], old.path))
     moved = transfer.of({"batch": Batch(transfer.tensor(), "a.png")})
     transfer.check(moved["batch"].x)
@@ -313,6 +380,10 @@ def test_a_registered_container_moves(transfer):
 
 @requirement("containers.walked-once", section=SECTION)
 def test_a_batch_is_taken_apart_once(backend, route):
+    """Take a batch apart once in ``to``, and once in ``prefetch``.
+
+    A walk in Python costs time in each step.
+    """
     source, target = route
     walks = []
     children = lambda batch: walks.append(batch) or [batch.x]  # noqa: E731
@@ -328,6 +399,10 @@ def test_a_batch_is_taken_apart_once(backend, route):
 
 @requirement("containers.unknown-object-is-named", section=SECTION)
 def test_an_unknown_object_is_refused_by_name(transfer):
+    """Refuse an unknown object in a batch, and name its path.
+
+    An object that passes through would stay on the wrong device.
+    """
     with pytest.raises(UnsupportedValueError) as caught:
         transfer.of({"x": transfer.tensor(), "meta": [1, open]})
     assert "meta.1" in str(caught.value)
@@ -336,6 +411,10 @@ def test_an_unknown_object_is_refused_by_name(transfer):
 
 @requirement("containers.cycles-are-refused", section=SECTION)
 def test_a_container_that_contains_itself_is_refused(transfer):
+    """Refuse a container that contains itself.
+
+    The walk would never end.
+    """
     batch = {"x": transfer.tensor(), "more": []}
     batch["more"].append(batch)
     with pytest.raises(UnsupportedValueError, match="contains itself"):
@@ -344,6 +423,10 @@ def test_a_container_that_contains_itself_is_refused(transfer):
 
 @requirement("containers.too-deep-is-refused", section=SECTION)
 def test_a_nesting_that_is_too_deep_is_refused(transfer):
+    """Refuse a nesting that is too deep for Python.
+
+    Python's own limit may end the process.
+    """
     batch = [transfer.tensor()]
     for _ in range(100_000):
         batch = [batch]
@@ -353,6 +436,10 @@ def test_a_nesting_that_is_too_deep_is_refused(transfer):
 
 @requirement("containers.missing-device", section=SECTION)
 def test_a_missing_device_leaves_a_batch_alone(backend, place, missing):
+    """Leave a batch alone if the device does not exist.
+
+    The caller can try another device with the same batch.
+    """
     x = backend.ones(1, device=place)
     batch = {"x": x, "y": [x]}
     with pytest.raises(DeviceUnavailableError):
@@ -363,6 +450,10 @@ def test_a_missing_device_leaves_a_batch_alone(backend, place, missing):
 
 @requirement("containers.all-or-nothing", section=SECTION)
 def test_a_failure_halfway_leaves_a_batch_alone(backend, transfer, monkeypatch):
+    """Leave a batch alone if a copy fails halfway.
+
+    A half-moved batch fails later, far from the cause.
+    """
     batch = {"x": transfer.tensor(1.0), "y": [transfer.tensor(2.0), transfer.tensor(3.0)]}
     before = [batch["x"], *batch["y"]]
     tensors = framework_of(backend).tensors
@@ -397,6 +488,10 @@ def _check(backend, place, x, array):
 
 @requirement("containers.arrays-become-tensors", section=SECTION)
 def test_arrays_become_tensors_beside_tensors(backend, place, take):
+    """Turn NumPy arrays in a batch into tensors on the device.
+
+    Data loaders of NumPy need no step of conversion.
+    """
     array, integers = np.full((2, 3), 1.5, "float32"), np.arange(4, dtype="int32")
     there = backend.ones(2, device=place)
     taken = take({"a": [array, (integers, None)], "there": there, "n": 3})
@@ -408,6 +503,10 @@ def test_arrays_become_tensors_beside_tensors(backend, place, take):
 
 @requirement("containers.arrays-become-tensors", section=SECTION)
 def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
+    """Turn a single NumPy array into a tensor with memory of its own.
+
+    The loader may fill its array again.
+    """
     array = np.arange(3, dtype="float32")
     taken = take(array)
     _check(backend, place, taken, array)
@@ -432,6 +531,10 @@ def moving(backend):
 
 @requirement("containers.objects-that-move", section=SECTION)
 def test_an_object_that_moves_by_itself_is_moved(backend, place, take, moving):
+    """Move an object by the method that the framework's users have agreed on.
+
+    A graph of PyTorch Geometric is not a container, and has a ``to``.
+    """
     obj = moving("cpu")
     taken = take({"a": [obj, np.zeros(2, "float32")]})
     assert type(taken["a"][0]) is type(obj)
@@ -442,12 +545,17 @@ def test_an_object_that_moves_by_itself_is_moved(backend, place, take, moving):
 
 @requirement("containers.objects-that-move", section=SECTION)
 def test_an_object_that_returns_itself_from_to_stays(backend, place, moving):
+    """Return an object itself if its own method says that it is there.
+
+    An object that stays causes no new batch.
+    """
     batch = [moving(place), None]
     assert backend.to(batch, place) is batch
 
 
-@requirement("containers.slide-prepare-batch", section=SECTION)
+@requirement("containers.slide-prepare-batch", section=SECTION, source="D2L")
 def test_the_slides_prepare_batch_takes_batches_of_an_array_loader(backend, place):
+    """Take the batches of an ``ArrayLoader`` in the book's ``prepare_batch``."""
     gpus = [backend.native(place)]
     x, y = np.arange(8, dtype="float32").reshape(4, 2), np.arange(4, dtype="int32")
     batches = [[backend.to(a, gpus[0]) for a in b] for b in ArrayLoader(x, y, batch_size=2)]
@@ -472,6 +580,7 @@ def test_the_slides_prepare_batch_takes_batches_of_an_array_loader(backend, plac
     ids=["ordereddict", "defaultdict", "deque", "frozen", "dataclass", "namedtuple", "proxy"],
 )
 def test_containers_of_arrays_keep_their_type(backend, place, take, make):
+    """Keep the class of a container whose arrays become tensors."""
     array = np.full((2,), 2.0, "float32")
     batch = make(array)
     taken = take([batch, None])[0]
@@ -486,6 +595,10 @@ def test_containers_of_arrays_keep_their_type(backend, place, take, make):
 
 @requirement("containers.arrays-stay-tied", section=SECTION)
 def test_an_array_in_two_places_becomes_one_tensor(backend, place, take):
+    """Turn an array in two places into one tensor.
+
+    The transfer happens once.
+    """
     array, shared = np.ones(2, "float32"), [np.zeros(2, "float32")]
     taken = take({"a": array, "again": [array], "shared": shared, "too": (shared,)})
     assert taken["a"] is taken["again"][0]
@@ -495,6 +608,10 @@ def test_an_array_in_two_places_becomes_one_tensor(backend, place, take):
 
 @requirement("containers.arrays-are-named", section=SECTION)
 def test_an_array_without_numbers_is_refused_by_name(take):
+    """Refuse an array of objects in a batch, and name its path.
+
+    Without the path a user searches the whole loader.
+    """
     batch = {"x": np.ones(2, "float32"), "meta": [1, np.array([object(), "dog"])]}
     with pytest.raises(UnsupportedValueError, match=r"meta\.1"):
         take(batch)
@@ -512,6 +629,10 @@ texts = pytest.mark.parametrize("make", TEXTS.values(), ids=list(TEXTS))
 @requirement("containers.text-stays-on-the-host", section=SECTION)
 @texts
 def test_text_of_numpy_stays_as_it_is_beside_tensors(backend, place, take, make):
+    """Leave arrays of text in a batch as they are.
+
+    No device has text.
+    """
     text = make()
     taken = take({"x": np.ones(2, "float32"), "text": text, "deep": [(text,)]})
     _check(backend, place, taken["x"], np.ones(2, "float32"))
@@ -521,6 +642,10 @@ def test_text_of_numpy_stays_as_it_is_beside_tensors(backend, place, take, make)
 @requirement("containers.text-stays-on-the-host", section=SECTION)
 @texts
 def test_a_batch_with_text_already_on_the_device_is_returned_itself(backend, place, make):
+    """Return a batch with text itself if its tensors are on the device.
+
+    Text is always where it can be.
+    """
     batch = {"x": backend.ones(2, device=place), "text": make()}
     assert backend.to(batch, place) is batch
 
@@ -528,6 +653,10 @@ def test_a_batch_with_text_already_on_the_device_is_returned_itself(backend, pla
 @requirement("containers.text-is-copied", section=SECTION)
 @texts
 def test_a_copy_of_a_batch_has_text_of_its_own(backend, place, make):
+    """Copy text in ``copy``.
+
+    A copy shares no memory with its source.
+    """
     text = make()
     copied = backend.copy({"x": backend.ones(2, device=place), "text": text})["text"]
     assert type(copied) is np.ndarray

@@ -1,5 +1,8 @@
 """D2L 6.7.2, "Tensors and GPUs": nothing but d2ldev's errors comes out of d2ldev's functions.
 
+A user's mistake reaches a framework as an argument that it does not expect. Its own error names
+lines that the user never wrote.
+
 Each public function is called with one argument that it does not expect, and the others right. The
 functions and their parameters are looked up, so that a new one is among them. 300 calls are drawn
 for each backend, and as many as ``D2LDEV_TEST_EXAMPLES`` says.
@@ -23,6 +26,8 @@ from hypothesis import strategies as st
 from d2ldev import Backend, D2LDevError
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.tensors import hostile
+
+SOURCE = "contract, Containers and errors"
 
 EXAMPLES = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "300"))
 SECONDS = 60
@@ -140,6 +145,7 @@ def outcome(backend: Backend, right: dict[str, Any], at: Argument, make: Callabl
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("_warm_training")
 def test_hostile_calls_raise_only_errors_of_d2ldev(backend, tmp_path, monkeypatch):
+    """Answer 300 random wrong calls of public functions with errors of d2ldev only."""
     monkeypatch.chdir(tmp_path)
     right, values = hostile.right(backend, tmp_path), hostile.values(backend)
     found: dict[str, str] = {}
@@ -183,6 +189,10 @@ def test_hostile_calls_raise_only_errors_of_d2ldev(backend, tmp_path, monkeypatc
     ],
 )
 def test_functions_of_tensors_refuse_hostile_values(backend, tmp_path, function, parameter):
+    """Refuse each kind of wrong value in nine functions that take tensors.
+
+    The random calls do not reach every pair.
+    """
     right = hostile.right(backend, tmp_path)
     wrong = {
         name: outcome(backend, right, Argument(Backend, function, parameter), make)

@@ -1,4 +1,8 @@
-"""D2L 6.7.2, "Tensors and GPUs": asking a tensor where it is, and for its values."""
+"""D2L 6.7.2, "Tensors and GPUs": asking a tensor where it is, and for its values.
+
+Programs decide by the answers about a tensor. A wrong device, dtype or value in an answer is not
+noticed by the framework.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,22 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, make_aligned, numbers
 
 SECTION = "6.7.2"
+SOURCE = "contract"
 
 
-@requirement("query.device-is-a-device", section=SECTION)
+@requirement("query.device-is-a-device", section=SECTION, source="D2L")
 def test_the_device_of_a_tensor_is_the_interned_one(backend, place):
+    """Return one ``Device`` object for each device, so that ``is`` compares them."""
     assert backend.device_of(backend.ones((2, 3), device=place)) is place
 
 
 @requirement("query.device-of-no-tensor", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, "x", None, [1.0], np.zeros(2), Device("cpu")])
 def test_an_object_that_is_not_a_tensor_has_no_device(backend, value):
+    """Refuse to name the device of an object that is not a tensor.
+
+    A NumPy array on ``'cpu'`` looks like a tensor, and is foreign to the framework.
+    """
     with pytest.raises(UnsupportedValueError):
         backend.device_of(value)
 
@@ -32,13 +42,18 @@ def test_an_object_that_is_not_a_tensor_has_no_device(backend, value):
 @requirement("query.dtype-and-address-of-no-tensor", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, "x", None, [1.0], np.zeros(2), np.float32])
 def test_an_object_that_is_not_a_tensor_has_no_dtype_and_no_address(backend, value):
+    """Refuse to name the dtype or the address of an object that is not a tensor.
+
+    A number has no memory, and a list has no dtype.
+    """
     for method in (backend.dtype_of, backend.address):
         with pytest.raises(UnsupportedValueError):
             method(value)
 
 
-@requirement("query.result-is-where-the-operands-are", section=SECTION)
+@requirement("query.result-is-where-the-operands-are", section=SECTION, source="D2L")
 def test_an_operation_runs_where_its_operands_are(backend, place):
+    """Leave the result of an operation on the device of its operands."""
     x = backend.ones((3, 3), device=place)
     results = [x + x, x * 2.0, x @ x, -x, x[0, :]]
     assert [backend.device_of(result) for result in results] == [place] * len(results)
@@ -46,29 +61,40 @@ def test_an_operation_runs_where_its_operands_are(backend, place):
 
 @requirement("query.result-is-right", section=SECTION)
 def test_an_operation_computes_on_every_device(backend, place):
+    """Compute a product and a sum correctly on each device."""
     x = backend.full((4, 4), 0.5, device=place)
     np.testing.assert_array_equal(backend.to_numpy(x @ x + x), np.full((4, 4), 1.5, np.float32))
 
 
-@requirement("query.dtype-name", section=SECTION)
+@requirement("query.dtype-name", section=SECTION, source="array API, data types")
 def test_the_dtype_of_a_tensor_has_a_name(backend, dtype):
+    """Return the name of a tensor's dtype, in the array API's spelling."""
     assert backend.dtype_of(backend.asarray(numbers(dtype))) == dtype
 
 
 @requirement("query.native-type", section=SECTION)
 def test_a_tensor_is_the_frameworks_own(backend, place):
+    """Return tensors of the framework's own class, without a wrapper.
+
+    All of the framework's functions work on them.
+    """
     x = backend.ones(2, device=place)
     assert isinstance(x, backend.tensor_types)
     assert not type(x).__module__.startswith("d2ldev.")
 
 
-@requirement("query.backend-of-a-tensor", section=SECTION)
+@requirement("query.backend-of-a-tensor", section=SECTION, source="contract, Which backend")
 def test_backend_of_finds_the_backend_of_a_tensor(backend, place):
+    """Find the backend of a tensor by ``backend_of``.
+
+    A library that is given a tensor works in its framework.
+    """
     assert d2ldev.backend_of(backend.ones(1, device=place)) is backend
 
 
 @requirement("query.to-numpy-values", section=SECTION)
 def test_to_numpy_gives_the_values(backend, dtype, place):
+    """Return each value of each dtype from ``to_numpy``, from each device."""
     data = numbers(dtype)
     assert_same(backend.to_numpy(backend.asarray(data, device=place)), data)
 
@@ -76,12 +102,17 @@ def test_to_numpy_gives_the_values(backend, dtype, place):
 @requirement("query.to-numpy-shapes", section=SECTION)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1, 1, 1, 1), (7,)])
 def test_to_numpy_keeps_the_shape(backend, place, shape):
+    """Keep the shape in ``to_numpy``, also without axes or without elements."""
     data = numbers("float32", shape)
     assert_same(backend.to_numpy(backend.asarray(data, device=place)), data)
 
 
 @requirement("query.to-numpy-of-parts", section=SECTION)
 def test_a_part_of_a_tensor_has_its_own_values(backend, place):
+    """Return the values of a slice from ``to_numpy`` and from ``copy``.
+
+    A view has the memory of the whole tensor below it.
+    """
     data = numbers("float32", (4, 6))
     x = backend.asarray(data, device=place)
     for part in (np.s_[1:3, 2:5], np.s_[:, ::2], np.s_[:, 1]):
@@ -92,6 +123,10 @@ def test_a_part_of_a_tensor_has_its_own_values(backend, place):
 
 @requirement("query.to-numpy-is-owned", section=SECTION)
 def test_the_array_is_the_callers_own(backend, place):
+    """Return from ``to_numpy`` a writable array that shares no memory.
+
+    Some frameworks return a read-only view of the tensor.
+    """
     x = backend.ones(3, device=place)
     array = backend.to_numpy(x)
     assert type(array) is np.ndarray
@@ -103,43 +138,61 @@ def test_the_array_is_the_callers_own(backend, place):
 @requirement("query.to-numpy-of-no-tensor", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, None, [1.0], np.zeros(2)])
 def test_to_numpy_refuses_an_object_that_is_not_a_tensor(backend, value):
+    """Refuse in ``to_numpy`` an object that is not a tensor.
+
+    Such a call is a mistake in the caller's types.
+    """
     with pytest.raises(UnsupportedValueError):
         backend.to_numpy(value)
 
 
 @requirement("query.address", section=SECTION)
 def test_the_address_of_a_tensor_is_its_own(backend, place):
+    """Return the same address for one tensor, and another for another tensor.
+
+    Tests of shared memory compare addresses.
+    """
     x, y = backend.ones(16, device=place), backend.ones(16, device=place)
     assert backend.address(x) == backend.address(x)
     assert backend.address(x) != backend.address(y)
 
 
-@requirement("query.dlpack-shares-numpy-memory", section=SECTION)
+@requirement("query.dlpack-shares-numpy-memory", section=SECTION, source="DLPack")
 def test_from_dlpack_takes_over_numpy_memory(backend):
+    """Take over NumPy's memory in ``from_dlpack`` without a copy."""
     data = make_aligned(4, 64)
     x = backend.from_dlpack(data)
     assert backend.device_of(x) is backend.cpu()
     assert backend.address(x) == data.ctypes.data
 
 
-@requirement("query.dlpack-of-its-own", section=SECTION)
+@requirement("query.dlpack-of-its-own", section=SECTION, source="DLPack")
 def test_from_dlpack_takes_the_backends_own_tensors(backend):
+    """Take the backend's own tensors in ``from_dlpack``, on the same memory.
+
+    Code for any framework does not ask for the framework first.
+    """
     x = backend.arange(4, dtype="float32")
     y = backend.from_dlpack(x)
     np.testing.assert_array_equal(backend.to_numpy(y), np.arange(4, dtype=np.float32))
     assert backend.address(y) == backend.address(x)
 
 
-@requirement("query.dlpack-stays-on-the-device", section=SECTION)
+@requirement("query.dlpack-stays-on-the-device", section=SECTION, source="DLPack")
 @pytest.mark.needs_gpus(1)
 def test_from_dlpack_leaves_a_tensor_where_it_is(backend, place):
+    """Leave a tensor of a GPU there in ``from_dlpack``.
+
+    An exchange through the host would copy twice.
+    """
     y = backend.from_dlpack(backend.ones(4, device=place))
     assert backend.device_of(y) is place
     np.testing.assert_array_equal(backend.to_numpy(y), np.ones(4, np.float32))
 
 
-@requirement("query.dlpack-to-a-device", section=SECTION)
+@requirement("query.dlpack-to-a-device", section=SECTION, source="DLPack")
 def test_from_dlpack_copies_to_another_device(backend, place):
+    """Copy in ``from_dlpack`` to the given device with ``copy=True``."""
     data = np.arange(4, dtype="float32")
     x = backend.from_dlpack(data, device=place, copy=True)
     assert backend.device_of(x) is place
@@ -147,8 +200,12 @@ def test_from_dlpack_copies_to_another_device(backend, place):
     np.testing.assert_array_equal(backend.to_numpy(x), np.arange(4, dtype=np.float32))
 
 
-@requirement("query.dlpack-copies", section=SECTION)
+@requirement("query.dlpack-copies", section=SECTION, source="DLPack")
 def test_from_dlpack_copies_to_the_requested_device(backend, place):
+    """Return new memory from ``from_dlpack`` with ``copy=True``, on the same device.
+
+    The owner of the old memory may write to it.
+    """
     x = backend.ones(16, device=place)
     y = backend.from_dlpack(x, copy=True)
     assert backend.device_of(y) is place
@@ -156,39 +213,59 @@ def test_from_dlpack_copies_to_the_requested_device(backend, place):
     np.testing.assert_array_equal(backend.to_numpy(y), np.ones(16, np.float32))
 
 
-@requirement("query.dlpack-copies-what-it-cannot-share", section=SECTION)
+@requirement("query.dlpack-copies-what-it-cannot-share", section=SECTION, source="DLPack")
 def test_from_dlpack_copies_memory_that_it_cannot_share(backend):
+    """Copy memory that is read-only or reversed with ``copy=True``.
+
+    The exchange itself refuses such memory.
+    """
     data = np.arange(4, dtype="float32")
     data.flags.writeable = False
     x = backend.from_dlpack(data[::-1], copy=True)
     np.testing.assert_array_equal(backend.to_numpy(x), data[::-1])
 
 
-@requirement("query.dlpack-without-a-copy", section=SECTION)
+@requirement("query.dlpack-without-a-copy", section=SECTION, source="DLPack")
 @pytest.mark.needs("dlpack")
 @pytest.mark.needs_gpus(1)
 def test_from_dlpack_refuses_a_copy_that_it_may_not_make(backend):
+    """Refuse ``copy=False`` in ``from_dlpack`` if the device is another one.
+
+    Two devices share no memory.
+    """
     with pytest.raises(UnsupportedValueError, match="copy=False"):
         backend.from_dlpack(make_aligned(4, 64), device="gpu:0", copy=False)
 
 
-@requirement("query.dlpack-refuses-others", section=SECTION)
+@requirement("query.dlpack-refuses-others", section=SECTION, source="DLPack")
 @pytest.mark.needs("dlpack")
 @pytest.mark.parametrize("value", [1.0, [1.0], "x", None])
 def test_from_dlpack_refuses_an_object_without_dlpack(backend, value):
+    """Refuse in ``from_dlpack`` an object without DLPack.
+
+    A list has no memory that can be shared.
+    """
     with pytest.raises(UnsupportedValueError):
         backend.from_dlpack(value)
 
 
-@requirement("query.dlpack-refuses-others", section=SECTION)
+@requirement("query.dlpack-refuses-others", section=SECTION, source="DLPack")
 @pytest.mark.needs("dlpack")
 def test_from_dlpack_refuses_text_that_it_is_to_copy(backend):
+    """Refuse text in ``from_dlpack``, also with ``copy=True``.
+
+    DLPack has no dtype for text.
+    """
     with pytest.raises(UnsupportedValueError):
         backend.from_dlpack(np.array(["text"]), copy=True)
 
 
-@requirement("errors.one-family", section=SECTION)
+@requirement("errors.one-family", section=SECTION, source="contract, Containers and errors")
 def test_every_error_is_a_d2ldev_error_and_a_builtin_one():
+    """Derive each error from ``D2LDevError`` and from a built-in exception.
+
+    A caller catches all of them at once, or as it always did.
+    """
     family = {
         d2ldev.InvalidDeviceError: ValueError,
         d2ldev.UnknownBackendError: ValueError,
@@ -204,8 +281,14 @@ def test_every_error_is_a_d2ldev_error_and_a_builtin_one():
     assert all(issubclass(error, builtin) for error, builtin in family.items())
 
 
-@requirement("errors.say-what-where-and-how", section=SECTION)
+@requirement(
+    "errors.say-what-where-and-how", section=SECTION, source="contract, Containers and errors"
+)
 def test_an_error_names_the_attempt_the_devices_and_the_fix(backend, missing):
+    """Name in an error the attempt, the devices, and the line that fixes it.
+
+    A reader should not have to look for the cause.
+    """
     with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
         backend.to(backend.ones(1), missing)
     error = caught.value
@@ -215,9 +298,14 @@ def test_an_error_names_the_attempt_the_devices_and_the_fix(backend, missing):
     assert all(text in str(error) for text in (error.attempted, error.problem, error.fix))
 
 
-@requirement("errors.keep-the-cause", section=SECTION)
+@requirement("errors.keep-the-cause", section=SECTION, source="contract, Containers and errors")
 def test_the_frameworks_own_error_stays_chained(backend, monkeypatch):
-    """Let a call of the framework fail that every framework has."""
+    """Keep the framework's own error as the cause of d2ldev's.
+
+    It has the details that a bug report needs.
+
+    Let a call of the framework fail that every framework has.
+    """
     error = ArithmeticError("the framework's own")
 
     def fail(*_):
@@ -229,17 +317,25 @@ def test_the_frameworks_own_error_stays_chained(backend, monkeypatch):
     assert caught.value.__cause__ is error
 
 
-@requirement("query.dlpack-refuses-others", section=SECTION)
+@requirement("query.dlpack-refuses-others", section=SECTION, source="DLPack")
 @pytest.mark.needs("dlpack")
 def test_the_error_of_an_exchange_stays_chained(backend):
+    """Keep the exporter's own error as the cause of a refused exchange.
+
+    Only the exporter knows why it cannot share.
+    """
     with pytest.raises(UnsupportedValueError) as caught:
         backend.from_dlpack(1.0)
     assert isinstance(caught.value.__cause__, Exception)
     assert not isinstance(caught.value.__cause__, d2ldev.D2LDevError)
 
 
-@requirement("errors.survive-pickling", section=SECTION)
+@requirement("errors.survive-pickling", section=SECTION, source="Python, pickle")
 def test_an_error_reaches_another_process_whole(backend, missing):
+    """Keep type and text of an error through pickling.
+
+    Errors of worker processes reach the user in this way.
+    """
     with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
         backend.zeros(1, device=missing)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
@@ -247,8 +343,12 @@ def test_an_error_reaches_another_process_whole(backend, missing):
     assert str(again) == str(caught.value)
 
 
-@requirement("query.backend-is-one-object", section=SECTION)
+@requirement("query.backend-is-one-object", section=SECTION, source="contract, Which backend")
 def test_a_backend_is_one_object(backend):
+    """Return one object for one backend, in any case of its name.
+
+    Two objects would keep two states.
+    """
     assert d2ldev.get_backend(backend.name) is backend
     assert d2ldev.get_backend(f" {backend.name.upper()} ") is backend
     assert copy.copy(d2ldev.backend) is d2ldev.backend

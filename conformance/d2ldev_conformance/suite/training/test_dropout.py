@@ -1,13 +1,19 @@
-"""D2L 5.6: dropout in training, and none in evaluation."""
+"""D2L 5.6: dropout in training, and none in evaluation.
+
+Dropout is for training alone. A model that drops values in use answers one question in many ways.
+"""
 
 from __future__ import annotations
 
 from d2ldev_conformance.provision import networks
 from d2ldev_conformance.requirement import requirement
 
+SOURCE = "D2L 5.6"
+
 
 @requirement("train.drops-in-training-only", section="6.7.3")
 def test_each_step_of_a_network_drops_other_values_and_an_evaluation_none(backend, place, network):
+    """Drop other values in each step, and none in an evaluation."""
     net = networks(backend)[network](place)
     learner = backend.learner(net, loss="cross_entropy", lr=0.0)
     batch = (backend.rand((32, 4), seed=1, device=place),)

@@ -1,4 +1,8 @@
-"""D2L 3.2, 3.4 and 6.7.3: the book's own code for the Trainer, its hooks, Module and DataModule."""
+"""D2L 3.2, 3.4 and 6.7.3: the book's own code for the Trainer, its hooks, Module and DataModule.
+
+The book builds its trainer from classes with hooks, cell by cell. Its readers' code has to run as
+it stands.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
 SECTION = "6.7.3"
+SOURCE = "contract, The book's own code"
 EPOCHS = 2
 
 
@@ -43,8 +48,9 @@ class Data:
         return self.batches[:1]
 
 
-@requirement("hooks.patched-onto-the-class", section=SECTION)
+@requirement("hooks.patched-onto-the-class", section=SECTION, source="D2L 3.2")
 def test_hooks_that_are_patched_onto_the_class_are_called(backend, batches, num_gpus, add_to_class):
+    """Call hooks that are patched onto the class, in the order of steps and epochs."""
     seen = []
 
     @add_to_class(Trainer)
@@ -68,7 +74,12 @@ def test_hooks_that_are_patched_onto_the_class_are_called(backend, batches, num_
 def test_add_to_class_changes_only_the_book_handles_trainer(
     backend, batches, num_gpus, monkeypatch
 ):
-    """Train with the book's lines in the class ``d2l.Trainer``; ``d2ldev.Trainer`` has none."""
+    """Change only the trainer of the book's handle with ``add_to_class``.
+
+    A notebook must not change the class of another library.
+
+    Train with the book's lines in the class ``d2l.Trainer``; ``d2ldev.Trainer`` has none.
+    """
     d2l, seen = NativeDevices(backend), []
     for name in ("__init__", "prepare_batch"):
         monkeypatch.setattr(Trainer, name, getattr(Trainer, name))  # undone, whatever happens
@@ -95,8 +106,9 @@ def test_add_to_class_changes_only_the_book_handles_trainer(
     assert history == expected.fit(backend.mlp([2, 1], seed=0), batches, lr=0.05)
 
 
-@requirement("hooks.the-books-trainer", section=SECTION)
+@requirement("hooks.the-books-trainer", section=SECTION, source="D2L")
 def test_the_books_trainer_trains_as_ours_does(backend, batches, num_gpus, add_to_class):
+    """Train with the book's own three methods as d2ldev's trainer does."""
     d2l = backend
     expected = Trainer(EPOCHS, num_gpus, backend=backend)
     history = expected.fit(backend.mlp([2, 1]), batches)
@@ -125,6 +137,10 @@ def test_the_books_trainer_trains_as_ours_does(backend, batches, num_gpus, add_t
 @pytest.mark.needs("train")
 @pytest.mark.parametrize("hook", ["prepare_model", "prepare_batch"])
 def test_a_hook_that_returns_nothing_is_an_error_that_names_it(backend, batches, num_gpus, hook):
+    """Refuse a hook that returns None, and name it.
+
+    A forgotten ``return`` is the most common mistake in a hook.
+    """
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     setattr(trainer, hook, lambda _: None)
     net = backend.mlp([2, 1])
@@ -156,8 +172,9 @@ class Noting:
         self.steps = list(state["steps"])
 
 
-@requirement("callbacks.each-step", section=SECTION)
+@requirement("callbacks.each-step", section=SECTION, source="contract, Callbacks")
 def test_every_callback_is_given_the_loss_of_each_step_on_the_device(backend, batches, num_gpus):
+    """Give each callback the loss of each step, on the device, unread."""
     seen, epochs, noting = [], [], Noting()
 
     class Watching(Trainer):
@@ -175,11 +192,15 @@ def test_every_callback_is_given_the_loss_of_each_step_on_the_device(backend, ba
     assert epochs == [(0, 1), (1, 2)]
 
 
-@requirement("callbacks.wait-for-nothing", section=SECTION)
+@requirement("callbacks.wait-for-nothing", section=SECTION, source="contract, Callbacks")
 @pytest.mark.needs_gpus(1)
 def test_a_callback_of_steps_neither_reads_losses_nor_stops_prefetching(
     backend, batches, monkeypatch
 ):
+    """Call a callback of steps without reading losses or stopping ``prefetch``.
+
+    A callback that logs must not make the GPU wait.
+    """
     read, drawn, ahead = [], [], []
     to_numpy = framework_of(backend).tensors.to_numpy
     monkeypatch.setattr(
@@ -215,13 +236,17 @@ class Typo:
         """Never be called."""
 
 
-@requirement("callbacks.ignores-nothing", section=SECTION)
+@requirement("callbacks.ignores-nothing", section=SECTION, source="contract, Callbacks")
 @pytest.mark.parametrize(
     "callback",
     [3, object(), Typo(), Noting, [Noting(), "x"]],
     ids=["a number", "an object", "a misspelt hook", "a class", "a word in a list"],
 )
 def test_invalid_callbacks_and_unknown_hooks_are_refused(backend, batches, num_gpus, callback):
+    """Refuse an object without a known hook, and a misspelt hook.
+
+    A callback that is never called looks like one that finds nothing.
+    """
     net = backend.mlp([2, 1])
     before = values_of(backend, net)
     with pytest.raises(UnsupportedValueError, match="during training"):
@@ -229,8 +254,12 @@ def test_invalid_callbacks_and_unknown_hooks_are_refused(backend, batches, num_g
     assert_same_values(backend, net, before)
 
 
-@requirement("callbacks.are-resumed", section=SECTION)
+@requirement("callbacks.are-resumed", section=SECTION, source="contract, Callbacks")
 def test_the_checkpoint_has_the_state_of_callbacks(backend, batches, num_gpus, tmp_path):
+    """Save the state of callbacks, and restore it in a resumed run.
+
+    A count that begins at 0 stops too late.
+    """
     notings = [Noting() for _ in range(3)]
     path = tmp_path / "run"
     for noting, epochs in zip(notings, (1, EPOCHS, EPOCHS), strict=True):
@@ -251,11 +280,16 @@ def print_nothing(epoch, history):
 # -- D2L's Module and DataModule ---------------------------------------------------------------
 
 
-@requirement("module.its-steps", section=SECTION)
+@requirement("module.its-steps", section=SECTION, source="D2L 3.2")
 def test_a_module_is_trained_by_its_own_steps_and_its_own_optimizer(
     backend, batches, num_gpus, module
 ):
-    """Halve the learning rate, because the module's loss is twice the squared error."""
+    """Train a ``Module`` by its own steps, optimizer and data.
+
+    Its loss is its author's decision.
+
+    Halve the learning rate, because the module's loss is twice the squared error.
+    """
     expected = Trainer(EPOCHS, num_gpus, backend=backend)
     history = expected.fit(
         backend.mlp([2, 1]), batches, batches[:1], loss="mse", optimizer="sgd", lr=0.1
@@ -278,6 +312,10 @@ def test_a_module_is_trained_by_its_own_steps_and_its_own_optimizer(
 def test_a_learning_rate_beside_an_optimizer_of_the_users_own_is_refused(
     backend, batches, num_gpus, module, is_given
 ):
+    """Refuse ``lr=`` beside an optimizer that has its own.
+
+    One of the two numbers would be ignored.
+    """
     net = modules(backend)[module](backend.cpu(), 0.05)
     before = values_of(backend, net)
     options = {"optimizer": net.configure_optimizers()} if is_given else {}
@@ -292,15 +330,23 @@ def test_a_learning_rate_beside_an_optimizer_of_the_users_own_is_refused(
 def test_arguments_that_a_modules_steps_ignore_are_refused(
     backend, batches, num_gpus, module, option
 ):
+    """Refuse ``loss=`` and ``metrics=`` that a module's own steps ignore.
+
+    A reader believes the line that is written.
+    """
     net = modules(backend)[module](backend.cpu(), 0.05)
     with pytest.raises(UnsupportedValueError, match="training_step"):
         Trainer(EPOCHS, num_gpus, backend=backend).fit(net, batches, **option)
 
 
-@requirement("module.knows-its-trainer", section=SECTION)
+@requirement("module.knows-its-trainer", section=SECTION, source="D2L 3.2")
 def test_a_module_knows_its_trainer_when_it_configures_its_optimizer(
     backend, batches, num_gpus, module, monkeypatch
 ):
+    """Set a module's trainer before it configures its optimizer.
+
+    A schedule needs the number of steps.
+    """
     net, seen = modules(backend)[module](backend.cpu(), 0.05), []
     configure = type(net).configure_optimizers
 
@@ -313,11 +359,16 @@ def test_a_module_knows_its_trainer_when_it_configures_its_optimizer(
     assert seen == [(EPOCHS, len(batches))]
 
 
-@requirement("module.counts-batches", section=SECTION)
+@requirement("module.counts-batches", section=SECTION, source="D2L 3.2")
 def test_a_module_that_is_only_evaluated_finds_the_number_of_its_batches(
     backend, batches, num_gpus, module, monkeypatch
 ):
-    """Tell a module how many batches there are, also if it is only evaluated."""
+    """Tell a module the number of batches, also in ``validate`` alone.
+
+    The book's plots divide by this number.
+
+    Tell a module how many batches there are, also if it is only evaluated.
+    """
     net, seen = modules(backend)[module](backend.cpu(), 0.05), set()
     step = type(net).validation_step
 

@@ -1,4 +1,7 @@
-"""The precision of float32 products in training."""
+"""The precision of float32 products in training.
+
+Two trainings can only be compared if their products have the same precision.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from d2ldev import Trainer
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.1"
+SOURCE = "contract, How precise are products?"
 
 
 @requirement("precision.of-a-training", section=SECTION)
 def test_a_trainer_trains_in_its_precision_and_restores_the_old_one(backend, place):
+    """Train in the trainer's precision, and restore the earlier one."""
     found = []
     with backend.matmul_precision("medium") as medium:
         pass
@@ -57,6 +62,10 @@ that were rounded to TensorFloat-32 it is 1e-4."""
 @requirement("precision.same-curve", section=SECTION)
 @pytest.mark.needs_gpus(1)
 def test_the_losses_on_a_gpu_are_those_of_the_cpu(backend):
+    """Train on a GPU at ``'highest'`` with the losses of the CPU, to 1e-5.
+
+    TensorFloat-32 is off by ten times as much.
+    """
     on_the_cpu, losses = (
         curve(backend, gpus, backend.mlp(LAYERS, seed=1), "momentum", 0.1) for gpus in (0, 1)
     )
@@ -66,6 +75,10 @@ def test_the_losses_on_a_gpu_are_those_of_the_cpu(backend):
 
 @requirement("precision.curves-agree", section=SECTION)
 def test_the_losses_are_those_of_the_reference_and_so_of_every_framework(backend, place, tmp_path):
+    """Train at ``'highest'`` with the losses of the reference backend, to 1e-5.
+
+    Each framework then has the curve of each other.
+    """
     reference = d2ldev.get_backend("reference")
     net = reference.mlp(LAYERS, seed=1)
     reference.save(net, tmp_path / "net")

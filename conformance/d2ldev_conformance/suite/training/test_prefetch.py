@@ -1,4 +1,8 @@
-"""D2L 6.7.3: batches are on their way while the one before them is computed with."""
+"""D2L 6.7.3: batches are on their way while the one before them is computed with.
+
+A GPU waits for its data unless the next batch is on its way. The batches must stay the same, in
+their order.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
 
 SECTION = "6.7.3"
+SOURCE = "contract"
 DEPTHS = (0, 1, 2, 7)
 
 
@@ -55,14 +60,19 @@ def _numbers(backend, batches):
 @requirement("prefetch.same-order", section=SECTION)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_the_batches_are_the_same_in_the_same_order(backend, place, source, depth):
+    """Yield the same batches in the same order, at each depth."""
     found = _numbers(backend, backend.prefetch(source.batches(), place, depth))
     assert found == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-@requirement("prefetch.any-size", section=SECTION)
+@requirement("prefetch.any-size", section=SECTION, source="PyTorch, CUDA semantics")
 @pytest.mark.parametrize("length", [1, 2**18 + 1, 2**22 + 1])
 def test_batches_of_any_size_arrive_whole(backend, place, length):
-    """Large batches may be copied in another way than small ones, and pinned memory, too.
+    """Yield each value of small and large batches, also from pinned memory.
+
+    A copy that runs on must not be overwritten by the next batch.
+
+    Large batches may be copied in another way than small ones, and pinned memory, too.
 
     Nothing is read before the end, so that memory that is used again too early is noticed.
     """
@@ -85,12 +95,14 @@ def test_batches_of_any_size_arrive_whole(backend, place, length):
 @requirement("prefetch.on-the-device", section=SECTION)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_every_batch_is_on_the_device(backend, place, source, depth):
+    """Yield each batch on the device, at each depth."""
     batches = list(backend.prefetch(source.batches(), place, depth))
     assert [backend.device_of(x) for x in batches] == [place] * source.number
 
 
 @requirement("prefetch.nestings", section=SECTION)
 def test_a_batch_keeps_its_form_and_its_dtypes(backend, place):
+    """Keep containers, texts and dtypes of a batch."""
     integers = backend.asarray(np.arange(3, dtype="int32"))
     batch = {"x": (backend.ones((2, 3)), [integers]), "name": "first"}
     (moved,) = backend.prefetch([batch], place)
@@ -102,6 +114,7 @@ def test_a_batch_keeps_its_form_and_its_dtypes(backend, place):
 
 @requirement("prefetch.numpy-batches", section=SECTION)
 def test_arrays_of_numpy_become_tensors_on_the_device(backend, place):
+    """Turn NumPy arrays in a batch into tensors on the device."""
     arrays = [np.full((2, 3), number, "float32") for number in range(4)]
     batches = list(backend.prefetch([(array, array[:1]) for array in arrays], place))
     assert {backend.device_of(x) for batch in batches for x in batch} == {place}
@@ -112,6 +125,10 @@ def test_arrays_of_numpy_become_tensors_on_the_device(backend, place):
 
 @requirement("prefetch.array-used-again", section=SECTION)
 def test_a_source_may_fill_the_same_array_again(backend, place):
+    """Yield right values if the source fills one array again and again.
+
+    Data loaders reuse buffers, and the copy runs behind.
+    """
     buffer = np.zeros((64, 64), "float32")
 
     def refill(number):
@@ -124,6 +141,10 @@ def test_a_source_may_fill_the_same_array_again(backend, place):
 
 @requirement("prefetch.noop-returns-same-object", section=SECTION)
 def test_a_batch_already_on_the_device_is_yielded_itself(backend, place):
+    """Yield a batch itself if it is on the device.
+
+    On the CPU, a loop with ``prefetch`` costs nothing.
+    """
     batches = [backend.ones(1, device=place), {"x": backend.zeros(1, device=place)}]
     for batch, same in zip(batches, backend.prefetch(batches, place), strict=True):
         assert same is batch
@@ -132,6 +153,10 @@ def test_a_batch_already_on_the_device_is_yielded_itself(backend, place):
 @requirement("prefetch.moves-ahead", section=SECTION)
 @pytest.mark.parametrize("depth", DEPTHS[:3])
 def test_depth_batches_are_on_their_way(backend, place, source, depth):
+    """Take as many batches ahead as ``depth`` says, and none before the first.
+
+    More would fill the GPU, and fewer would leave it waiting.
+    """
     batches = backend.prefetch(source.batches(), place, depth)
     assert source.taken == 0
     taken = [source.taken for _ in batches]
@@ -141,6 +166,10 @@ def test_depth_batches_are_on_their_way(backend, place, source, depth):
 @requirement("prefetch.error-in-its-place", section=SECTION)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_an_error_of_the_source_comes_after_the_batches_before_it(backend, place, depth):
+    """Raise an error of the source after the batches that came before it.
+
+    The steps before it are made, and can be saved.
+    """
     error = RuntimeError("the disk is gone")
     source = Source(lambda number: backend.full((2,), float(number)), 3, error)
     batches = backend.prefetch(source.batches(), place, depth)
@@ -153,6 +182,10 @@ def test_an_error_of_the_source_comes_after_the_batches_before_it(backend, place
 
 @requirement("prefetch.bad-batch-in-its-place", section=SECTION)
 def test_a_batch_that_cannot_be_moved_is_an_error_in_its_place(backend, place):
+    """Raise for a batch that cannot move when its turn has come.
+
+    The error belongs to this batch, and not to the two before it.
+    """
     batches = backend.prefetch([backend.ones(1), {"meta": [open]}, backend.ones(1)], place)
     next(batches)
     with pytest.raises(UnsupportedValueError, match="open"):
@@ -162,6 +195,10 @@ def test_a_batch_that_cannot_be_moved_is_an_error_in_its_place(backend, place):
 @requirement("prefetch.close-closes-source", section=SECTION)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_leaving_early_closes_the_source(backend, place, source, depth):
+    """Close the source when the loop ends early.
+
+    Loaders hold files and processes.
+    """
     source.number = 100
     batches = backend.prefetch(source.batches(), place, depth)
     next(batches)
@@ -172,11 +209,19 @@ def test_leaving_early_closes_the_source(backend, place, source, depth):
 
 @requirement("prefetch.empty", section=SECTION)
 def test_prefetching_no_batches_yields_none(backend, place):
+    """Yield nothing from an empty source.
+
+    The last part of a data set may be empty.
+    """
     assert list(backend.prefetch([], place)) == []
 
 
 @requirement("prefetch.missing-device", section=SECTION)
 def test_a_missing_device_is_refused_before_any_batch_is_taken(backend, missing, source):
+    """Refuse a device that does not exist before a batch is taken.
+
+    A source that has begun may not begin again.
+    """
     with pytest.raises(DeviceUnavailableError):
         backend.prefetch(source.batches(), missing)
     assert source.taken == 0
@@ -185,18 +230,31 @@ def test_a_missing_device_is_refused_before_any_batch_is_taken(backend, missing,
 @requirement("prefetch.bad-arguments", section=SECTION)
 @pytest.mark.parametrize("depth", [-1, 1.5, True, "2", None], ids=repr)
 def test_an_invalid_depth_is_refused(backend, depth):
+    """Refuse a depth that is not an integer of at least 0.
+
+    A depth of 1.5 or True is a swapped argument.
+    """
     with pytest.raises(UnsupportedValueError, match="depth"):
         backend.prefetch([], "cpu", depth)
 
 
 @requirement("prefetch.bad-arguments", section=SECTION)
 def test_an_object_that_is_not_iterable_is_refused(backend):
+    """Refuse a source that cannot be iterated over.
+
+    The error at the first batch would be far from the call.
+    """
     with pytest.raises(UnsupportedValueError, match="iterable"):
         backend.prefetch(5, "cpu")
 
 
-@requirement("prefetch.array-loader", section=SECTION)
+@requirement("prefetch.array-loader", section=SECTION, source="contract, Resuming a run")
 def test_an_array_loader_goes_on_where_it_was(backend, place):
+    """Continue an ``ArrayLoader`` where its state says, in the same order.
+
+    A resumed run sees each example once in an epoch.
+    """
+
     def fresh():
         return d2ldev.ArrayLoader(np.arange(7, dtype="int32"), batch_size=3, shuffle=True, seed=1)
 

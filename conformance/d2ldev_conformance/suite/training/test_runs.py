@@ -1,4 +1,8 @@
-"""D2L 6.7.3: a run that is interrupted, saved on the way or at its best; a model that is used."""
+"""D2L 6.7.3: a run that is interrupted, saved on the way or at its best; a model that is used.
+
+Runs end early, by a user or a power cut, and models are used afterwards. What was learned must not
+be lost.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
 SECTION = "6.7.3"
+SOURCE = "contract, Training"
 EPOCHS = 3
 STEPS = 4
 """In an epoch."""
@@ -50,6 +55,10 @@ def cut():
 def test_ctrl_c_ends_the_run_after_the_step_with_the_model_and_the_history(
     backend, batches, num_gpus, last
 ):
+    """End a run at Ctrl-C after the step, with the model and the history.
+
+    A notebook's user wants to look, and go on.
+    """
     handler = signal.getsignal(signal.SIGINT)
     interrupting = AtStep(last, lambda: signal.raise_signal(signal.SIGINT))
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=interrupting)
@@ -84,6 +93,10 @@ class Interrupted:
 def test_ctrl_c_ends_the_run_at_once_where_a_batch_is_waited_for(
     backend, batches, num_gpus, where, last
 ):
+    """End a run at Ctrl-C at once while it waits for a batch.
+
+    A loader that has died would keep the run for ever.
+    """
     handler = signal.getsignal(signal.SIGINT)
     interrupted = Interrupted(batches, last)
     data = (interrupted, batches) if where == "training" else (batches, interrupted)
@@ -94,10 +107,15 @@ def test_ctrl_c_ends_the_run_at_once_where_a_batch_is_waited_for(
     assert set(backend.placement(trainer.model).values()) == {trainer.device}
 
 
-@requirement("runs.saved-every-n-steps", section=SECTION)
+@requirement("runs.saved-every-n-steps", section=SECTION, source="contract, Resuming a run")
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_ends_within_an_epoch_goes_on_there(backend, num_gpus, network, every, tmp_path):
-    """With the random numbers of dropout, and the batches in the order of that epoch."""
+    """Resume within an epoch after ``checkpoint_every`` steps, bit for bit.
+
+    An epoch may take a day.
+
+    With the random numbers of dropout, and the batches in the order of that epoch.
+    """
     inputs = np.random.default_rng(0).standard_normal((STEPS * 4, 4)).astype("float32")
     labels = (inputs.sum(1) > 0).astype("int32")
 
@@ -125,10 +143,15 @@ def test_a_run_that_ends_within_an_epoch_goes_on_there(backend, num_gpus, networ
     assert_same_values(backend, found.model, values_of(backend, trainer.model))
 
 
-@requirement("runs.saved-between-shared-steps", section=SECTION)
+@requirement("runs.saved-between-shared-steps", section=SECTION, source="contract, Resuming a run")
 def test_a_run_that_ends_before_a_shared_step_goes_on_before_its_batches(
     backend, batches, num_gpus, tmp_path
 ):
+    """Resume before the batches of a step that was not made.
+
+    Gradients of half a step are in no file.
+    """
+
     def run(path, callback):
         trainer = Trainer(
             EPOCHS, num_gpus, backend=backend, callbacks=callback, accumulate_grad_batches=2
@@ -151,6 +174,11 @@ def test_a_run_that_ends_before_a_shared_step_goes_on_before_its_batches(
 
 @requirement("runs.keep-the-best", section=SECTION)
 def test_the_best_epoch_is_kept(backend, batches, num_gpus, tmp_path):
+    """Keep the checkpoint of the epoch with the smallest validation loss.
+
+    Later epochs may overfit.
+    """
+
     class Changing:
         """Data to evaluate on, whose targets are nearest to the predictions in epoch 1."""
 
@@ -185,6 +213,10 @@ def test_the_best_epoch_is_kept(backend, batches, num_gpus, tmp_path):
 def test_values_that_cannot_be_saved_are_refused_before_writing(
     backend, batches, num_gpus, options, tmp_path, monkeypatch
 ):
+    """Refuse options of saving that contradict one another, and write nothing.
+
+    The misunderstanding would show after the run.
+    """
     monkeypatch.chdir(tmp_path)
     net = backend.mlp([2, 1])
     before = values_of(backend, net)
@@ -198,6 +230,10 @@ def test_values_that_cannot_be_saved_are_refused_before_writing(
 def test_a_second_fit_with_a_named_optimizer_begins_with_a_new_state(
     backend, batches, num_gpus, tmp_path
 ):
+    """Begin a second ``fit`` with a new state of a named optimizer.
+
+    Momentum of the first run would push the second.
+    """
     path = tmp_path / "before.safetensors"
     net = backend.mlp([2, 1])
     backend.save(net, path)
@@ -216,7 +252,11 @@ def test_a_second_fit_with_a_named_optimizer_begins_with_a_new_state(
 @pytest.mark.parametrize("verb", ["fit", "validate"])
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["", "loaded"])
 def test_a_second_call_compiles_nothing(backend, num_gpus, verb, is_loaded, tmp_path):
-    """A framework that compiles calls the loss only during a trace, and any other in each step.
+    """Compile nothing in a second call with another trainer.
+
+    Compilation takes longer than a short run.
+
+    A framework that compiles calls the loss only during a trace, and any other in each step.
 
     The second call is another trainer's, with another learning rate.
     """
@@ -250,6 +290,10 @@ def test_a_second_call_compiles_nothing(backend, num_gpus, verb, is_loaded, tmp_
 
 @requirement("runs.validate", section=SECTION)
 def test_validation_measures_the_model_and_changes_nothing(backend, batches, num_gpus, network):
+    """Measure a model in ``validate`` in the same way twice, and change nothing.
+
+    Running means and dropout belong to training.
+    """
     arrays = [np.concatenate([x, -x], axis=1) for x, _ in batches]
     labelled = [(x, (x[:, 0] > 0).astype("int32")) for x in arrays]
     trainer = Trainer(1, num_gpus, backend=backend)
@@ -266,6 +310,10 @@ def test_validation_measures_the_model_and_changes_nothing(backend, batches, num
 
 @requirement("runs.validate-means", section=SECTION)
 def test_validation_gives_the_means_over_the_examples(backend, batches, num_gpus):
+    """Return from ``validate`` the mean over the examples.
+
+    The last batch is smaller.
+    """
     net = backend.mlp([2, 1])
     errors = [backend.to_numpy(net(backend.asarray(x))) - y for x, y in batches]
     found = Trainer(1, num_gpus, backend=backend).validate(net, batches)
@@ -274,6 +322,10 @@ def test_validation_gives_the_means_over_the_examples(backend, batches, num_gpus
 
 @requirement("runs.validate-besides", section=SECTION)
 def test_validation_in_a_callback_does_not_change_the_run(backend, batches, num_gpus):
+    """Keep a run as it is if a callback validates another model.
+
+    The trainer's counters belong to the run.
+    """
     seen, trainer = [], Trainer(EPOCHS, num_gpus, backend=backend)
     other = backend.mlp([2, 1], seed=9)
 
@@ -292,11 +344,15 @@ def test_validation_in_a_callback_does_not_change_the_run(backend, batches, num_
     assert seen == [(3 * (epoch + 1), 3, True) for epoch in range(EPOCHS)]
 
 
-@requirement("runs.errors-name-the-call", section=SECTION)
+@requirement("runs.errors-name-the-call", section=SECTION, source="contract, Containers and errors")
 @pytest.mark.needs("train")
 @pytest.mark.parametrize("verb", ["validate", "predict"])
 @pytest.mark.parametrize("problem", ["no model", "no batch"])
 def test_an_error_names_the_call_that_was_made(backend, batches, num_gpus, verb, problem):
+    """Name ``validate`` or ``predict`` in an error, as the user called it.
+
+    All three share their code, and a user called one.
+    """
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     net = backend.mlp([2, 1])
     if problem == "no model":
@@ -314,6 +370,7 @@ def test_an_error_names_the_call_that_was_made(backend, batches, num_gpus, verb,
     ids=["X, y", "X", "(X,)", "dict"],
 )
 def test_predictions_come_one_for_each_batch_on_the_device(backend, batches, num_gpus, take):
+    """Return a prediction for each batch, on the device, with or without targets."""
     net = backend.mlp([2, 1])
     expected = [backend.to_numpy(net(backend.asarray(x))) for x, _ in batches]
     trainer = Trainer(1, num_gpus, backend=backend)
@@ -327,6 +384,10 @@ def test_predictions_come_one_for_each_batch_on_the_device(backend, batches, num
 def test_a_model_without_parameters_is_measured_and_predicts(
     backend, batches, num_gpus, model_without_parameters
 ):
+    """Measure and use a model without parameters.
+
+    A baseline has nothing to train.
+    """
     net = models_without_parameters(backend)[model_without_parameters](backend.cpu())
     trainer = Trainer(1, num_gpus, backend=backend)
     found = trainer.predict(net, batches)
@@ -340,6 +401,10 @@ def test_a_model_without_parameters_is_measured_and_predicts(
 
 @requirement("runs.measure-what-is-frozen", section=SECTION)
 def test_a_model_that_is_frozen_predicts_and_is_measured(backend, batches, num_gpus, frozen_model):
+    """Measure and use a model whose parameters are all frozen.
+
+    A pretrained model is used as it is.
+    """
     net = untrainable_models(backend)[frozen_model](backend.cpu())
     expected = [backend.to_numpy(net(backend.asarray(x))) for x, _ in batches]
     trainer = Trainer(1, num_gpus, backend=backend)
@@ -357,6 +422,10 @@ def test_a_model_that_is_frozen_predicts_and_is_measured(backend, batches, num_g
 def test_a_model_without_parameters_is_not_trained(
     backend, batches, num_gpus, model_without_parameters
 ):
+    """Refuse to train a model without parameters, with a line that helps.
+
+    The run would change nothing, and look like one that does not learn.
+    """
     net = models_without_parameters(backend)[model_without_parameters](backend.cpu())
     trainer = Trainer(1, num_gpus, backend=backend)
     with pytest.raises(UnsupportedValueError) as caught:
@@ -365,9 +434,14 @@ def test_a_model_without_parameters_is_not_trained(
     assert not any(trainer.history.values())
 
 
-@requirement("runs.predict-in-use", section=SECTION)
+@requirement("runs.predict-in-use", section=SECTION, source="D2L 5.6")
 def test_predictions_are_without_dropout_and_change_nothing(backend, num_gpus, network):
-    """Also of a network that gets its shapes from the first batch."""
+    """Predict without dropout, and change nothing.
+
+    One input has one answer.
+
+    Also of a network that gets its shapes from the first batch.
+    """
     inputs = np.random.default_rng(0).standard_normal((8, 4)).astype("float32")
     trainer, net = Trainer(1, num_gpus, backend=backend), networks(backend)[network](backend.cpu())
     (first,) = trainer.predict(net, [inputs])
@@ -377,10 +451,14 @@ def test_predictions_are_without_dropout_and_change_nothing(backend, num_gpus, n
     assert_same_values(backend, net, before)
 
 
-@requirement("runs.refuse-what-is-none", section=SECTION)
+@requirement("runs.refuse-what-is-none", section=SECTION, source="contract, Containers and errors")
 @pytest.mark.parametrize("verb", ["validate", "predict"])
 @pytest.mark.parametrize("wrong", ["model", "array", "number", "nothing"])
 def test_invalid_models_and_data_are_refused(backend, batches, num_gpus, verb, wrong):
+    """Refuse an object that is not a model, and data that is not batches.
+
+    The first error would come from deep within the framework.
+    """
     trainer = Trainer(1, num_gpus, backend=backend)
     model, data = {
         "model": (trainer.model, batches),
@@ -399,6 +477,10 @@ def test_invalid_models_and_data_are_refused(backend, batches, num_gpus, verb, w
 def test_a_loss_of_the_prediction_alone_takes_data_without_a_target(
     backend, num_gpus, network, take
 ):
+    """Train on data without targets with a loss of the prediction alone.
+
+    Autoencoders have no labels.
+    """
     inputs = np.random.default_rng(0).standard_normal((8, 4)).astype("float32")
     data, trainer = [take(inputs)], Trainer(EPOCHS, num_gpus, backend=backend)
 

@@ -1,4 +1,8 @@
-"""D2L 6.7.3: runs that end early: by ``should_stop``, ``EarlyStopping`` or a callback's error."""
+"""D2L 6.7.3: runs that end early: by ``should_stop``, ``EarlyStopping`` or a callback's error.
+
+A run that ends by itself, or by an error, leaves its model at the last whole step. Days of training
+depend on it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, read_saved_values
 
 SECTION = "6.7.3"
+SOURCE = "contract, Callbacks"
 EPOCHS = 3
 STEPS = 4
 """In an epoch."""
@@ -87,9 +92,10 @@ def _operands(backend, batch):
     return (x,), y
 
 
-@requirement("runs.stopped", section=SECTION)
+@requirement("runs.stopped", section=SECTION, source="contract, Training")
 @pytest.mark.parametrize("last", [STEPS + 1, 2 * STEPS - 1], ids=["within", "at the end"])
 def test_should_stop_ends_the_run_after_the_step_or_the_epoch(backend, batches, num_gpus, last):
+    """End a run after the step in which ``should_stop`` is set."""
     stopping = AfterStep(last)
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=stopping)
     history = trainer.fit(_net(backend), batches, batches[:1], lr=0.1)
@@ -103,19 +109,25 @@ def test_should_stop_ends_the_run_after_the_step_or_the_epoch(backend, batches, 
     )
 
 
-@requirement("runs.stop-is-forgotten-by-the-next", section=SECTION)
+@requirement("runs.stop-is-forgotten-by-the-next", section=SECTION, source="contract, Training")
 def test_the_next_fit_begins_with_a_new_state(backend, batches, num_gpus):
+    """Begin the next ``fit`` without the earlier ``should_stop``.
+
+    A cell of a notebook is run again.
+    """
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     trainer.should_stop = True
     assert len(trainer.fit(_net(backend), batches)["loss"]) == EPOCHS
     assert trainer.should_stop is False
 
 
-@requirement("runs.stopped-go-on", section=SECTION)
+@requirement("runs.stopped-go-on", section=SECTION, source="contract, Resuming a run")
 @pytest.mark.parametrize("last", [STEPS + 1, 2 * STEPS - 1], ids=["within", "at the end"])
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     backend, batches, num_gpus, tmp_path, last
 ):
+    """Continue a stopped run from its checkpoint to the end of an unbroken one."""
+
     def fit(callback, **options):
         trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=callback)
         history = trainer.fit(_net(backend), batches, lr=0.1, **options)
@@ -126,8 +138,13 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     assert_same_run(fit(AfterStep(-1), checkpoint=path, resume=True), fit(AfterStep(-1)))
 
 
-@requirement("runs.accumulated-before-a-stop", section=SECTION)
+@requirement("runs.accumulated-before-a-stop", section=SECTION, source="contract, Training")
 def test_gradients_that_wait_for_a_step_are_not_lost(backend, batches, num_gpus):
+    """Make the step of gradients that wait when a run stops.
+
+    Examples that were seen have to count.
+    """
+
     class Stopping(ArrayLoader):
         def __iter__(self):
             for i, batch in enumerate(super().__iter__()):
@@ -141,8 +158,12 @@ def test_gradients_that_wait_for_a_step_are_not_lost(backend, batches, num_gpus)
     assert seen.steps in ([1], [1, 3])  # the batches are drawn ahead on some devices
 
 
-@requirement("runs.error-in-a-callback", section=SECTION)
+@requirement("runs.error-in-a-callback", section=SECTION, source="contract, Training")
 def test_an_error_in_a_callback_keeps_the_trained_parameters(backend, batches, num_gpus):
+    """Keep the trained parameters after an error in a callback.
+
+    A failed plot must not cost the model.
+    """
     net = _net(backend)
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=RaisingAfterStep(STEPS + 1))
     with pytest.raises(HookError):
@@ -152,13 +173,17 @@ def test_an_error_in_a_callback_keeps_the_trained_parameters(backend, batches, n
     assert [len(column) for column in trainer.history.values()] == [1]
 
 
-@requirement("runs.error-in-a-callback", section=SECTION)
+@requirement("runs.error-in-a-callback", section=SECTION, source="contract, Training")
 @pytest.mark.parametrize(
     "error", [StopIteration("mine"), KeyboardInterrupt(), SystemExit(3)], ids=lambda x: type(x)
 )
 def test_an_error_that_means_something_to_python_is_raised_as_it_is(
     backend, batches, num_gpus, error
 ):
+    """Raise ``StopIteration``, ``KeyboardInterrupt`` and ``SystemExit`` of a callback as they are.
+
+    Python's own loops swallow the first of them.
+    """
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=RaisingAfterEpoch(error))
     with pytest.raises(type(error)) as raised:
         trainer.fit(_net(backend), batches, lr=0.1)
@@ -175,6 +200,10 @@ def test_an_error_that_means_something_to_python_is_raised_as_it_is(
 def test_a_callback_that_returns_a_value_is_refused_with_should_stop(
     backend, batches, num_gpus, hook, answer
 ):
+    """Refuse a callback that returns True, and name ``should_stop``.
+
+    Other libraries stop by the returned value.
+    """
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     setattr(trainer, hook, lambda number, _: answer if number == 1 else False)
     with pytest.raises(UnsupportedValueError, match="should_stop = True"):
@@ -184,7 +213,7 @@ def test_a_callback_that_returns_a_value_is_refused_with_should_stop(
 # -- EarlyStopping --------------------------------------------------------------------------------
 
 
-@requirement("callbacks.early-stopping", section=SECTION)
+@requirement("callbacks.early-stopping", section=SECTION, source="Keras, EarlyStopping")
 @pytest.mark.parametrize(
     ("arguments", "rates", "epochs"),
     [
@@ -199,6 +228,7 @@ def test_a_callback_that_returns_a_value_is_refused_with_should_stop(
 def test_a_run_ends_after_some_epochs_in_a_row_without_an_improvement(
     backend, batches, num_gpus, arguments, rates, epochs
 ):
+    """End a run after ``patience`` epochs in a row without an improvement."""
     stopping = EarlyStopping("val_loss", **arguments)
     trainer = Trainer(8, num_gpus, backend=backend, callbacks=stopping)
     history = trainer.fit(_net(backend), batches, batches, lr=rates)
@@ -206,8 +236,9 @@ def test_a_run_ends_after_some_epochs_in_a_row_without_an_improvement(
     assert trainer.should_stop is (epochs < 8)
 
 
-@requirement("callbacks.early-stopping", section=SECTION)
+@requirement("callbacks.early-stopping", section=SECTION, source="contract, Resuming a run")
 def test_a_resumed_run_counts_on(backend, batches, num_gpus, tmp_path):
+    """Count the epochs without an improvement on in a resumed run."""
     lengths = []
     for epochs in (2, 9):
         stopping = EarlyStopping("loss", patience=3)
@@ -223,6 +254,10 @@ def test_a_resumed_run_counts_on(backend, batches, num_gpus, tmp_path):
 def test_a_number_that_the_history_will_not_have_is_an_error_before_the_run(
     backend, batches, num_gpus
 ):
+    """Refuse before the run to watch a number that the history will not have.
+
+    The mistake would show after the first epoch.
+    """
     net = _net(backend)
     before = read_saved_values(backend, net)
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=EarlyStopping())

@@ -1,4 +1,8 @@
-"""D2L 6.7.3: the model moves once, each batch at the boundary, and nothing inside the loop."""
+"""D2L 6.7.3: the model moves once, each batch at the boundary, and nothing inside the loop.
+
+The model moves once, and each batch moves at the boundary. Nothing inside the loop moves, and the
+device does not change the result.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
 SECTION = "6.7.3"
+SOURCE = "contract, Training"
 EPOCHS = 3
 TRANSFERS = ("copy", "copy_all", "from_data", "to_numpy")
 
@@ -27,9 +32,10 @@ def _fit(backend, batches, num_gpus, **options):
     return trainer, trainer.fit(backend.mlp([2, 1]), batches, lr=0.1, **options)
 
 
-@requirement("fit.learns", section=SECTION)
+@requirement("fit.learns", section=SECTION, source="D2L")
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_the_loss_falls_with_every_optimizer(backend, batches, num_gpus, optimizer):
+    """Reduce the loss with each named optimizer."""
     _, history = _fit(backend, batches, num_gpus, optimizer=optimizer)
     assert len(history["loss"]) == EPOCHS
     assert all(type(loss) is float for loss in history["loss"])
@@ -38,6 +44,7 @@ def test_the_loss_falls_with_every_optimizer(backend, batches, num_gpus, optimiz
 
 @requirement("fit.classifies", section=SECTION)
 def test_a_model_learns_classes(backend, num_gpus):
+    """Learn two classes, and measure the accuracy."""
     inputs = np.array([[1, 0], [0, 1], [1, 0.1], [0.1, 1]], "float32")
     labels = np.array([0, 1, 0, 1], "int32")
     trainer = Trainer(20, num_gpus, backend=backend)
@@ -51,6 +58,11 @@ def test_a_model_learns_classes(backend, num_gpus):
 @requirement("fit.takes-numbers-of-numpy", section=SECTION)
 @pytest.mark.parametrize("lr", [np.float32(0.125), np.float64(0.125)], ids=["float32", "float64"])
 def test_a_learning_rate_may_be_a_number_of_numpy(backend, batches, num_gpus, lr, tmp_path):
+    """Accept a learning rate that is a number of NumPy, and save it.
+
+    Sweeps take rates from ``np.logspace``.
+    """
+
     def fit(lr):
         trainer = Trainer(EPOCHS, num_gpus, backend=backend)
         path = tmp_path / type(lr).__name__
@@ -59,8 +71,9 @@ def test_a_learning_rate_may_be_a_number_of_numpy(backend, batches, num_gpus, lr
     assert fit(lr) == fit(0.125)
 
 
-@requirement("fit.on-the-device", section=SECTION)
+@requirement("fit.on-the-device", section=SECTION, source="D2L")
 def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus):
+    """Keep model and batches on the trainer's device for the whole run."""
     where, place = [], backend.gpu(0) if num_gpus else backend.cpu()
 
     class Watching(Trainer):
@@ -79,6 +92,10 @@ def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus):
 
 @requirement("fit.same-curve", section=SECTION)
 def test_the_curve_is_that_of_the_cpu(backend, batches, num_gpus):
+    """Train on each device with the losses of the CPU, to rounding.
+
+    A training must not depend on where it happens.
+    """
     _, on_the_cpu = _fit(backend, batches, 0)
     _, history = _fit(backend, batches, num_gpus)
     # Devices add in other orders, and a few steps multiply the difference.
@@ -87,6 +104,10 @@ def test_the_curve_is_that_of_the_cpu(backend, batches, num_gpus):
 
 @requirement("fit.means-over-examples", section=SECTION)
 def test_a_smaller_last_batch_counts_for_as_many_examples(backend, batches, num_gpus):
+    """Report the mean over the examples, also with a smaller last batch.
+
+    A mean over batches weighs the last one too much.
+    """
     trainer = Trainer(1, num_gpus, backend=backend)
     net = backend.mlp([2, 1])
     predictions = [backend.to_numpy(net(backend.asarray(X))) for X, _ in batches]
@@ -99,6 +120,10 @@ def test_a_smaller_last_batch_counts_for_as_many_examples(backend, batches, num_
 
 @requirement("fit.walks-a-batch-once", section=SECTION)
 def test_a_batch_is_taken_apart_once(backend, batches, num_gpus):
+    """Take each batch apart once.
+
+    A walk in Python costs time in each step.
+    """
     walks = []
     children = lambda batch: walks.append(batch) or list(batch)  # noqa: E731
     d2ldev.register_container(Watched, children, lambda _, new: Watched(new))
@@ -107,8 +132,9 @@ def test_a_batch_is_taken_apart_once(backend, batches, num_gpus):
     assert len(walks) == 2 * len(batches)
 
 
-@requirement("fit.moves-batches-only", section=SECTION)
+@requirement("fit.moves-batches-only", section=SECTION, source="D2L")
 def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus, monkeypatch):
+    """Move nothing but the batches in an epoch, and read one tensor at its end."""
     native_batches = [tuple(backend.asarray(array) for array in batch) for batch in batches]
     moved, depth = [], []
     framework = framework_of(backend)
@@ -146,8 +172,9 @@ def _count_calls(moved, depth, method):
     return count
 
 
-@requirement("fit.places-the-model-once", section=SECTION)
+@requirement("fit.places-the-model-once", section=SECTION, source="D2L")
 def test_the_model_is_moved_once(backend, batches, num_gpus, monkeypatch):
+    """Place the model once in a run."""
     placed = []
     place_it = backend.place
     net = backend.mlp([2, 1])
@@ -161,8 +188,9 @@ def test_the_model_is_moved_once(backend, batches, num_gpus, monkeypatch):
     assert placed.count(True) == 1
 
 
-@requirement("fit.clips-gradients", section=SECTION)
+@requirement("fit.clips-gradients", section=SECTION, source="PyTorch, clip_grad_norm_")
 def test_the_norm_of_a_step_is_no_larger_than_the_clip(backend, batches, num_gpus):
+    """Clip the norm of all gradients together."""
     net = backend.mlp([2, 1])
     before = _parameters(backend, net, "cpu")
     trainer = Trainer(1, num_gpus, gradient_clip_val=0.5, backend=backend)
@@ -180,6 +208,10 @@ def _parameters(backend, line, device):
 
 @requirement("fit.evaluation-changes-nothing", section=SECTION)
 def test_evaluation_changes_no_parameter(backend, batches, num_gpus):
+    """Train the same parameters with and without an evaluation.
+
+    A look at a model must not change it.
+    """
     plain, _ = _fit(backend, batches, num_gpus)
     evaluated, history = _fit(backend, batches, num_gpus, val_data=batches)
     assert len(history["val_loss"]) == EPOCHS
@@ -188,6 +220,10 @@ def test_evaluation_changes_no_parameter(backend, batches, num_gpus):
 
 @requirement("fit.takes-its-own-and-foreign-arrays", section=SECTION)
 def test_tensors_lists_and_dicts_give_the_same_as_numpy(backend, batches, num_gpus):
+    """Train on tensors, lists and dicts as on NumPy arrays.
+
+    Loaders return all of them.
+    """
     _, expected = _fit(backend, batches, num_gpus)
     native = [[backend.asarray(array) for array in batch] for batch in batches]
     named = [{"X": X, "y": y} for X, y in batches]
@@ -198,6 +234,10 @@ def test_tensors_lists_and_dicts_give_the_same_as_numpy(backend, batches, num_gp
 @requirement("fit.inputs-by-name", section=SECTION)
 @pytest.mark.parametrize("names", [("mask", "x", "y"), ("y", "x", "mask")], ids="-".join)
 def test_a_dict_passes_inputs_by_name(backend, num_gpus, masked_model, names):
+    """Pass the entries of a dict to the model by name, in any order.
+
+    Position would swap a mask and an input.
+    """
     draw = np.random.default_rng(0)
     arrays = {name: draw.random((8, 3), "float32") for name in ("x", "mask", "y")}
     batch = {name: arrays[name] for name in names}
@@ -214,6 +254,10 @@ def test_a_dict_passes_inputs_by_name(backend, num_gpus, masked_model, names):
 
 @requirement("fit.weighs-examples", section=SECTION)
 def test_the_sample_weight_of_a_dict_weighs_its_examples(backend, batches, num_gpus):
+    """Weigh examples by ``sample_weight`` as if they were repeated.
+
+    Rare classes get more weight.
+    """
     weights = np.array([1, 0, 2, 1], "float32")
     weighted = [{"x": X, "y": y, "sample_weight": weights[: len(y)]} for X, y in batches]
     repeated = [
@@ -237,6 +281,10 @@ def test_the_sample_weight_of_a_dict_weighs_its_examples(backend, batches, num_g
 @requirement("fit.weights-of-zero", section=SECTION)
 @pytest.mark.parametrize("loss", ["mse", "bce", "cross_entropy"])
 def test_a_batch_whose_weights_are_all_0_changes_nothing(backend, num_gpus, loss):
+    """Change nothing in a batch whose weights are all 0.
+
+    A mean over nothing is NaN, which spreads to all parameters.
+    """
     labels = np.array([0, 1, 1], "int32")
     y = labels if loss == "cross_entropy" else np.eye(2, dtype="float32")[labels]
     batch = {"x": np.ones((3, 2), "float32"), "y": y, "sample_weight": np.zeros(3, "float32")}
@@ -249,11 +297,12 @@ def test_a_batch_whose_weights_are_all_0_changes_nothing(backend, num_gpus, loss
     np.testing.assert_allclose(backend.to_numpy(after), before, rtol=1e-6)
 
 
-@requirement("fit.resumes", section=SECTION)
+@requirement("fit.resumes", section=SECTION, source="contract, Resuming a run")
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_a_resumed_run_ends_like_an_uninterrupted_one(
     backend, batches, num_gpus, optimizer, tmp_path
 ):
+    """End a resumed run like an unbroken one, with each optimizer."""
     options = {"optimizer": optimizer, "lr": 0.1}
     unbroken = Trainer(4, num_gpus, backend=backend)
     expected = unbroken.fit(backend.mlp([2, 4, 1]), batches, **options)
@@ -290,6 +339,10 @@ class Drawing:
 @pytest.mark.parametrize("call", ["fit", "saved", "validate", "predict", "prefetch"])
 @pytest.mark.needs_gpus(1)
 def test_batches_are_drawn_outside_of_a_block(backend, batches, num_gpus, call, tmp_path):
+    """Draw batches outside of d2ldev's own device blocks.
+
+    A loader's tensors must not land on the GPU.
+    """
     data, trainer = Drawing(backend, batches), Trainer(2, num_gpus, backend=backend)
     net = backend.mlp([2, 1])
     with backend.on("gpu:0") as place:
@@ -308,6 +361,10 @@ def test_batches_are_drawn_outside_of_a_block(backend, batches, num_gpus, call, 
 
 @requirement("fit.accumulates", section=SECTION)
 def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batches, num_gpus):
+    """Make the last step of an epoch from the batches that are left.
+
+    Otherwise the last examples of each epoch are lost.
+    """
     batches = batches[:3]  # of one size
     accumulated = Trainer(EPOCHS, num_gpus, accumulate_grad_batches=2, backend=backend)
     accumulated.fit(backend.mlp([2, 1]), batches, lr=0.1)
@@ -320,8 +377,13 @@ def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batche
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@requirement("fit.resumes-accumulated", section=SECTION)
+@requirement("fit.resumes-accumulated", section=SECTION, source="contract, Resuming a run")
 def test_a_resumed_run_accumulates_like_an_uninterrupted_one(backend, batches, num_gpus, tmp_path):
+    """End a resumed run that accumulates gradients like an unbroken one.
+
+    The count of batches is a part of the state.
+    """
+
     def fit(epochs, **options):
         trainer = Trainer(epochs, num_gpus, accumulate_grad_batches=3, backend=backend)
         history = trainer.fit(backend.mlp([2, 4, 1]), batches, optimizer="adam", **options)
@@ -335,11 +397,15 @@ def test_a_resumed_run_accumulates_like_an_uninterrupted_one(backend, batches, n
     assert_same_values(backend, resumed, values_of(backend, unbroken))
 
 
-@requirement("fit.resumes-in-fewer-bits", section=SECTION)
+@requirement("fit.resumes-in-fewer-bits", section=SECTION, source="contract, Resuming a run")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_resumed_run_in_fewer_bits_ends_like_an_uninterrupted_one(
     backend, batches, num_gpus, precision, tmp_path
 ):
+    """End a resumed run in bf16 or fp16 like an unbroken one.
+
+    The scale of the gradients is a part of the state.
+    """
     # In the first half of the run, gradients are still too large for float16.
     large = [(X, 1000 * y) for X, y in batches]
 
@@ -357,8 +423,12 @@ def test_a_resumed_run_in_fewer_bits_ends_like_an_uninterrupted_one(
     assert_same_values(backend, resumed, values_of(backend, unbroken))
 
 
-@requirement("fit.too-many-gpus", section=SECTION)
+@requirement("fit.too-many-gpus", section=SECTION, source="contract, Several GPUs")
 def test_more_gpus_than_there_are_is_an_error_that_says_how_many(backend):
+    """Refuse more GPUs than there are, and say how many there are.
+
+    Fewer GPUs would train another batch size.
+    """
     count = backend.num_gpus()
     with pytest.raises(DeviceUnavailableError, match=f"has {count} GPU"):
         Trainer(1, count + 1, backend=backend)

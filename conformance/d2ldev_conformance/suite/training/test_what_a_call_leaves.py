@@ -1,5 +1,8 @@
 """D2L 6.7.3: a model's call may leave a tensor in an attribute, such as its attention weights.
 
+A model's call may leave a tensor in an attribute, such as attention weights. It is a by-product,
+and not a part of the model.
+
 No list of the framework's has it. So it may be missing, surplus or of another shape, and ends no
 run, and nothing else.
 """
@@ -15,6 +18,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
 
 SECTION = "6.7.3"
+SOURCE = "contract, Files"
 
 
 @pytest.fixture
@@ -36,8 +40,9 @@ def _predict(backend, net, batches):
     return [backend.to_numpy(x) for x in found]
 
 
-@requirement("fit.passes-over-what-a-call-leaves", section=SECTION)
+@requirement("fit.passes-over-what-a-call-leaves", section=SECTION, source="contract, Training")
 def test_a_model_is_placed_and_trained_again_after_a_run(backend, make, batches, num_gpus):
+    """Train and place a model again whose calls leave a tensor."""
     trainer = Trainer(2, num_gpus, backend=backend)
     first = trainer.fit(make(), batches, lr=0.1)["loss"]
     second = trainer.fit(trainer.model, batches, lr=0.1)["loss"]
@@ -52,6 +57,7 @@ def test_a_model_is_placed_and_trained_again_after_a_run(backend, make, batches,
 def test_a_file_fits_a_model_whatever_its_calls_have_left(
     backend, make, batches, tmp_path, rows, rows_saved
 ):
+    """Load a file into a model, whatever its calls have left."""
     trained = Trainer(1, backend=backend)
     trained.fit(make(rows_saved), batches, lr=0.1)
     expected = _predict(backend, trained.model, batches)
@@ -64,9 +70,12 @@ def test_a_file_fits_a_model_whatever_its_calls_have_left(
             assert_same(mine, theirs)
 
 
-@requirement("fit.resumes-past-what-a-call-leaves", section=SECTION)
+@requirement(
+    "fit.resumes-past-what-a-call-leaves", section=SECTION, source="contract, Resuming a run"
+)
 @pytest.mark.parametrize("rows", [0, 3], ids=["fresh", "of another shape"])
 def test_a_run_goes_on_whatever_a_call_has_left(backend, make, batches, tmp_path, rows):
+    """Resume a run of such a model with the same losses."""
     path = tmp_path / "run.safetensors"
     unbroken = Trainer(3, backend=backend).fit(make(), batches, lr=0.1)
     Trainer(1, backend=backend).fit(make(), batches, lr=0.1, checkpoint=path)

@@ -1,5 +1,7 @@
 """D2L 6.7.3 with 6.6: a run that the operating system kills goes on as if nothing had happened.
 
+Python runs no code when a process is killed. So all that a run needs has to be in its file.
+
 Python runs no code when a process is killed, and a new process resumes from the file alone. Each
 process makes the model and the loader from its own seed. So a run that starts again, or restores
 half of the state, ends with other parameters.
@@ -25,6 +27,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, values_of
 
 SECTION = "6.7.3"
+SOURCE = "contract, Resuming a run"
 EPOCHS = 3
 # The number of the epoch, and the number of its batch. An epoch has four batches.
 IN_THE_FIRST_EPOCH, IN_THE_MIDDLE_OF_THE_SECOND = (0, 1), (1, 2)
@@ -114,6 +117,7 @@ def run(backend, tmp_path):
     "num_gpus", [0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"]
 )
 def test_a_run_killed_twice_ends_like_an_uninterrupted_one(backend, run, num_gpus, tmp_path):
+    """End a run that is killed twice like an unbroken one."""
     model, history = train(backend, None, num_gpus=num_gpus, seed=0)
     first = run(num_gpus=num_gpus, seed=0, killed_in=IN_THE_FIRST_EPOCH)
     assert first.returncode == -signal.SIGKILL, first.stderr

@@ -1,4 +1,8 @@
-"""D2L 6.6 with 6.7.3: whatever stands in the checkpoint of a run, it goes on or is refused."""
+"""D2L 6.6 with 6.7.3: whatever stands in the checkpoint of a run, it goes on or is refused.
+
+A checkpoint may come from another version, or from a stranger. It must neither crash the process
+nor restore nonsense.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.3"
+SOURCE = "contract, Resuming a run"
 
 
 def _share():
@@ -70,6 +75,7 @@ def fitted(backend, tmp_path, monkeypatch):
 @requirement("fit.refuses-odd-states", section=SECTION)
 @pytest.mark.parametrize("odd", ODD)
 def test_a_run_whose_state_is_odd_goes_on_or_is_refused(backend, tmp_path, fitted, odd):
+    """Refuse a run whose state is odd, or continue it, without any other error."""
     state = fitted(resume=False)
     # What the framework reads; the rest is the same for all of them.
     parts = {name: state["run"][name] for name in ("modes", "random")}
@@ -84,6 +90,10 @@ def test_a_run_whose_state_is_odd_goes_on_or_is_refused(backend, tmp_path, fitte
 def test_a_run_whose_optimizer_has_an_odd_state_goes_on_or_is_refused(
     backend, tmp_path, fitted, odd, monkeypatch
 ):
+    """Refuse an odd state of an optimizer, or continue, without any other error.
+
+    Each framework reads this state by itself.
+    """
     state, files = fitted(resume=False), framework_of(backend).files
     optimizer, state_of = state["components"]["optimizer"], files.state
     told = state_of(optimizer) or {}

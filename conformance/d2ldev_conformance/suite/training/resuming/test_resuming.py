@@ -1,4 +1,8 @@
-"""D2L 6.7.3 with 6.6: a run goes on, on another device, and with all that it depends on."""
+"""D2L 6.7.3 with 6.6: a run goes on, on another device, and with all that it depends on.
+
+A cluster ends jobs, and the next machine may be another. The run has to end as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
 SECTION = "6.7.3"
+SOURCE = "contract, Resuming a run"
 # Batches are of one size: for each one a framework compiles the steps anew.
 EPOCHS = 4
 
@@ -50,6 +55,7 @@ def runs(backend, tmp_path):
 def test_a_run_resumed_on_another_device_stays_there_and_ends_close(
     backend, runs, num_gpus_before, num_gpus
 ):
+    """Resume a run on another device, stay there, and end close to an unbroken one."""
     (unbroken, expected), (resumed, history) = runs(num_gpus_before, num_gpus)
     there = backend.gpu(0) if num_gpus else backend.cpu()
     assert set(backend.placement(resumed.model).values()) == {there}
@@ -68,6 +74,10 @@ def test_a_run_resumed_on_another_device_stays_there_and_ends_close(
 def test_a_resumed_run_with_a_users_optimizer_ends_like_an_uninterrupted_one(
     backend, runs, num_gpus, own_optimizer
 ):
+    """Resume a run with an optimizer of the user's own, bit for bit.
+
+    Its state is where the framework's class keeps it.
+    """
     make = own_optimizers(backend)[own_optimizer]
     (unbroken, expected), (resumed, history) = runs(num_gpus, num_gpus, make)
     assert history == expected
@@ -103,6 +113,10 @@ def runs_of(request, backend, tmp_path):
 
 @requirement("fit.resumes-random-numbers", section=SECTION)
 def test_a_resumed_network_with_dropout_ends_like_an_uninterrupted_one(backend, runs_of, network):
+    """Resume a network with dropout, bit for bit.
+
+    The state of the random numbers is a part of the run.
+    """
     (unbroken, expected), (resumed, history) = runs_of(networks(backend)[network])
     assert history == expected
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
@@ -114,7 +128,12 @@ def test_a_resumed_network_with_dropout_ends_like_an_uninterrupted_one(backend, 
 def test_a_resumed_run_keeps_parameters_frozen_that_a_callback_froze(
     backend, runs_of, freezable, begins_frozen
 ):
-    """From the first epoch to the third, in a run that is broken off after the second."""
+    """Keep parameters frozen in a resumed run that a callback had frozen.
+
+    Thawed layers would forget what they have learned.
+
+    From the first epoch to the third, in a run that is broken off after the second.
+    """
     build, freeze = freezables(backend)[freezable]
 
     def begin(device):

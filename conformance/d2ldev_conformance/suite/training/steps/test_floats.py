@@ -1,4 +1,8 @@
-"""D2L 6.7.3: data is of the model's dtype when it enters, whatever floats it was made of."""
+"""D2L 6.7.3: data is of the model's dtype when it enters, whatever floats it was made of.
+
+NumPy makes float64 by default, and models are float32. Frameworks raise, cast or compute in other
+bits.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, read_saved_values
 
 SECTION = "6.7.3"
+SOURCE = "contract, Training"
 # Each number is one of float16's.
 X = np.arange(12).reshape(6, 2) / 8 - 0.5
 Y = np.arange(6).reshape(6, 1) / 4
@@ -39,6 +44,7 @@ def _fit(backend, device, batch, net=None, **options):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["float64", "float16"])
 def test_data_of_another_float_dtype_trains_the_model_as_its_own(backend, place, form, name):
+    """Cast data of another float dtype to the model's, and say so once."""
     run, said = _fit(backend, place, FORMS[form](X.astype(name), Y.astype(name)))
     expected, _ = _fit(backend, place, FORMS[form](X.astype("float32"), Y.astype("float32")))
     assert_same_run(run, expected)
@@ -49,6 +55,10 @@ def test_data_of_another_float_dtype_trains_the_model_as_its_own(backend, place,
 
 @requirement("fit.casts-floats", section=SECTION)
 def test_tensors_of_another_float_dtype_are_cast_where_they_are(backend, place):
+    """Cast tensors of another float dtype on their device.
+
+    A cast on the host would transfer twice.
+    """
     names = {"float64", "float16"} & set(backend.dtype_names)
     expected, _ = _fit(backend, place, (X.astype("float32"), Y.astype("float32")))
     for name in names:
@@ -60,6 +70,10 @@ def test_tensors_of_another_float_dtype_are_cast_where_they_are(backend, place):
 
 @requirement("fit.casts-only-floats", section=SECTION)
 def test_data_of_the_models_dtype_is_not_noted_and_integers_stay(backend, place):
+    """Leave integers and data of the model's dtype alone, without a note.
+
+    Labels and tokens are integers.
+    """
     x, y = X.astype("float32"), Y.astype("float32")
     expected, said = _fit(backend, place, (x, np.round(y)))
     run, said_of_integers = _fit(backend, place, (x, np.round(y).astype("int32")))

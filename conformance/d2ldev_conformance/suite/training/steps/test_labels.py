@@ -1,4 +1,8 @@
-"""D2L 6.7.3: labels are the numbers of classes, one for each row of logits, on every framework."""
+"""D2L 6.7.3: labels are the numbers of classes, one for each row of logits, on every framework.
+
+Frameworks read labels in other ways, and broadcast wrong ones without a sign. A loss of the wrong
+labels still falls.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, read_saved_values
 
 SECTION = "6.7.3"
+SOURCE = "contract, Labels"
 # More classes than a signed byte can number.
 MANY = 200
 # Each would be broadcast against logits of shape (4, 3), or compared with them.
@@ -64,6 +69,10 @@ def _losses(backend, device, learner, x, labels, **options):
 
 @requirement("labels.accuracy-of-every-width", section=SECTION)
 def test_accuracy_takes_labels_of_every_integer_dtype(backend, place, integers):
+    """Take labels of each integer dtype in ``accuracy``.
+
+    200 classes do not fit into int8, and overflow.
+    """
     logits = np.zeros((4, MANY), "float32")
     logits[range(4), [0, 5, 100, 127]] = 1
     found = [_accuracy(backend, place, logits, [0, 5, 100, 1], dtype=name) for name in integers]
@@ -75,6 +84,10 @@ def test_accuracy_takes_labels_of_every_integer_dtype(backend, place, integers):
 @requirement("labels.accuracy-sequences", section=SECTION)
 @pytest.mark.parametrize("shape", [(4, 5), (2, 3, 5)], ids=str)
 def test_accuracy_is_the_mean_over_all_labels_of_sequences(backend, place, shape):
+    """Return the mean of ``accuracy`` over all labels of sequences.
+
+    A mean of means weighs short sequences too much.
+    """
     logits = _logits(*shape, 3)
     labels = logits.argmax(-1).astype("int32")
     labels[0] = (labels[0] + 1) % 3
@@ -87,6 +100,10 @@ def test_accuracy_is_the_mean_over_all_labels_of_sequences(backend, place, shape
 @pytest.mark.needs("train")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_accuracy_refuses_labels_that_do_not_match_the_logits(backend, place, wrong):
+    """Refuse in ``accuracy`` labels that do not match the logits.
+
+    Broadcast labels give an accuracy that looks right.
+    """
     logits, labels = (backend.asarray(x, device=place) for x in (_logits(4, 3), WRONG[wrong]))
     with pytest.raises(UnsupportedValueError):
         backend.accuracy(logits, labels)
@@ -95,6 +112,10 @@ def test_accuracy_refuses_labels_that_do_not_match_the_logits(backend, place, wr
 @requirement("labels.accuracy-refuses-foreign-arrays", section=SECTION)
 @pytest.mark.needs("train")
 def test_accuracy_refuses_tensors_of_other_backends_and_other_objects(backend):
+    """Refuse in ``accuracy`` arrays of other libraries.
+
+    A NumPy array would be computed with on the host.
+    """
     logits, labels = _logits(4, 3), np.array([0, 1, 2, 0], "int32")
     with pytest.raises(UnsupportedValueError, match="not a tensor"):
         backend.accuracy(backend.asarray(logits), labels)
@@ -104,6 +125,10 @@ def test_accuracy_refuses_tensors_of_other_backends_and_other_objects(backend):
 
 @requirement("labels.cross-entropy-of-every-width", section=SECTION)
 def test_cross_entropy_takes_labels_of_every_integer_dtype(backend, place, integers):
+    """Take labels of each integer dtype in cross-entropy.
+
+    Data sets store labels in one byte.
+    """
     x = _logits(4, 2)
     for name, labels in [
         *((name, [0, 5, 100, 127]) for name in integers),
@@ -114,8 +139,9 @@ def test_cross_entropy_takes_labels_of_every_integer_dtype(backend, place, integ
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
-@requirement("labels.cross-entropy-sequences", section=SECTION)
+@requirement("labels.cross-entropy-sequences", section=SECTION, source="PyTorch, CrossEntropyLoss")
 def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend, place, model_of_sequences):
+    """Return the mean of cross-entropy over all labels of sequences."""
     net = models_of_sequences(backend)[model_of_sequences](place)
     learner = backend.learner(net, loss="cross_entropy")
     labels = np.arange(20, dtype="int32").reshape(4, 5) % 3
@@ -127,6 +153,10 @@ def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend, place, 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("method", ["step", "evaluate"])
 def test_cross_entropy_refuses_labels_that_do_not_match_the_logits(backend, place, wrong, method):
+    """Refuse in cross-entropy labels that do not match the logits.
+
+    One-hot rows and columns have other meanings in other frameworks.
+    """
     learner = _learner(backend, place)
     x, labels = (backend.asarray(x, device=place) for x in (_logits(4, 2), WRONG[wrong]))
     with pytest.raises(UnsupportedValueError):
@@ -159,16 +189,25 @@ def _assert_same_step(step, expected):
         np.testing.assert_allclose(step[1][name], value, rtol=1e-4, atol=1e-6)
 
 
-@requirement("labels.leave-out", section=SECTION)
+@requirement("labels.leave-out", section=SECTION, source="PyTorch, CrossEntropyLoss")
 @pytest.mark.parametrize("weights", [None, [1, 3, 0.5, 2]], ids=["equal", "weighted"])
 def test_a_step_leaves_out_the_label_for_none(backend, place, weights):
-    """The mean is over the labels that count."""
+    """Leave out the label -100, and take the mean over the others.
+
+    Padding is not a class.
+
+    The mean is over the labels that count.
+    """
     step = _after_a_step(backend, place, [0, -100, 2, -100], weights)
     _assert_same_step(step, _after_a_step(backend, place, [0, None, 2, None], weights))
 
 
 @requirement("labels.leave-out", section=SECTION)
 def test_a_batch_without_labels_has_no_loss_and_changes_nothing(backend, place):
+    """Give a batch without labels the loss 0, and change nothing.
+
+    A mean over nothing is NaN, which spreads to all parameters.
+    """
     loss, values = _after_a_step(backend, place, [-100] * 4)
     assert loss == 0
     before = read_saved_values(backend, backend.mlp([2, 3], device=place, seed=0))
@@ -176,8 +215,12 @@ def test_a_batch_without_labels_has_no_loss_and_changes_nothing(backend, place):
         np.testing.assert_array_equal(values[name], value)
 
 
-@requirement("labels.leave-out-of-sequences", section=SECTION)
+@requirement("labels.leave-out-of-sequences", section=SECTION, source="PyTorch, CrossEntropyLoss")
 def test_the_ends_of_sequences_are_left_out(backend, place, model_of_sequences):
+    """Leave out the labels -100 at the ends of sequences.
+
+    Padding must not be learned.
+    """
     net = models_of_sequences(backend)[model_of_sequences](place)
     learner = backend.learner(net, loss="cross_entropy")
     labels = np.arange(20, dtype="int32").reshape(4, 5) % 3
@@ -192,6 +235,10 @@ def test_the_ends_of_sequences_are_left_out(backend, place, model_of_sequences):
 
 @requirement("labels.accuracy-leaves-out", section=SECTION)
 def test_accuracy_leaves_out_the_label_for_none(backend, place):
+    """Leave out the label -100 in ``accuracy``.
+
+    Padding counted as an error hides the real accuracy.
+    """
     logits = np.eye(3, dtype="float32")[[0, 1, 2, 0]]
     assert _accuracy(backend, place, logits, [0, -100, 1, -100], dtype="int32") == 0.5
     assert _accuracy(backend, place, logits, [-100] * 4, dtype="int32") == 0
@@ -202,6 +249,10 @@ def test_accuracy_leaves_out_the_label_for_none(backend, place):
 @pytest.mark.parametrize("label", [-1, -101, 3, 10**6])
 @pytest.mark.parametrize("method", ["step", "evaluate"])
 def test_a_label_that_is_not_a_class_is_refused(backend, label, method):
+    """Refuse a label that is not the number of a class, and name it.
+
+    Python's -1 would be the last class.
+    """
     learner = _learner(backend, backend.cpu())
     x, y = backend.asarray(_logits(4, 2)), backend.asarray(np.array([0, 1, 2, label], "int32"))
 
@@ -218,7 +269,12 @@ def test_a_label_that_is_not_a_class_is_refused(backend, label, method):
 @pytest.mark.needs_gpus(1)
 @pytest.mark.parametrize(("label", "method"), [(-1, "step"), (3, "step"), (10**6, "evaluate")])
 def test_a_label_on_a_gpu_is_left_out_and_named_at_the_end(backend, label, method):
-    """The GPU can be used afterwards, and the model has learned from the other examples."""
+    """Name at the end a label on a GPU that is not a class, and go on.
+
+    A check in each step would make the GPU wait.
+
+    The GPU can be used afterwards, and the model has learned from the other examples.
+    """
     place = backend.gpu(0)
     learner = _learner(backend, place)
     x = backend.asarray(_logits(4, 2), device=place)
@@ -243,6 +299,10 @@ def _fit(backend, place, batch, **options):
 @pytest.mark.needs("train")
 @pytest.mark.parametrize("kind", ["of NumPy", "on the host", "on the device"])
 def test_fit_names_the_label_and_keeps_the_trained_parameters(backend, place, kind):
+    """Name such a label in ``fit``, and keep the trained parameters.
+
+    One wrong row must not cost a run.
+    """
     y = np.array([0, 1, 7, 2], "int32")
     if kind != "of NumPy":
         y = backend.asarray(y, device=place if kind == "on the device" else "cpu")
@@ -259,6 +319,10 @@ def test_fit_names_the_label_and_keeps_the_trained_parameters(backend, place, ki
 
 @requirement("labels.fit-leaves-out", section=SECTION)
 def test_fit_and_validate_leave_out_the_label_for_none(backend, place):
+    """Leave out the label -100 in ``fit`` and ``validate``.
+
+    Both compute the means by themselves.
+    """
     x, y = _logits(4, 2), np.array([0, -100, 2, -100], "int32")
     options = {"val_data": [(x, y)], "metrics": ["accuracy"]}
     history, trainer = _fit(backend, place, (x, y), **options)
@@ -272,6 +336,10 @@ def test_fit_and_validate_leave_out_the_label_for_none(backend, place):
 
 @requirement("labels.of-weight-zero", section=SECTION)
 def test_a_label_with_weight_zero_may_have_any_value(backend, place):
+    """Accept any label for an example of weight 0.
+
+    Padding has no class.
+    """
     batch = {"x": _logits(4, 2), "y": np.array([0, -1, 2, 7], "int32")}
     history, _ = _fit(backend, place, {**batch, "sample_weight": np.array([1, 0, 2, 0], "float32")})
     assert np.isfinite(history["loss"]).all()

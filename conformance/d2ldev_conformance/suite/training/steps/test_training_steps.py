@@ -1,4 +1,8 @@
-"""D2L 6.7.3: training happens where the model is, and a move in between changes nothing."""
+"""D2L 6.7.3: training happens where the model is, and a move in between changes nothing.
+
+A step computes losses, gradients and new parameters. Each framework does it in its own way, and all
+of them have to agree.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, values_of
 
 SECTION = "6.7.3"
+SOURCE = "contract, Training"
 STEPS = 4
 
 
@@ -47,13 +52,15 @@ def on_the_cpu(backend, data):
     return [float(backend.to_numpy(loss)) for loss in _train(backend, backend.cpu(), data)[1]]
 
 
-@requirement("train.learns", section=SECTION)
+@requirement("train.learns", section=SECTION, source="D2L")
 def test_the_loss_falls(on_the_cpu):
+    """Reduce the loss in four steps on the CPU."""
     assert on_the_cpu[-1] < on_the_cpu[0]
 
 
-@requirement("train.stays-on-the-device", section=SECTION)
+@requirement("train.stays-on-the-device", section=SECTION, source="D2L")
 def test_a_training_step_leaves_everything_on_the_device(backend, place, data):
+    """Leave parameters, optimizer and losses on the device after steps."""
     with backend.strict():
         components, losses = _train(backend, place, data)
     assert set(backend.placement(components).values()) == {place}
@@ -62,6 +69,10 @@ def test_a_training_step_leaves_everything_on_the_device(backend, place, data):
 
 @requirement("train.changes-the-parameters", section=SECTION)
 def test_a_training_step_changes_the_parameters(backend, place, data):
+    """Change the parameters in a step.
+
+    A loss that falls may come from the data alone.
+    """
     learner = _learner(backend, place)
     before = values_of(backend, learner.components["model"])
     x, y = (backend.asarray(array, device=place) for array in data)
@@ -73,14 +84,19 @@ def test_a_training_step_changes_the_parameters(backend, place, data):
 
 @requirement("train.same-losses", section=SECTION)
 def test_the_losses_are_those_of_the_cpu(backend, place, data, on_the_cpu):
+    """Compute on each device the losses of the CPU, to rounding."""
     losses = [float(backend.to_numpy(loss)) for loss in _train(backend, place, data)[1]]
     # Devices add in other orders, and a few steps multiply the difference.
     np.testing.assert_allclose(losses, on_the_cpu, rtol=1e-4)
 
 
-@requirement("train.same-bits", section=SECTION)
+@requirement("train.same-bits", section=SECTION, source="contract, Virtual GPUs")
 @pytest.mark.usefixtures("virtual")
 def test_virtual_gpus_compute_like_the_cpu(backend, route, data):
+    """Compute on virtual GPUs the parameters of the CPU, bit for bit.
+
+    Both compute with the same processor.
+    """
     _, target = route
     there, on_cpu = (_train(backend, device, data)[0] for device in (target, backend.cpu()))
     assert_same_values(backend, there, values_of(backend, on_cpu))
@@ -88,6 +104,10 @@ def test_virtual_gpus_compute_like_the_cpu(backend, route, data):
 
 @requirement("train.state-follows", section=SECTION)
 def test_a_move_between_two_steps_changes_nothing(backend, route, data, on_the_cpu):
+    """Continue with the same losses after a move between two steps.
+
+    Momentum that stays behind, or is lost, changes the next step.
+    """
     source, target = route
     with backend.strict():
         components, losses = _train(backend, source, data, move_to=target)
@@ -96,8 +116,9 @@ def test_a_move_between_two_steps_changes_nothing(backend, route, data, on_the_c
     np.testing.assert_allclose(values, on_the_cpu, rtol=1e-4)
 
 
-@requirement("train.data-from-elsewhere-raises", section=SECTION)
+@requirement("train.data-from-elsewhere-raises", section=SECTION, source="D2L")
 def test_a_step_with_data_on_another_device_raises(backend, route, data):
+    """Raise in a strict step with inputs on another device."""
     source, target = route
     learner = _learner(backend, source)
     x, y = (backend.asarray(array, device=target) for array in data)
@@ -105,8 +126,14 @@ def test_a_step_with_data_on_another_device_raises(backend, route, data):
         learner.step((x,), y)
 
 
-@requirement("train.targets-from-elsewhere-raise", section=SECTION)
+@requirement(
+    "train.targets-from-elsewhere-raise", section=SECTION, source="contract, Mixing devices"
+)
 def test_a_step_with_targets_on_another_device_raises(backend, route, data):
+    """Raise in a strict step with targets on another device.
+
+    A scalar loss hides where its operands were.
+    """
     source, target = route
     learner = _learner(backend, source)
     x, y = backend.asarray(data[0], device=source), backend.asarray(data[1], device=target)
@@ -120,6 +147,10 @@ def test_a_step_with_targets_on_another_device_raises(backend, route, data):
 @requirement("train.refuses-other-shapes", section=SECTION)
 @pytest.mark.parametrize("method", ["step", "evaluate"])
 def test_targets_that_would_be_broadcast_are_refused(backend, place, method):
+    """Refuse targets whose shape would be broadcast against the prediction.
+
+    ``(4, 1)`` against ``(4,)`` is a matrix of 16 errors, and learns the mean.
+    """
     learner = backend.learner(backend.mlp([2, 1], device=place))
     x, y = backend.ones((4, 2), device=place), backend.ones(4, device=place)
     with pytest.raises(UnsupportedValueError, match=r"\(4, 1\).*\(4,\)"):
@@ -130,6 +161,10 @@ def test_targets_that_would_be_broadcast_are_refused(backend, place, method):
 @pytest.mark.needs("train", "train with a loss of your own")
 @pytest.mark.parametrize("loss", [lambda p, y: (p - y) ** 2, lambda *_: 1.0], ids=["rows", "1.0"])
 def test_a_loss_that_is_not_a_scalar_is_refused_and_nothing_changes(backend, place, loss):
+    """Refuse a loss that is not a scalar tensor, and change nothing.
+
+    Frameworks sum over the rows, or fail without a name.
+    """
     net = backend.mlp([2, 1], device=place)
     before = values_of(backend, net)
     x, y = backend.ones((4, 2), device=place), backend.ones((4, 1), device=place)
@@ -142,6 +177,10 @@ def test_a_loss_that_is_not_a_scalar_is_refused_and_nothing_changes(backend, pla
 @requirement("train.passes-on-what-is-no-number", section=SECTION)
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_a_value_that_is_not_a_number_passes_through(backend, place, clip):
+    """Let NaN pass into the loss and the parameters, clipped or not.
+
+    A hidden NaN is found days later.
+    """
     net = backend.mlp([2, 1], device=place)
     learner = backend.learner(net, gradient_clip_val=clip)
     x = backend.full((4, 2), float("nan"), device=place)
@@ -152,10 +191,14 @@ def test_a_value_that_is_not_a_number_passes_through(backend, place, clip):
     assert np.isnan(backend.to_numpy(prediction)).all()
 
 
-@requirement("train.binary-cross-entropy", section=SECTION)
+@requirement("train.binary-cross-entropy", section=SECTION, source="PyTorch, BCEWithLogitsLoss")
 @pytest.mark.parametrize("logit", [-200.0, -3.0, 0.0, 2.0, 15.0, 200.0])
 @pytest.mark.parametrize("y", [0.0, 0.25, 1.0])
 def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend, place, logit, y):
+    """Compute binary cross-entropy and its gradient for each logit from -200 to 200.
+
+    The plain formula overflows.
+    """
     net = backend.mlp([1, 1], device=place)
     weight = backend.to_numpy(net(backend.ones((1, 1), device=place)))
     learner = backend.learner(net, loss="bce", lr=1.0)
@@ -169,8 +212,9 @@ def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend
     np.testing.assert_allclose(bias, y - 1 / (1 + np.exp(-found)), rtol=1e-5, atol=1e-7)
 
 
-@requirement("train.decays-weights-beside-the-gradient", section=SECTION)
+@requirement("train.decays-weights-beside-the-gradient", section=SECTION, source="PyTorch, AdamW")
 def test_adamw_decays_parameters_whose_gradient_is_zero(backend, place):
+    """Decay weights in AdamW also where the gradient is 0."""
     net = backend.mlp([1, 1], device=place)
     one, zero = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
     weight = backend.to_numpy(net(one))
@@ -183,11 +227,12 @@ def test_adamw_decays_parameters_whose_gradient_is_zero(backend, place):
 
 
 # From inputs of 0 a line learns only its bias, which begins at 0. Its gradient is twice the target.
-@requirement("train.clips-as-torch-does", section=SECTION)
+@requirement("train.clips-as-torch-does", section=SECTION, source="PyTorch, clip_grad_norm_")
 @pytest.mark.parametrize(
     ("norm", "clip"), [(2.0, 4.0), (2.0, 0.5), (2e-6, 1e-6)], ids=["below", "above", "tiny"]
 )
 def test_gradients_are_divided_by_their_norm_plus_a_millionth(backend, place, norm, clip):
+    """Divide clipped gradients by their norm plus a millionth."""
     net = backend.mlp([2, 1], device=place)
     learner = backend.learner(net, lr=1.0, gradient_clip_val=clip)
     x = backend.zeros((4, 2), device=place)
@@ -236,6 +281,10 @@ def _assert_values(backend, model, expected):
 @requirement("train.accumulates", section=SECTION)
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_accumulated_batches_equal_one_large_batch(backend, place, data, clip):
+    """Make one step from accumulated batches, equal to that of one large batch.
+
+    A model trains with batches that do not fit at once.
+    """
     found = _accumulate(backend, place, 4, clip)
     before = read_saved_values(backend, found.components["model"])
     expected = _accumulate(backend, place, 1, clip)
@@ -253,6 +302,10 @@ def test_accumulated_batches_equal_one_large_batch(backend, place, data, clip):
 
 @requirement("train.accumulates-what-is-left", section=SECTION)
 def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data):
+    """Take the mean over as many batches as have accumulated.
+
+    Dividing by the full number shortens the last step.
+    """
     found, expected = _accumulate(backend, place, 3), _accumulate(backend, place)
     for x, y in _quarters(backend, place, data):
         found.step((x,), y)
@@ -271,6 +324,10 @@ def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data)
 
 @requirement("train.accumulates-in-a-move", section=SECTION)
 def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data):
+    """Move accumulated gradients along with the model.
+
+    Half of a step would be lost.
+    """
     source, target = route
     found, expected = _accumulate(backend, source, 4), _accumulate(backend, target)
     there = _quarters(backend, target, data)
@@ -293,6 +350,10 @@ def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
 @pytest.mark.parametrize("kind", ["float32", "int32"])
 def test_an_example_of_weight_three_counts_as_three_do(backend, place, loss, kind):
+    """Count an example of weight 3 as three examples, in each loss.
+
+    A weight of another dtype must not change the mean.
+    """
     weights = np.array([1, 2, 0, 3])
     draw = np.random.default_rng(0)
     inputs = draw.standard_normal((4, 2)).astype("float32")
@@ -317,6 +378,10 @@ def test_an_example_of_weight_three_counts_as_three_do(backend, place, loss, kin
 
 @requirement("train.weighs-steps-of-sequences", section=SECTION)
 def test_weights_of_more_axes_are_those_of_the_steps_of_sequences(backend, place):
+    """Weigh the steps of sequences by weights with more axes.
+
+    Padding is masked step by step.
+    """
     (build,) = models_of_sequences(backend).values()
     learner = backend.learner(build(place))
     draw = np.random.default_rng(0)
@@ -334,7 +399,12 @@ def test_weights_of_more_axes_are_those_of_the_steps_of_sequences(backend, place
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
 @pytest.mark.parametrize("kind", ["float32", "bool"])
 def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss, kind):
-    """Padding is an example: its loss is infinite or NaN, and so would be 0 times its loss."""
+    """Ignore the target of an example of weight 0, also NaN.
+
+    0 times NaN is NaN, and would spread to all parameters.
+
+    Padding is an example: its loss is infinite or NaN, and so would be 0 times its loss.
+    """
     draw = np.random.default_rng(0)
     inputs = draw.standard_normal((4, 2)).astype("float32")
     y, padding = draw.random((4, 3), "float32"), np.float32("nan")
@@ -360,6 +430,10 @@ def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss, kin
 @requirement("train.refuses-other-weights", section=SECTION)
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 2), (4, 1, 1)], ids=str)
 def test_weights_that_are_not_those_of_the_examples_are_refused(backend, place, shape):
+    """Refuse weights whose shape does not match the examples.
+
+    Broadcast weights weigh other examples.
+    """
     learner = backend.learner(backend.mlp([2, 1], device=place))
     x, y = backend.ones((4, 2), device=place), backend.ones((4, 1), device=place)
     with pytest.raises(UnsupportedValueError, match="weigh the examples"):
@@ -371,10 +445,13 @@ def test_weights_that_are_not_those_of_the_examples_are_refused(backend, place, 
 precisions = pytest.mark.parametrize("precision", ["bf16", "fp16"])
 
 
-@requirement("train.computes-in-fewer-bits", section=SECTION)
+@requirement(
+    "train.computes-in-fewer-bits", section=SECTION, source="PyTorch, automatic mixed precision"
+)
 @precisions
 @pytest.mark.parametrize("method", ["step", "evaluate"])
 def test_fewer_bits_lose_digits_and_the_prediction_is_float32(backend, place, precision, method):
+    """Compute in bf16 or fp16 if asked, and return float32."""
     one, y = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
     more = backend.full((1, 1), 1 + 2.0**-12, device=place)
     is_same = []
@@ -386,12 +463,15 @@ def test_fewer_bits_lose_digits_and_the_prediction_is_float32(backend, place, pr
     assert is_same == [True, False]
 
 
-@requirement("train.learns-in-fewer-bits", section=SECTION)
+@requirement(
+    "train.learns-in-fewer-bits", section=SECTION, source="PyTorch, automatic mixed precision"
+)
 @precisions
 @pytest.mark.parametrize("accumulate_grad_batches", [1, 2])
 def test_the_loss_in_fewer_bits_is_near_that_in_float32_and_falls(
     backend, place, data, precision, accumulate_grad_batches
 ):
+    """Reduce the loss in fewer bits, from nearly the same first loss."""
     losses = []
     for chosen in (precision, "model"):
         net = backend.mlp([2, 8, 1], activation="tanh", device=place)
@@ -411,9 +491,17 @@ def test_the_loss_in_fewer_bits_is_near_that_in_float32_and_falls(
     assert last < 0.9 * first
 
 
-@requirement("train.keeps-parameters-in-float32", section=SECTION)
+@requirement(
+    "train.keeps-parameters-in-float32",
+    section=SECTION,
+    source="PyTorch, automatic mixed precision",
+)
 @precisions
 def test_a_change_that_fewer_bits_would_lose_is_kept(backend, place, precision):
+    """Keep a change of a parameter that fewer bits would lose.
+
+    Small steps add up only in float32.
+    """
     net = backend.mlp([1, 1], device=place)
     one = backend.ones((1, 1), device=place)
     before = backend.to_numpy(net(one)).item()
@@ -426,9 +514,17 @@ def test_a_change_that_fewer_bits_would_lose_is_kept(backend, place, precision):
     np.testing.assert_allclose(change, 2e-5 * 2 * 0.2, rtol=0.1)
 
 
-@requirement("train.keeps-parameters-in-float32", section=SECTION)
+@requirement(
+    "train.keeps-parameters-in-float32",
+    section=SECTION,
+    source="PyTorch, automatic mixed precision",
+)
 @precisions
 def test_everything_in_a_network_keeps_its_dtype(backend, place, precision, examples, network):
+    """Keep the dtype of all that a network has.
+
+    Statistics in 10 bits stop moving.
+    """
     net = networks(backend)[network](place)
     learner = backend.learner(net, loss="cross_entropy", optimizer="adam", precision=precision)
     x, y = (backend.asarray(array, device=place) for array in examples)
@@ -445,9 +541,14 @@ def test_everything_in_a_network_keeps_its_dtype(backend, place, precision, exam
 
 
 # From inputs of 0 a line learns only its bias, which begins at 0. Its gradient is twice the target.
-@requirement("train.learns-from-small-gradients", section=SECTION)
+@requirement(
+    "train.learns-from-small-gradients",
+    section=SECTION,
+    source="PyTorch, automatic mixed precision",
+)
 @precisions
 def test_gradients_that_are_0_in_float16_are_learnt_from(backend, place, precision):
+    """Learn from gradients that are 0 in float16."""
     learner = backend.learner(backend.mlp([2, 1], device=place), lr=1.0, precision=precision)
     x = backend.zeros((4, 2), device=place)
     learner.step((x,), backend.full((4, 1), 4e-8, device=place))
@@ -456,8 +557,13 @@ def test_gradients_that_are_0_in_float16_are_learnt_from(backend, place, precisi
     np.testing.assert_allclose(bias, 8e-8, rtol=0.01)
 
 
-@requirement("train.leaves-out-gradients-that-are-too-large", section=SECTION)
+@requirement(
+    "train.leaves-out-gradients-that-are-too-large",
+    section=SECTION,
+    source="PyTorch, automatic mixed precision",
+)
 def test_a_step_whose_gradients_are_too_large_changes_nothing_and_later_ones_do(backend, place):
+    """Skip a step whose gradients overflow float16, and make later ones."""
     learner = backend.learner(backend.mlp([2, 1], device=place), lr=1e-4, precision="fp16")
     x, y = backend.zeros((4, 2), device=place), backend.full((4, 1), 1e4, device=place)
     biases = []
@@ -479,10 +585,14 @@ def examples():
     return inputs, (inputs.sum(1) > 0).astype("int32")
 
 
-@requirement("train.evaluates-the-model-in-use", section=SECTION)
+@requirement("train.evaluates-the-model-in-use", section=SECTION, source="D2L 5.6")
 def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
     backend, place, examples, network
 ):
+    """Evaluate without dropout and without statistics of the batch.
+
+    An answer must not depend on the other rows.
+    """
     learner = backend.learner(networks(backend)[network](place), loss="cross_entropy", lr=0.0)
     x, y = (backend.asarray(array, device=place) for array in examples)
     drawn = {float(backend.to_numpy(learner.step((x,), y)[0])) for _ in range(3)}
@@ -501,6 +611,10 @@ def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
 
 @requirement("train.leaves-what-is-frozen", section=SECTION)
 def test_frozen_parameters_stay_until_they_are_thawed(backend, place, examples, freezable):
+    """Leave frozen parameters as they are until they are thawed.
+
+    Fine-tuning trains the last layers only.
+    """
     build, freeze = freezables(backend)[freezable]
     learner = backend.learner(build(place), loss="cross_entropy", optimizer="adam")
     x, y = (backend.asarray(array, device=place) for array in examples)

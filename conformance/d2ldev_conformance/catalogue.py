@@ -1,0 +1,33 @@
+"""All requirements of the suite, explained: the list from which the documentation is written."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from functools import cache
+
+from d2ldev_conformance import suite
+from d2ldev_conformance.explanation import Explanation, explain
+from d2ldev_conformance.requirement import ROOMS
+
+
+@cache
+def list_explanations() -> tuple[Explanation, ...]:
+    """Return one explanation for each test of the suite, in the order of modules and files."""
+    names = [
+        module.name
+        for module in pkgutil.walk_packages(suite.__path__, f"{suite.__name__}.")
+        if module.name.rpartition(".")[2].startswith("test_")
+    ]
+    found = [each for name in names for each in _explain_all(name)]
+    return tuple(sorted(found, key=lambda each: ROOMS.index(each.file.room)))
+
+
+def _explain_all(name: str) -> Iterator[Explanation]:
+    for function in vars(importlib.import_module(name)).values():
+        if inspect.isfunction(function) and function.__module__ == name:
+            explanation = explain(function)
+            if explanation is not None:
+                yield explanation
