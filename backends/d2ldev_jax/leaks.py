@@ -21,9 +21,11 @@ import jax
 import jax.numpy as jnp
 import jax.random
 import numpy as np
+from jax._src import dispatch
 from jax._src.array import ArrayImpl
 
 from d2ldev.framework import Device, DeviceMismatchError, Stray, Watch, replace
+from d2ldev_jax import tensors
 
 _MAKERS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (
@@ -38,6 +40,7 @@ _MAKERS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
         ("PRNGKey", "key", "normal", "uniform", "randint", "bernoulli", "permutation", "choice"),
     ),
 )
+_PUT = "_batched_device_put_impl"
 _READS = ("__array__", "item", "tolist", "__float__", "__int__", "__bool__", "__complex__")
 
 
@@ -55,12 +58,17 @@ class Follower:
     ) -> None:
         self._watch, self._frames = watch, watch.frames
         self._native, self._from_native = native, from_native
-        self._put = jax.device_put
 
     @contextmanager
     def follow(self) -> Iterator[Callable[[dict[str, Any]], None]]:
         """Follow what is done with arrays; give what commits inputs that were made before."""
-        replacements: list[tuple[Any, str, Any]] = [(jax, "device_put", self._follow_put())]
+        # What ``jax.device_put`` calls, whatever a library imports it as. Traced functions and older
+        # versions call the first. The last one is what d2ldev's own moves call.
+        replacements: list[tuple[Any, str, Any]] = [
+            (dispatch.device_put_p, "impl", self._follow_put(dispatch.device_put_p.impl)),
+            (dispatch, _PUT, self._follow_put(vars(dispatch)[_PUT])),
+            (tensors, "batched_device_put", self._follow_batch(tensors.batched_device_put)),
+        ]
         for module, names in _MAKERS:
             replacements += [
                 (module, name, self._follow_maker(vars(module)[name]))
@@ -102,7 +110,7 @@ class Follower:
 
     def _commit(self, x: Any) -> Any:
         self._watch.has_inputs = True
-        return self._put(x, self._native)
+        return jax.device_put(x, self._native)
 
     def _device_of(self, x: Any) -> Any:
         """Return the one device that an array is committed to; None if it is not committed."""
@@ -129,17 +137,30 @@ class Follower:
 
         return make
 
-    def _follow_put(self) -> Callable[..., Any]:
-        @functools.wraps(self._put)
-        def device_put(x: Any, *args: Any, **kwargs: Any) -> Any:
-            moved = self._put(x, *args, **kwargs)
-            frame = self._frames.nearest(sys._getframe(1))
-            if frame is not None and (device := self._device_of(moved)) is not None:
-                action = "moves" if self._device_of(x) == self._native else "creates"
-                self._note(moved, device, frame, action)
-            return moved
+    def _follow_put(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def device_put(*xs: Any, **options: Any) -> Any:
+            made = function(*xs, **options)
+            for x, moved in zip(xs, made, strict=True):
+                self._note_move(x, moved, sys._getframe(1))
+            return made
 
         return device_put
+
+    def _follow_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def batched_device_put(aval: Any, sharding: Any, xs: Any, *options: Any) -> Any:
+            moved = function(aval, sharding, xs, *options)
+            self._note_move(xs[0], moved, sys._getframe(1))
+            return moved
+
+        return batched_device_put
+
+    def _note_move(self, x: Any, moved: Any, caller: FrameType) -> None:
+        frame = self._frames.nearest(caller)
+        if frame is not None and (device := self._device_of(moved)) is not None:
+            action = "moves" if self._device_of(x) == self._native else "creates"
+            self._note(moved, device, frame, action)
 
     def _note(self, x: Any, device: Any, frame: FrameType, action: str) -> None:
         if device == self._native:

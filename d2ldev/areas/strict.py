@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.errors import NotBegunError
 from d2ldev.locks import Lock
 from d2ldev.scopes import Entry, Scopes, leave_in_turn, make_change
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Strict:
-    """Methods a framework implements for ``strict()``; each has a default.
+    """Methods a framework implements for ``strict()``; all but ``follow`` have a default.
 
     The helpers ``mismatch``, ``operands_of`` and ``replace`` are in ``d2ldev.operations.mixing``.
     """
@@ -42,18 +43,20 @@ class Strict:
         """
         return nullcontext()
 
-    def follow(
-        self, watch: Watch
-    ) -> AbstractContextManager[Callable[[dict[str, Any]], None]] | None:
+    def follow(self, watch: Watch) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
         """Return a context that reports to a watch what functions create, move and read.
 
         For ``d2ldev.find_leaks``. In the context, tensors that tests create are on the device of
-        the watch. Its end leaves the framework as it was. None if the framework cannot do it.
+        the watch. Its end leaves the framework as it was.
 
         The context gives a function for inputs that were made before. The function moves the
         tensors among the values of a dict to the device.
+
+        Raises:
+            NotBegunError: by default. A framework that cannot do it has ``'find leaks'`` in
+                ``Framework.cannot``.
         """
-        return None
+        raise NotBegunError("Strict.follow", f"find leaks of {watch.device}")
 
 
 class Strictness:

@@ -127,6 +127,7 @@ def find_leaks(
     Raises:
         DeviceUnavailableError: if the device does not exist.
         UnsupportedValueError: if the device is the CPU, or the framework cannot find leaks.
+        NotBegunError: if the author of the backend has not written ``Strict.follow``.
 
     >>> with find_leaks("gpu:1") as leaks:               # doctest: +SKIP
     ...     library.f(torch.ones(3))
@@ -156,7 +157,7 @@ def follow(
         A function that moves the tensors among the values of a dict to the device.
 
     Raises:
-        DeviceUnavailableError, UnsupportedValueError: as ``find_leaks``.
+        DeviceUnavailableError, NotBegunError, UnsupportedValueError: as ``find_leaks``.
     """
     framework = framework_of(backend)
     attempted = f"find leaks of {device}"
@@ -170,14 +171,7 @@ def follow(
         )
     frames.add_modules((*read_required_modules(backend.name), *libraries_of(backend.name)))
     watch = Watch(framework, tried, frames, leaks.add)
-    block = framework.strict.follow(watch)
-    if block is None:
-        raise UnsupportedValueError(
-            attempted,
-            f"the {backend.name} backend does not follow what its framework creates",
-            "use another backend for it: D2LDEV_BACKEND=torch",
-        )
-    with block as place:
+    with framework.strict.follow(watch) as place:
         try:
             yield place
         finally:

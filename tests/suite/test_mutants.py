@@ -14,6 +14,7 @@ from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.suite.devices import test_computing_devices
 from mutants import MUTANTS, Crashing, Hanging, Queued
 from mutants.devices.devices import TakesNegativeIndices
+from mutants.leaks import Following
 from mutants.models import WithObjects
 from mutants.sound import SOUND
 from processes import extend_path
@@ -23,7 +24,11 @@ for module in pkgutil.walk_packages(mutants.__path__, "mutants."):
     importlib.import_module(module.name)
 OF_OBJECTS = sorted({mutant.caught_by for mutant in MUTANTS if issubclass(mutant, WithObjects)})
 """The requirements of models that take attributes, as those of ``Queued`` do not."""
-BY_DAY = sorted({mutant.caught_by for mutant in MUTANTS if not mutant.is_nightly} - {*OF_OBJECTS})
+OF_LEAKS = sorted({mutant.caught_by for mutant in MUTANTS if issubclass(mutant, Following)})
+"""The requirements of backends that follow what a framework makes, as ``Queued`` does not."""
+BY_DAY = sorted(
+    {mutant.caught_by for mutant in MUTANTS if not mutant.is_nightly} - {*OF_OBJECTS, *OF_LEAKS}
+)
 AT_NIGHT = sorted({mutant.caught_by for mutant in MUTANTS if mutant.is_nightly})
 OF_MACHINES = "processes.train-on-two-machines"
 TIME_LIMIT = 120
@@ -39,7 +44,7 @@ def installed(tmp_path_factory):
     info = folder / "d2ldev_mutants-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d2ldev-mutants\nVersion: 1.0\n")
-    classes = [*MUTANTS, *SOUND, WithObjects, Queued, Crashing, Hanging]
+    classes = [*MUTANTS, *SOUND, Following, WithObjects, Queued, Crashing, Hanging]
     points = [f"{cls.name} = {cls.__module__}:{cls.__name__}" for cls in classes]
     (info / "entry_points.txt").write_text("\n".join(["[d2ldev.backends]", *points]))
     return folder
@@ -135,6 +140,10 @@ def test_a_sound_backend_passes_what_catches_the_mutants(outcomes, part):
 
 def test_a_sound_backend_passes_what_is_required_of_models_with_attributes(outcomes):
     assert outcomes(WithObjects, OF_OBJECTS) == dict.fromkeys(OF_OBJECTS, "passed")
+
+
+def test_a_sound_backend_passes_what_is_required_of_one_that_follows(outcomes):
+    assert outcomes(Following, OF_LEAKS) == dict.fromkeys(OF_LEAKS, "passed")
 
 
 @pytest.mark.parametrize("cls", SOUND, ids=lambda cls: cls.__name__)

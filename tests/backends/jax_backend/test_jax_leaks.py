@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from d2ldev_jax import JaxFramework
+from d2ldev_jax import JaxFramework, tensors
+from jax._src.dispatch import device_put_p
 from leaky_libraries import find_number, import_library
 
 import d2ldev
@@ -16,6 +17,11 @@ LIBRARY = """
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import device_put
+
+def put_by_name(x):
+    made = device_put(np.ones(3), jax.devices()[0])  # put_by_name
+    return x + made
 
 def put(x):
     made = jax.device_put(np.ones(3), jax.devices()[0])  # put
@@ -57,7 +63,8 @@ def library(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "action"), [("put", "creates"), ("create", "creates"), ("move", "moves")]
+    ("name", "action"),
+    [("put", "creates"), ("put_by_name", "creates"), ("create", "creates"), ("move", "moves")],
 )
 def test_an_array_that_a_library_commits_elsewhere_is_found(backend, library, name, action):
     with (
@@ -100,7 +107,8 @@ def test_a_right_library_has_no_leaks(backend, library):
 def test_the_block_leaves_jax_as_it_was(backend):
     def look():
         array = type(jnp.ones(3))
-        return jax.device_put, jnp.ones, jax.random.normal, array.__array__, jnp.ones(3).committed
+        functions = device_put_p.impl, tensors.batched_device_put, jnp.ones, jax.random.normal
+        return *functions, array.__array__, jnp.ones(3).committed
 
     before = look()
     with d2ldev.find_leaks("gpu:1", backend=backend):

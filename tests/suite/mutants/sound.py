@@ -59,6 +59,16 @@ class WithoutDLPack(
     cannot: ClassVar = {"dlpack": "it has no protocol for it"}
 
 
+class WithoutLeaks(
+    Sound,
+    passes=["strict.mixing-raises"],
+    lacks=["leaks.a-line-that-leaves-the-device-is-named"],
+):
+    """Has no place to see what its functions make."""
+
+    cannot: ClassVar = {"find leaks": "its functions are compiled"}
+
+
 class WithoutFloat32(Sound, passes=["mlp.seeds"], lacks=["bench.exercises-are-measured"]):
     """Multiplies in fewer bits only."""
 

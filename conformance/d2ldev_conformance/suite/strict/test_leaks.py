@@ -1,0 +1,91 @@
+"""The chapter's rule for a library's author: no tensor leaves the device of the inputs unseen."""
+
+from __future__ import annotations
+
+import types
+from contextlib import ExitStack, suppress
+
+import pytest
+
+import d2ldev
+from d2ldev import DeviceMismatchError
+from d2ldev_conformance.provision import check_provided, own_tensors
+from d2ldev_conformance.requirement import requirement
+
+SECTION = "6.7.2.3"
+LIBRARY = """
+def leave(backend, x):
+    host = backend.to(x, "cpu")
+    return x + host
+
+def stay(backend, x):
+    return x + backend.to(x, backend.device_of(x))
+"""
+LINE = 3
+"""The line of the library that leaves the device."""
+
+pytestmark = [pytest.mark.needs("find leaks"), pytest.mark.needs_gpus(1)]
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A module whose functions take tensors of any backend."""
+    path = tmp_path / "library_of_the_suite.py"
+    module = types.ModuleType(path.stem)
+    exec(compile(LIBRARY, path, "exec"), vars(module))  # noqa: S102  # a file without an import
+    return module
+
+
+@pytest.fixture
+def find(backend):
+    """Return what finds the leaks of a function of a tensor, and the device of the tensor."""
+    check_provided(backend, "own_tensors")
+    make = next(iter(own_tensors(backend).values()))
+    device = backend.devices()[-1]
+
+    def run(function):
+        found = []
+        with ExitStack() as entered:
+            entered.enter_context(suppress(DeviceMismatchError))  # some go on after a leak
+            block = d2ldev.find_leaks(device, tests=[__file__], backend=backend)
+            found.append(entered.enter_context(block))
+            x = make()
+            found.append(backend.device_of(x))
+            function(backend, x)
+        return found
+
+    return run
+
+
+@requirement("leaks.inputs-are-on-the-device", section=SECTION)
+def test_a_tensor_that_the_test_makes_is_on_the_device(backend, find, library):
+    leaks, device = find(library.stay)
+    assert device is backend.devices()[-1]
+    assert leaks.has_inputs
+
+
+@requirement("leaks.a-line-that-leaves-the-device-is-named", section=SECTION)
+def test_the_line_that_moves_an_input_is_named(find, library):
+    leaks, _ = find(library.leave)
+    lines = [leak.line for leak in leaks.find_failing()]
+    assert [(line.number, line.function) for line in lines] == [
+        (LINE, "library_of_the_suite.leave")
+    ]
+
+
+@requirement("leaks.staying-on-the-device-is-right", section=SECTION)
+def test_a_function_that_stays_on_the_device_has_no_leaks(find, library):
+    leaks, _ = find(library.stay)
+    assert list(leaks) == []
+
+
+@requirement("leaks.end-with-the-block", section=SECTION)
+def test_after_the_block_nothing_is_followed(backend, find, library):
+    make = next(iter(own_tensors(backend).values()))
+    before = backend.device_of(make())
+    leaks, _ = find(library.leave)
+    number = len(leaks)
+    with suppress(Exception):  # array-api-strict refuses it also without a block
+        library.leave(backend, backend.to(make(), backend.devices()[-1]))
+    assert len(leaks) == number
+    assert backend.device_of(make()) is before

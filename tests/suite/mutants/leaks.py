@@ -1,0 +1,94 @@
+"""Mutants that follow what their framework makes, and miss the leaks of a library."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+
+import array_api_strict as xp
+from d2ldev_reference.strict import ReferenceStrict
+
+from d2ldev import DeviceMismatchError
+from d2ldev.device import CPU
+from d2ldev.operations.mixing import replace
+from mutants import Mutant
+
+MAKERS = ("ones", "asarray")
+
+
+class Following(Mutant):
+    """The sound base of those that follow what functions of array-api-strict make."""
+
+    class Strict(ReferenceStrict):
+        @contextmanager
+        def follow(self, watch):
+            native = self.framework.devices.native(watch.device)
+            restore = self.replace((xp, name, self.show(watch, name, native)) for name in MAKERS)
+            try:
+                with watch.be_strict():
+                    yield lambda values: None
+            except DeviceMismatchError as error:
+                self.report(watch, error)
+                raise
+            finally:
+                restore()
+
+        def replace(self, replacements):
+            return replace(replacements)
+
+        def show(self, watch, name, native):
+            """Return what shows an array to the watch after a function has made it."""
+            function = vars(xp)[name]
+
+            def make(*args, **kwargs):
+                frame = watch.frames.nearest(sys._getframe(1))
+                is_test = watch.frames.is_test(frame)
+                if is_test and name == "ones":
+                    kwargs["device"] = native
+                made = function(*args, **kwargs)
+                if made.device == native:
+                    watch.has_inputs = True
+                elif not is_test:
+                    self.note(watch, made, frame)
+                return made
+
+            return make
+
+        def note(self, watch, made, frame):
+            watch.note_stray(made, frame, "moves")
+
+        def report(self, watch, error):
+            (stray,) = watch.strays.values()
+            watch.report("mix", stray, CPU, error.attempted, None)
+
+
+class FollowsNothing(Following, caught_by="leaks.a-line-that-leaves-the-device-is-named"):
+    class Strict(Following.Strict):
+        def note(self, watch, made, frame):
+            watch.strays.clear()
+
+        def report(self, watch, error):
+            pass
+
+
+class LeavesInputsWhereTheyAre(Following, caught_by="leaks.inputs-are-on-the-device"):
+    class Strict(Following.Strict):
+        @contextmanager
+        def follow(self, watch):
+            yield lambda values: None
+
+
+class TakesEveryTensorForALeak(Following, caught_by="leaks.staying-on-the-device-is-right"):
+    class Strict(Following.Strict):
+        @contextmanager
+        def follow(self, watch):
+            with super().follow(watch) as place:
+                yield place
+                watch.report("mix", None, CPU, "add", None)
+
+
+class FollowsForEver(Following, caught_by="leaks.end-with-the-block"):
+    class Strict(Following.Strict):
+        def replace(self, replacements):
+            replace(replacements)
+            return lambda: None
