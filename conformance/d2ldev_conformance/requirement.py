@@ -60,6 +60,7 @@ SOURCES = {
     "contract, The book's own code": "contract.md#the-books-own-code",
     "contract, Files": "files.md#what-fits",
     "contract, Mixing devices": "mixing.md",
+    "contract, Leaks": "leaks.md",
     "contract, Several GPUs": "several-gpus.md",
     "contract, What of a batch is split": "several-gpus.md#what-of-a-batch-is-split",
     "contract, Several processes": "several-machines.md",

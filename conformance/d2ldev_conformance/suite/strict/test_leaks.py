@@ -1,4 +1,8 @@
-"""The chapter's rule for a library's author: no tensor leaves the device of the inputs unseen."""
+"""``find_leaks`` names the lines of a library that leave the device of their inputs.
+
+A library that creates a tensor on the CPU, or moves one there, fails only on a GPU. Its authors
+often test without one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from d2ldev_conformance.provision import check_provided, own_tensors
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.2.3"
+SOURCE = "contract, Leaks"
 LIBRARY = """
 def leave(backend, x):
     host = backend.to(x, "cpu")
@@ -59,6 +64,7 @@ def find(backend):
 
 @requirement("leaks.inputs-are-on-the-device", section=SECTION)
 def test_a_tensor_that_the_test_makes_is_on_the_device(backend, find, library):
+    """Put a tensor that the test makes on the device that ``find_leaks`` was given."""
     leaks, device = find(library.stay)
     assert device is backend.devices()[-1]
     assert leaks.has_inputs
@@ -66,6 +72,7 @@ def test_a_tensor_that_the_test_makes_is_on_the_device(backend, find, library):
 
 @requirement("leaks.a-line-that-leaves-the-device-is-named", section=SECTION)
 def test_the_line_that_moves_an_input_is_named(find, library):
+    """Name the line and the function of a library that moves an input to another device."""
     leaks, _ = find(library.leave)
     lines = [leak.line for leak in leaks.find_failing()]
     assert [(line.number, line.function) for line in lines] == [
@@ -75,12 +82,14 @@ def test_the_line_that_moves_an_input_is_named(find, library):
 
 @requirement("leaks.staying-on-the-device-is-right", section=SECTION)
 def test_a_function_that_stays_on_the_device_has_no_leaks(find, library):
+    """Report no leak of a function that keeps its inputs' device."""
     leaks, _ = find(library.stay)
     assert list(leaks) == []
 
 
 @requirement("leaks.end-with-the-block", section=SECTION)
 def test_after_the_block_nothing_is_followed(backend, find, library):
+    """Report nothing after the block, and leave the framework's default device as it was."""
     make = next(iter(own_tensors(backend).values()))
     before = backend.device_of(make())
     leaks, _ = find(library.leave)
