@@ -62,8 +62,8 @@ class Follower:
     @contextmanager
     def follow(self) -> Iterator[Callable[[dict[str, Any]], None]]:
         """Follow what is done with arrays; give what commits inputs that were made before."""
-        # What ``jax.device_put`` calls, whatever a library imports it as. Traced functions and older
-        # versions call the first. The last one is what d2ldev's own moves call.
+        # What ``jax.device_put`` calls, whatever a library imports it as: the first in traced
+        # functions and in older versions. The last is what d2ldev's own moves call.
         replacements: list[tuple[Any, str, Any]] = [
             (dispatch.device_put_p, "impl", self._follow_put(dispatch.device_put_p.impl)),
             (dispatch, _PUT, self._follow_put(vars(dispatch)[_PUT])),
