@@ -149,12 +149,12 @@ class Follower:
 
     def _follow_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def batched_device_put(aval: Any, sharding: Any, xs: Any, *options: Any) -> Any:
+        def put_batch(aval: Any, sharding: Any, xs: Any, *options: Any) -> Any:
             moved = function(aval, sharding, xs, *options)
             self._note_move(xs[0], moved, sys._getframe(1))
             return moved
 
-        return batched_device_put
+        return put_batch
 
     def _note_move(self, x: Any, moved: Any, caller: FrameType) -> None:
         frame = self._frames.nearest(caller)
