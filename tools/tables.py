@@ -1,10 +1,10 @@
 """Write the tables of the documents from the results that are kept: ``python tools/tables.py``.
 
-``conformance/results/*.json`` are reports of the suite, ``benchmarks/results/*.json`` those
-of the benchmarks, ``conformance/results/versions/*.json`` those of ``tools/matrix.py``. The
-requirements are those of the suite, from the docstrings of its tests. Nothing in
-the documents that is a figure of ours is typed by hand. What was measured on a CPU is a ratio,
-which another machine gives again, more or less, unlike milliseconds.
+``conformance/results/*.json`` are reports of the suite. ``tools/versions.py`` writes those in its
+folder ``versions``. ``benchmarks/results/*.json`` are reports of the benchmarks. The requirements
+are those of the suite, from the docstrings of its tests. Nothing in the documents that is a figure
+of ours is typed by hand. What was measured on a CPU is a ratio, which another machine gives again,
+more or less, unlike milliseconds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from itertools import groupby
@@ -21,6 +22,11 @@ from typing import Any
 
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import Explanation
+from d2ldev_conformance.progress import count_by_module
+from d2ldev_conformance.runs import Run, count_platforms, platform_of, select_newest
+from d2ldev_conformance.schema import read_report
+
+from d2ldev.framework.testing import MODULES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,6 +42,7 @@ def with_tables(text: str) -> str:
     """Return a document with its tables as the results have them."""
     tables = {
         "support": support_rows(),
+        "modules": module_rows(),
         "versions": version_rows(),
         "overhead": overhead_rows(),
         "log": ratio_rows("device-log-*"),
@@ -61,9 +68,9 @@ def with_tables(text: str) -> str:
 
 def requirement_rows() -> Iterator[str]:
     """Return the requirements of the suite: a chapter for each module, a table for each file."""
-    for room, in_room in groupby(list_explanations(), key=lambda each: each.file.room):
-        yield from (f"## {room.title()}", "")
-        for file, in_file in groupby(in_room, key=lambda each: each.file):
+    for module, in_module in groupby(list_explanations(), key=lambda each: each.file.module):
+        yield from (f"## {module.title()}", "")
+        for file, in_file in groupby(in_module, key=lambda each: each.file):
             yield from (f"### {file.name[0].upper()}{file.name[1:]}", "")
             yield from (_write_code(f"{file.title} {file.reason}"), "")
             yield "| requirement | a backend has to | because | source |"
@@ -97,10 +104,9 @@ def support_rows() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     folder = ROOT / "conformance" / "results"
     reasons = tomllib.loads((folder / "not_run.toml").read_text(encoding="utf-8"))
-    reports: dict[str, dict[str, dict[str, Any]]] = {}
-    for _, report in sorted(documents(folder), key=lambda each: str(each[1]["date"])):
-        platform = report["devices"][-1]["platform"]
-        reports.setdefault(report["backend"], {})[platform] = report
+    reports: dict[str, dict[str, Run]] = {}
+    for report in newest_reports():
+        reports.setdefault(report["backend"], {})[platform_of(report)] = report
     for backend, on in sorted(reports.items()):
         without = reasons.get(backend, {})
         number = max(len(report["requirements"]) for report in on.values())
@@ -114,7 +120,29 @@ def support_rows() -> Iterator[str]:
         yield f"| {backend} | {' | '.join(cells)} | {_versions(last)}; {last['date'][:10]} |"
 
 
-def _outcome(report: dict[str, Any], number: int) -> str:
+def newest_reports() -> list[Run]:
+    """Return the newest kept report of each backend on each platform."""
+    kept = sorted((ROOT / "conformance" / "results").glob("*.json"))
+    return select_newest([read_report(path) for path in kept])
+
+
+def module_rows() -> Iterator[str]:
+    """Return one row for each of the newest reports, with the requirements of each module."""
+    yield f"| backend | on | {' | '.join(MODULES)} |"
+    yield "|---" * (len(MODULES) + 2) + "|"
+    for report in newest_reports():
+        counts = count_by_module(report["requirements"])
+        cells = [_count_passed(counts[module]) if module in counts else "" for module in MODULES]
+        yield f"| {report['backend']} | {count_platforms(report)} | {' | '.join(cells)} |"
+
+
+def _count_passed(count: Counter[str]) -> str:
+    """Return how many requirements of a module passed, and how many failed."""
+    failed = f", **{count['failed']} failed**" if count["failed"] else ""
+    return f"{count['passed']} of {count.total()}{failed}"
+
+
+def _outcome(report: Run, number: int) -> str:
     """Return how many requirements passed, failed and so on, and on which card and when.
 
     Args:
@@ -128,16 +156,16 @@ def _outcome(report: dict[str, Any], number: int) -> str:
     return f"{text}; {', '.join(report['cards'])}, {_versions(report)}; {report['date'][:10]}"
 
 
-def _versions(report: dict[str, Any]) -> str:
+def _versions(report: Run) -> str:
     """Return the versions that a report was made with, but d2ldev's own."""
     return ", ".join(f"{name} {x}" for name, x in report["versions"].items() if name != "d2ldev")
 
 
 def version_rows() -> Iterator[str]:
-    """Return one row for each row of the matrix, with what came of it."""
-    yield "| backend | Python | installed | areas of the suite | outcome | date |"
+    """Return one row for each version that was tried, with what came of it."""
+    yield "| backend | Python | installed | modules of the suite | outcome | date |"
     yield "|---|---|---|---|---|---|"
-    text = (ROOT / "conformance" / "matrix.toml").read_text(encoding="utf-8")
+    text = (ROOT / "conformance" / "versions.toml").read_text(encoding="utf-8")
     folder = ROOT / "conformance" / "results" / "versions"
     kept = [result for _, result in documents(folder)]
     for row in tomllib.loads(text)["rows"]:
@@ -147,7 +175,7 @@ def version_rows() -> Iterator[str]:
 
 
 def _version_cells(row: dict[str, Any], result: dict[str, Any] | None) -> tuple[str, ...]:
-    """Return the cells of a row of the matrix."""
+    """Return the cells of a row of the versions."""
     pins = ", ".join(each.replace("==", " ") for each in row["install"])
     if result is None:
         return row["backend"], row["python"], pins, "", "not run", ""
@@ -156,12 +184,14 @@ def _version_cells(row: dict[str, Any], result: dict[str, Any] | None) -> tuple[
     found = result["versions"]
     told = ("flax", "jax", "keras", "mxnet", "numpy", "optax", "tensorflow-cpu", "torch")
     versions = ", ".join(f"{name} {found[name]}" for name in told if name in found)
-    areas = result["rooms"].partition(" and not ")[0].strip("()").replace(" or ", ", ") or "all"
+    modules = (
+        result["selected"].partition(" and not ")[0].strip("()").replace(" or ", ", ") or "all"
+    )
     counted = [f"{count} {outcome}" for outcome, count in result["summary"].items() if count]
     where = f"{result['gpus']} virtual GPUs" if result["gpus"] else "the CPU"
     own = f"; its own tests {result['own']}" if result["own"] else ""
     outcome = f"{result['outcome']} on {where}: {', '.join(counted)}{own}"
-    return row["backend"], found["python"], versions, areas, outcome, result["date"]
+    return row["backend"], found["python"], versions, modules, outcome, result["date"]
 
 
 def overhead_rows() -> Iterator[str]:

@@ -8,9 +8,9 @@ import pkgutil
 from collections.abc import Iterator
 from functools import cache
 
+from d2ldev.framework.testing import MODULES
 from d2ldev_conformance import suite
 from d2ldev_conformance.explanation import Explanation, explain
-from d2ldev_conformance.requirement import ROOMS
 
 
 @cache
@@ -22,7 +22,7 @@ def list_explanations() -> tuple[Explanation, ...]:
         if module.name.rpartition(".")[2].startswith("test_")
     ]
     found = [each for name in names for each in _explain_all(name)]
-    return tuple(sorted(found, key=lambda each: ROOMS.index(each.file.room)))
+    return tuple(sorted(found, key=lambda each: MODULES.index(each.file.module)))
 
 
 def _explain_all(name: str) -> Iterator[Explanation]:

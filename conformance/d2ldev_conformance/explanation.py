@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from d2ldev_conformance.requirement import link_source, room_of
+from d2ldev_conformance.requirement import link_source, module_of
 
 PAGE = "docs/requirements.md"
 """The page of the documentation with all requirements. Each has its id as an anchor."""
@@ -23,14 +23,14 @@ class TestFile(NamedTuple):
     """What the requirements of one file share.
 
     Args:
-        room: the module of the contract.
+        module: the module of the contract.
         name: of the file, as words.
         title: the first paragraph of its docstring.
         reason: the second one, or empty.
         source: one of ``SOURCES``, or empty.
     """
 
-    room: str
+    module: str
     name: str
     title: str
     reason: str
@@ -82,7 +82,7 @@ def _read_file(name: str) -> TestFile:
     path = Path(str(module.__file__))
     title, reason, *_ = *_read_paragraphs(module), "", ""
     words = path.stem.removeprefix("test_").replace("_", " ").replace("gpu", "GPU")
-    return TestFile(room_of(path), words, title, reason, getattr(module, "SOURCE", ""))
+    return TestFile(module_of(path), words, title, reason, getattr(module, "SOURCE", ""))
 
 
 def _read_paragraphs(obj: object) -> list[str]:

@@ -29,10 +29,10 @@ from typing import Any
 import pytest
 
 from d2ldev import settings
+from d2ldev.framework.testing import MODULES
 from d2ldev.registry import selection as registry
 from d2ldev.scopes import every_scopes
 from d2ldev_conformance.provision import find_lasting_threads
-from d2ldev_conformance.requirement import ROOMS
 
 # pytest says in it which test is running, and which phase of it.
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
@@ -220,7 +220,7 @@ def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
                 yield value
     for framework in registry.list_loaded_frameworks():
         yield framework
-        yield from (vars(framework)[room] for room in ROOMS if room in vars(framework))
+        yield from (vars(framework)[module] for module in MODULES if module in vars(framework))
 
 
 def _inherits(owner: Any, name: str) -> bool:

@@ -34,7 +34,7 @@ class _Note(NamedTuple):
     Args:
         id: the requirement's.
         section: the requirement's.
-        room: the requirement's.
+        module: the requirement's.
         outcome: one of ``progress.OUTCOMES``.
         reason: in one line.
         cause: the place and the text of the error of a failure; empty otherwise.
@@ -42,7 +42,7 @@ class _Note(NamedTuple):
 
     id: str
     section: str
-    room: str
+    module: str
     outcome: str
     reason: str
     cause: str
@@ -75,7 +75,10 @@ class Outcomes:
             return result
         outcome, reason = _outcome(result), _reason(result, call)
         if call.excinfo is not None and outcome == "failed":
-            outcome, reason = self._judge(call.excinfo.value, requirement.room) or (outcome, reason)
+            outcome, reason = self._judge(call.excinfo.value, requirement.module) or (
+                outcome,
+                reason,
+            )
         if outcome in ("cannot", "not begun"):
             result.outcome = "skipped"
             result.longrepr = (str(item.path), 0, f"Skipped: {reason}")
@@ -87,7 +90,7 @@ class Outcomes:
             result.user_properties.append((_PROPERTY, list(note)))
         return result
 
-    def _judge(self, error: BaseException, room: str) -> tuple[str, str] | None:
+    def _judge(self, error: BaseException, module: str) -> tuple[str, str] | None:
         """Return the outcome and the reason of an error; None for a failure."""
         framework = framework_of(self._backend)
         declared = {describe_inability(framework, ability) for ability in framework.cannot}
@@ -96,8 +99,8 @@ class Outcomes:
             if isinstance(each, NotProvidedError) or problem in declared:
                 return "cannot", str(problem)
         method = find_unbegun_method(error, self._package)
-        if method := method or find_unbegun_default(framework, room):
-            return "not begun", f"write {method} ({page_of(method, room)})"
+        if method := method or find_unbegun_default(framework, module):
+            return "not begun", f"write {method} ({page_of(method, module)})"
         return None
 
     @pytest.hookimpl(tryfirst=True)
@@ -106,7 +109,7 @@ class Outcomes:
         note = _note_of(report)
         if note is None:
             return
-        requirement = Requirement(note.id, note.section, note.room)
+        requirement = Requirement(note.id, note.section, note.module)
         error = f"{report.nodeid}\n{note.cause or note.reason}" if note.outcome == "failed" else ""
         self._report.add(requirement, note.outcome, note.reason, error)
         if note.cause in self._causes:

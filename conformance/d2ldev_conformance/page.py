@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from d2ldev_conformance.progress import OUTCOMES
+from d2ldev_conformance.runs import count_platforms, name_framework, name_suite
 
 _NOT_RUN = "not in this run"
 # Colour alone says nothing to some readers, and nothing on paper.
@@ -95,10 +96,12 @@ pre.told { font-size: .8rem; max-height: 24rem; overflow-y: auto; }
   th { position: static; } }
 </style>
 </head>
-<body class="$kind">
+<body class="$kind" data-kind="$kind">
 <h1>$title</h1>
 $runs
+$notes
 <form hidden>
+$columns
 <label>outcome <select name="outcome"><option value="">all</option>$outcomes</select></label>
 <label>module <select name="module"><option value="">all</option>$modules</select></label>
 <label>text <input name="text" type="search" autocomplete="off"></label>
@@ -114,21 +117,29 @@ $bodies
 const form = document.querySelector("form");
 const bodies = [...document.querySelectorAll("tbody")];
 function filter() {
-  const outcome = form.elements.outcome.value, module = form.elements.module.value;
+  const { outcome, module, run } = Object.fromEntries(new FormData(form));
   const text = form.elements.text.value.trim().toLowerCase();
+  const column = run ? Number(run) : 0;
+  document.body.className = column ? "one" : document.body.dataset.kind;
+  for (const row of document.querySelectorAll("tr")) {
+    [...row.cells].forEach((cell, number) => {
+      cell.hidden = Boolean(column && number && number !== column);
+    });
+  }
   let count = 0;
   for (const body of bodies) {
     let shown = 0;
     for (const row of body.querySelectorAll("tr.requirement")) {
       row.hidden = Boolean((module && body.dataset.module !== module)
-        || (outcome && !row.dataset.outcomes.split(" ").includes(outcome))
-        || (text && !row.textContent.toLowerCase().includes(text)));
+        || (outcome && ![...row.cells].some((cell) => !cell.hidden && cell.className === outcome))
+        || (text && ![...row.cells].some((cell) => !cell.hidden
+          && cell.textContent.toLowerCase().includes(text))));
       shown += !row.hidden;
     }
     body.hidden = !shown;
     count += shown;
   }
-  form.elements.count.value = count + " requirements";
+  form.elements.count.value = count + (count === 1 ? " requirement" : " requirements");
 }
 form.addEventListener("input", filter);
 form.addEventListener("submit", (event) => event.preventDefault());
@@ -157,17 +168,19 @@ def format_page(matrix: dict[str, Any]) -> str:
     name = runs[0]["backend"] if has_one else f"{len(runs)} runs"
     found = {outcome for row in rows for outcome in _outcomes_of(row)}
     outcomes = [each for each in _SYMBOLS if each in found]
-    modules = {row["room"]: None for row in rows}
+    modules = {row["module"]: None for row in rows}
     return _PAGE.substitute(
         title=escape(f"Conformance of {name}"),
         kind="one" if has_one else "many",
         runs=_format_runs(runs),
+        notes=_format_notes(matrix["notes"]),
+        columns=_format_columns(runs),
         outcomes="".join(_format_option(_slug(each), each) for each in outcomes),
         modules="".join(_format_option(each, each) for each in modules),
         heads="".join(map(_format_head, runs)),
         bodies="\n".join(
             line
-            for module, group in groupby(rows, lambda row: row["room"])
+            for module, group in groupby(rows, lambda row: row["module"])
             for line in _format_module(module, list(group))
         ),
     )
@@ -181,34 +194,48 @@ def _format_runs(runs: Sequence[dict[str, Any]]) -> str:
     return f"<details>\n<summary>The runs</summary>\n<ul>\n{entries}\n</ul>\n</details>"
 
 
+def _format_notes(notes: Sequence[str]) -> str:
+    """Return what to know before comparing the runs."""
+    if not notes:
+        return ""
+    entries = "\n".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="notes">\n{entries}\n</ul>'
+
+
+def _format_columns(runs: Sequence[dict[str, Any]]) -> str:
+    """Return the choice of a run, if there are many."""
+    if len(runs) == 1:
+        return ""
+    options = "".join(
+        _format_option(str(number), run["source"]) for number, run in enumerate(runs, 1)
+    )
+    return f'<label>run <select name="run"><option value="">all</option>{options}</select></label>'
+
+
 def _format_run(run: dict[str, Any]) -> str:
     """Return what is known of a run, as an entry of a list."""
     versions = [f"{name} {version}" for name, version in run["versions"].items()]
     devices = [f"{each['device']} ({each['platform']})" for each in run["devices"]]
-    facts = [", ".join(devices), *run["cards"], run["machine"], ", ".join(versions)]
-    facts.append(run["date"].replace("T", " "))
-    if source := run.get("source", ""):
-        facts.insert(0, source)
+    facts = [
+        *(", ".join(devices), *run["cards"], run["machine"], ", ".join(versions)),
+        f"commit {run['commit'] or 'unknown'}",
+        f"suite {run['suite'] or 'unknown'}",
+        run["date"].replace("T", " "),
+    ]
+    if run["exit_status"] is not None:
+        facts.append(f"exit status {run['exit_status']}")
     counts = ", ".join(
         _format_outcome(each, f"{run['summary'][each]} {each}")
         for each in OUTCOMES
         if run["summary"].get(each)
     )
     told = escape("; ".join(facts))
-    return f"<li><b>{escape(run['backend'])}</b>: {counts}<br><small>{told}</small></li>"
+    return f"<li><b>{escape(run['source'])}</b>: {counts}<br><small>{told}</small></li>"
 
 
 def _format_head(run: dict[str, Any]) -> str:
     """Return the head of a run's column."""
-    framework = next((name for name in run["versions"] if name not in ("d2ldev", "python")), "")
-    found = Counter(each["platform"] for each in run["devices"][1:])
-    platforms = ", ".join(f"{number} {name}" for name, number in found.items()) or "cpu"
-    facts = (
-        f"{framework} {run['versions'].get(framework, '')}",
-        platforms,
-        f"d2ldev {run['versions'].get('d2ldev', '')}",
-        run["date"][:10],
-    )
+    facts = (name_framework(run), count_platforms(run), name_suite(run), run["date"][:10])
     told = "<br>".join(map(escape, facts))
     return f'<th scope="col"><b>{escape(run["backend"])}</b><br><small>{told}</small></th>'
 
@@ -224,13 +251,9 @@ def _format_module(module: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]
     yield f'<tbody data-module="{name}">'
     yield f'<tr class="module"><th scope="rowgroup">{name}</th>{counts}</tr>'
     for row in rows:
-        outcomes = " ".join(sorted({_slug(each) for each in _outcomes_of(row)}))
         head = f"{escape(row['requirement'])} <small>{escape(row['section'])}</small>"
         columns = "".join(map(_format_cell, row["cells"]))
-        yield (
-            f'<tr class="requirement" data-outcomes="{outcomes}">'
-            f'<th scope="row">{head}</th>{columns}</tr>'
-        )
+        yield f'<tr class="requirement"><th scope="row">{head}</th>{columns}</tr>'
     yield "</tbody>"
 
 

@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from d2ldev._backend import framework_of
+from d2ldev.framework.testing import MODULES
 from d2ldev_conformance.profiles import PROFILES, Profile, Traits
 from d2ldev_conformance.progress import (
-    count_by_room,
-    find_undone_rooms,
+    count_by_module,
+    find_undone_modules,
     format_counts,
     tell_progress,
     was_tested,
 )
-from d2ldev_conformance.requirement import ROOMS, requirement_of, room_of
+from d2ldev_conformance.requirement import module_of, requirement_of
 
 if TYPE_CHECKING:
     from d2ldev import Backend
@@ -76,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MODULE",
         action="append",
         default=[],
-        help=f"check only this module of the backend; may be repeated: {', '.join(ROOMS)}",
+        help=f"check only this module of the backend; may be repeated: {', '.join(MODULES)}",
     )
     group.addoption(
         "--d2ldev-report", metavar="DIR", help="the folder for conformance.json and its page"
@@ -86,16 +87,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _read_only(config: pytest.Config) -> Sequence[str]:
     """Return the modules of ``--d2ldev-only``, in their order."""
     given = {name.strip() for text in config.getoption("--d2ldev-only") for name in text.split(",")}
-    if unknown := sorted(given - {*ROOMS}):
-        names = ", ".join(ROOMS)
+    if unknown := sorted(given - {*MODULES}):
+        names = ", ".join(MODULES)
         raise pytest.UsageError(f"no such module: {', '.join(unknown)}; there are {names}")
-    return [room for room in ROOMS if room in given]
+    return [module for module in MODULES if module in given]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the modules that ``--d2ldev-only`` does not name."""
     only = config.stash.get(_ONLY, ())
-    is_module = collection_path.parent == _SUITE / "suite" and collection_path.name in ROOMS
+    is_module = collection_path.parent == _SUITE / "suite" and collection_path.name in MODULES
     return True if only and is_module and collection_path.name not in only else None
 
 
@@ -239,9 +240,9 @@ def freeze_what_is_loaded() -> None:
 
 def _stage(item: pytest.Item) -> int:
     """Return the position of a test's area in the order in which a backend is written."""
-    room = room_of(item.path)
-    in_suite = item.path.is_relative_to(_SUITE) and room in ROOMS
-    return ROOMS.index(room) if in_suite else len(ROOMS)
+    module = module_of(item.path)
+    in_suite = item.path.is_relative_to(_SUITE) and module in MODULES
+    return MODULES.index(module) if in_suite else len(MODULES)
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -289,7 +290,7 @@ def _traits(item: pytest.Item) -> Traits:
     requirement = requirement_of(item)
     needed = _count_needed_gpus(item)
     return Traits(
-        room=room_of(item.path),
+        module=module_of(item.path),
         requirement=requirement.id if requirement else "",
         gpus=needed,
         names_gpu=needed > 0 or "gpu" in item.name or _needs_real_gpu(item),
@@ -339,14 +340,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if is_worker or config.option.collectonly or _REPORT not in config.stash:
         return
     report = config.stash[_REPORT]
-    if folder := config.getoption("--d2ldev-report"):
-        report.write(Path(folder))
-    counts = count_by_room(report.rows())
+    counts = count_by_module(report.rows())
     if session.exitstatus == pytest.ExitCode.OK:
         if not was_tested(counts):
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-        elif find_undone_rooms(counts, config.stash[_ONLY]):
+        elif find_undone_modules(counts, config.stash[_ONLY]):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if folder := config.getoption("--d2ldev-report"):
+        report.write(Path(folder), int(session.exitstatus))
 
 
 def pytest_terminal_summary(
@@ -358,7 +359,7 @@ def pytest_terminal_summary(
         return
     report = config.stash[_REPORT]
     rows = report.rows()
-    counts, asked = count_by_room(rows), config.stash[_ONLY]
+    counts, asked = count_by_module(rows), config.stash[_ONLY]
     terminalreporter.section(f"conformance of {config.stash[_BACKEND].name}")
     for line in format_counts(counts):
         terminalreporter.line(line)
@@ -373,9 +374,9 @@ def pytest_terminal_summary(
         terminalreporter.line(line)
     if not was_tested(counts):
         terminalreporter.line("nothing was tested: the exit status is not 0")
-    for room in asked:
-        if room not in counts or not counts[room]["passed"]:
-            terminalreporter.line(f"nothing passed in {room}: the exit status is not 0")
+    for module in asked:
+        if module not in counts or not counts[module]["passed"]:
+            terminalreporter.line(f"nothing passed in {module}: the exit status is not 0")
     if _has_whole_modules(config):
         terminalreporter.line(tell_progress(counts, report.next_steps()))
 

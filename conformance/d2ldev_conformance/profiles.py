@@ -16,13 +16,13 @@ class Traits(NamedTuple):
     """The traits of a test that a profile selects it by.
 
     Args:
-        room: the area of the contract that it tests.
+        module: the module of the contract that it tests.
         requirement: the id of its requirement.
         gpus: the number of GPUs that it needs.
         names_gpu: whether it needs a GPU, or has "gpu" in its name.
     """
 
-    room: str
+    module: str
     requirement: str
     gpus: int
     names_gpu: bool
@@ -64,7 +64,7 @@ _SAME_ON_VIRTUAL_GPUS = (
 
 def _meets_numpy(test: Traits, _virtual_gpus: int) -> bool:
     # NumPy's arrays come in through tensors and files; the rest works with native tensors.
-    return test.room in ("tensors", "files")
+    return test.module in ("tensors", "files")
 
 
 def _select_everything(test: Traits, virtual_gpus: int) -> bool:
@@ -78,7 +78,7 @@ def _differs(test: Traits, virtual_gpus: int) -> bool:
     if test.requirement in _SAME_ON_VIRTUAL_GPUS:
         return False
     # A step of training takes long, and the kernels of a virtual GPU are the CPU's.
-    return test.room != "training" or test.names_gpu
+    return test.module != "training" or test.names_gpu
 
 
 PROFILES = {

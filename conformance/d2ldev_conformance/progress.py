@@ -6,15 +6,30 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from d2ldev_conformance.requirement import ROOMS
+from d2ldev.framework.testing import MODULES
 
 OUTCOMES = ("passed", "failed", "not begun", "known gap", "cannot", "skipped")
 """What may happen to a requirement, in the order of the columns."""
+# A requirement has the worst outcome of its tests, except for skipping. If it passed on the CPU,
+# and was skipped without a GPU, it has passed. The counts show the skipped tests.
+_WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "passed", "skipped")
 _TESTED = ("passed", "failed", "known gap")
 _UNDONE = ("failed", "not begun")
 
 
-def count_by_room(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
+def judge(tests: Mapping[str, int]) -> str:
+    """Return the outcome of a requirement: the worst of its tests, failed if none came to its end.
+
+    Args:
+        tests: how many have each outcome.
+
+    >>> judge({"passed": 3, "skipped": 1}), judge({"skipped": 1}), judge({})
+    ('passed', 'skipped', 'failed')
+    """
+    return next((outcome for outcome in _WORST_FIRST if tests.get(outcome)), "failed")
+
+
+def count_by_module(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
     """Return how many requirements of each module have each outcome, in the modules' order.
 
     Args:
@@ -22,8 +37,8 @@ def count_by_room(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
     """
     found: dict[str, Counter[str]] = {}
     for row in rows:
-        found.setdefault(row["room"], Counter())[row["outcome"]] += 1
-    return {room: found[room] for room in ROOMS if room in found}
+        found.setdefault(row["module"], Counter())[row["outcome"]] += 1
+    return {module: found[module] for module in MODULES if module in found}
 
 
 def format_counts(counts: Mapping[str, Counter[str]]) -> list[str]:
@@ -36,9 +51,9 @@ def format_counts(counts: Mapping[str, Counter[str]]) -> list[str]:
     columns = [each for each in OUTCOMES if any(count[each] for count in counts.values())]
     width = max(map(len, counts), default=0)
     lines = [" " * width + "".join(f"  {each:>6}" for each in columns)]
-    for room, count in counts.items():
+    for module, count in counts.items():
         cells = (f"  {count[each]:>{max(6, len(each))}}" for each in columns)
-        lines.append(room.ljust(width) + "".join(cells))
+        lines.append(module.ljust(width) + "".join(cells))
     return lines
 
 
@@ -46,7 +61,7 @@ def tell_progress(counts: Mapping[str, Counter[str]], next_steps: Mapping[str, s
     """Return one sentence: the last module that is done, and the next one.
 
     Args:
-        counts: as ``count_by_room`` returns them, of whole modules.
+        counts: as ``count_by_module`` returns them, of whole modules.
         next_steps: what is left to write in a module.
 
     >>> done, empty = Counter({"passed": 9}), Counter({"not begun": 4})
@@ -54,19 +69,19 @@ def tell_progress(counts: Mapping[str, Counter[str]], next_steps: Mapping[str, s
     'tensors done, 2 of 7: next, models: write Models.mlp'
     """
     done = ""
-    for room, count in counts.items():
+    for module, count in counts.items():
         if not is_done(count):
-            step = next_steps.get(room) or f"{count['failed']} failed"
-            return f"{done}next, {room}: {step}"
-        number = ROOMS.index(room) + 1
-        done = f"{room} done, {number} of {len(ROOMS)}: "
+            step = next_steps.get(module) or f"{count['failed']} failed"
+            return f"{done}next, {module}: {step}"
+        number = MODULES.index(module) + 1
+        done = f"{module} done, {number} of {len(MODULES)}: "
     return done + _name_next(list(counts))
 
 
-def _name_next(rooms: Sequence[str]) -> str:
+def _name_next(modules: Sequence[str]) -> str:
     """Return the module after the last one, in words."""
-    number = ROOMS.index(rooms[-1]) + 1 if rooms else 0
-    return f"next, {ROOMS[number]}" if number < len(ROOMS) else "nothing is left"
+    number = MODULES.index(modules[-1]) + 1 if modules else 0
+    return f"next, {MODULES[number]}" if number < len(MODULES) else "nothing is left"
 
 
 def is_done(count: Counter[str]) -> bool:
@@ -79,17 +94,17 @@ def was_tested(counts: Mapping[str, Counter[str]]) -> bool:
     return any(count[each] for count in counts.values() for each in _TESTED)
 
 
-def find_undone_rooms(counts: Mapping[str, Counter[str]], asked: Sequence[str]) -> list[str]:
+def find_undone_modules(counts: Mapping[str, Counter[str]], asked: Sequence[str]) -> list[str]:
     """Return the modules that are not done, in their order.
 
     Args:
-        counts: as ``count_by_room`` returns them.
+        counts: as ``count_by_module`` returns them.
         asked: the modules that were named. Of the others, those in which something is not begun or
             failed are undone. A selection of tests may leave a module without one that passes.
     """
     return [
-        room
-        for room in ROOMS
-        if (room in asked and not is_done(counts.get(room, Counter())))
-        or any(counts.get(room, Counter())[each] for each in _UNDONE)
+        module
+        for module in MODULES
+        if (module in asked and not is_done(counts.get(module, Counter())))
+        or any(counts.get(module, Counter())[each] for each in _UNDONE)
     ]

@@ -1,7 +1,7 @@
 """The fixtures that a backend provides for the suite, in the module ``provision`` of its package.
 
 The contract does not include them. A backend may leave out ``samples``, ``classifiers`` and
-``models_of_sequences``: the model of ``backend.mlp`` replaces them. ``ROOM_OF_KIND`` lists
+``models_of_sequences``: the model of ``backend.mlp`` replaces them. ``MODULE_OF_KIND`` lists
 the others.
 """
 
@@ -17,7 +17,7 @@ from d2ldev._backend import framework_of
 from d2ldev.framework import Framework, NotBegunError
 from d2ldev.framework.testing import Builders, Classifiers, Contents, Freezables, Loops
 
-ROOM_OF_KIND = {
+MODULE_OF_KIND = {
     "hostile_tensors": "tensors",
     **dict.fromkeys(("buffers", "gradients", "ties", "optimizer_states", "loops"), "models"),
     "composites": "files",

@@ -14,17 +14,16 @@ import d2ldev
 from d2ldev.bench.machine import list_cards
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.matrix import build_matrix
+from d2ldev_conformance.origin import digest_suite, find_commit
 from d2ldev_conformance.page import write_page
-from d2ldev_conformance.progress import OUTCOMES
+from d2ldev_conformance.progress import OUTCOMES, judge
 from d2ldev_conformance.requirement import Requirement
 from d2ldev_conformance.schema import REPORT, SCHEMA
 
-# A requirement has the worst outcome of its tests, except for skipping. If it passed on the CPU,
-# and was skipped without a GPU, it has passed. The counts show the skipped tests.
-_WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "passed", "skipped")
 # A requirement may fail in a hundred tests, with an array in each message.
 _MOST_ERRORS = 3
 _LONGEST_ERROR = 2000
+_NOT_ENDED = "no test came to its end"
 
 
 class Report:
@@ -66,18 +65,18 @@ class Report:
         if reason:
             self._reasons[requirement][reason] = None
         if outcome == "not begun":
-            self._unbegun.setdefault(requirement.room, Counter())[reason] += 1
+            self._unbegun.setdefault(requirement.module, Counter())[reason] += 1
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each requirement, in the order of its id."""
         return [
             {
                 "requirement": requirement.id,
-                "room": requirement.room,
+                "module": requirement.module,
                 "section": requirement.section,
-                "outcome": next((o for o in _WORST_FIRST if counts[o]), "failed"),
+                "outcome": judge(counts),
                 "tests": dict(counts),
-                "reasons": list(self._reasons[requirement]),
+                "reasons": list(self._reasons[requirement] or ([] if counts else [_NOT_ENDED])),
                 "errors": self._errors[requirement],
             }
             for requirement, counts in sorted(self._outcomes.items())
@@ -90,7 +89,7 @@ class Report:
 
     def next_steps(self) -> dict[str, str]:
         """Return what to write first in each module in which something is not begun."""
-        return {room: next(iter(steps)) for room, steps in self._unbegun.items()}
+        return {module: next(iter(steps)) for module, steps in self._unbegun.items()}
 
     def list_causes(self) -> list[str]:
         """Return one line for each cause: what to write, and the requirements that are not met."""
@@ -99,18 +98,20 @@ class Report:
         failed: dict[tuple[str, str], list[str]] = {}
         for row in self.rows():
             if row["outcome"] in ("failed", "known gap"):
-                cause = row["outcome"], str(row["reasons"] or "no test came to its end")
+                cause = row["outcome"], str(row["reasons"])
                 failed.setdefault(cause, []).append(row["requirement"])
         for (outcome, reasons), requirements in failed.items():
             lines.append(f"{outcome}: {', '.join(requirements)}: {reasons}")
         return lines
 
-    def document(self) -> dict[str, Any]:
+    def document(self, exit_status: int) -> dict[str, Any]:
         """Return the whole report, as it is written to ``conformance.json``.
 
-        ``schema``, ``backend``, ``date`` (UTC), ``versions`` (distribution -> version),
-        ``machine``, ``devices`` (name, platform), ``cards``, ``summary`` and ``requirements``
-        (``rows()``).
+        ``schema.find_problems`` names what a document has to have. ``origin`` finds ``commit`` and
+        ``suite``, and ``rows`` returns ``requirements``.
+
+        Args:
+            exit_status: the run's.
         """
         backend = self._backend
         return {
@@ -118,21 +119,30 @@ class Report:
             "backend": backend.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": _versions(backend),
+            "commit": find_commit(),
+            "suite": digest_suite(),
             "machine": f"{platform.system()} {platform.machine()}",
             "devices": [
                 {"device": device, "platform": name} for device, name in platforms(backend).items()
             ],
             "cards": list_cards(),
+            "exit_status": exit_status,
             "summary": self.summary(),
             "requirements": self.rows(),
         }
 
-    def write(self, folder: Path) -> None:
-        """Write ``conformance.json`` and ``conformance.html`` into a folder."""
+    def write(self, folder: Path, exit_status: int) -> None:
+        """Write ``conformance.json`` and ``conformance.html`` into a folder.
+
+        Args:
+            folder: it is made if needed.
+            exit_status: the run's.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        document = self.document()
+        document = self.document(exit_status)
         (folder / REPORT).write_text(format_lines(document), encoding="utf-8")
-        write_page(build_matrix([document]), (folder / REPORT).with_suffix(".html"))
+        matrix = build_matrix({self._backend.name: document})
+        write_page(matrix, (folder / REPORT).with_suffix(".html"))
 
 
 def platforms(backend: d2ldev.Backend) -> dict[str, str]:

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import pytest
 
-from d2ldev.framework.testing import MODULES
-
 _SUITE = Path(__file__).parent / "suite"
 _ID = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -99,9 +97,6 @@ SOURCES = {
 }
 """Each source that a requirement may name -> its address, which may be a page of ``docs``."""
 
-ROOMS = MODULES
-"""The rooms of the contract, in the order in which a backend is written and tested."""
-
 
 class Requirement(NamedTuple):
     """One thing that every backend must do.
@@ -109,12 +104,12 @@ class Requirement(NamedTuple):
     Args:
         id: ``area.what-holds``; a report has one row for it.
         section: the section of D2L's chapter that it comes from.
-        room: of the contract; see ``room_of``.
+        module: of the contract, one of ``MODULES``; see ``module_of``.
     """
 
     id: str
     section: str
-    room: str = ""
+    module: str = ""
 
 
 def requirement(
@@ -161,11 +156,11 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
     if mark is None:
         return None
     id, section = mark.args  # noqa: A001
-    return Requirement(id, section, room_of(item.path))
+    return Requirement(id, section, module_of(item.path))
 
 
-def room_of(path: Path) -> str:
-    """Return the area of a file of tests, at any depth in the suite; its folder outside of it."""
+def module_of(path: Path) -> str:
+    """Return the module of a file of tests, at any depth in the suite; its folder outside of it."""
     if path.is_relative_to(_SUITE):
         return path.relative_to(_SUITE).parts[0]
     return path.parent.name

@@ -1,40 +1,44 @@
-"""Read reports, and refuse a report of another schema or without a key that the schema has."""
+"""Read reports, and refuse a report of another schema or one that contradicts itself."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from d2ldev.errors import UnsupportedValueError
-from d2ldev_conformance.progress import OUTCOMES
-from d2ldev_conformance.requirement import ROOMS
+from d2ldev.framework.testing import MODULES
+from d2ldev_conformance.progress import OUTCOMES, judge
 
 SCHEMA = 1
 """The version of ``conformance.json`` and ``matrix.json``.
 
-It changes if a key goes or means something else. A report without ``schema`` has version 1.
+It changes if a key goes or means something else.
 """
 REPORT = "conformance.json"
-_OPTIONAL = ("schema", "errors")
 # ``[x]`` is a list of x, ``{str: x}`` a dict of x, and a tuple has the values that are allowed.
-_DOCUMENT: dict[str, Any] = {
+_DOCUMENT: dict[Any, Any] = {
     "schema": int,
     "backend": str,
     "date": str,
     "versions": {str: str},
+    "commit": str,
+    "suite": str,
     "machine": str,
     "devices": [{"device": str, "platform": str}],
     "cards": [str],
-    "summary": {str: int},
+    "exit_status": int | None,
+    "summary": {OUTCOMES: int},
     "requirements": [
         {
             "requirement": str,
-            "room": ROOMS,
+            "module": MODULES,
             "section": str,
             "outcome": OUTCOMES,
-            "tests": {str: int},
+            "tests": {OUTCOMES: int},
             "reasons": [str],
             "errors": [str],
         }
@@ -55,10 +59,6 @@ def read_report(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise _refusal(path, f"{type(error).__name__}: {error}") from error
-    schema = document.get("schema", SCHEMA) if isinstance(document, dict) else SCHEMA
-    if schema != SCHEMA:
-        problem = f"it has schema {schema!r}, and this d2ldev reads schema {SCHEMA}"
-        raise _refusal(path, problem)
     if problem := next(find_problems(document), ""):
         raise _refusal(path, problem)
     return dict(document)
@@ -70,7 +70,12 @@ def find_problems(document: Any) -> Iterator[str]:
     Args:
         document: as ``json.loads`` returns it.
     """
-    return _find_problems(document, _DOCUMENT, "")
+    if isinstance(document, dict) and document.get("schema") != SCHEMA:
+        has = f"schema {document['schema']!r}" if "schema" in document else "no schema"
+        yield f"it has {has}, and this d2ldev reads schema {SCHEMA}"
+        return
+    problems = list(_find_problems(document, _DOCUMENT, ""))
+    yield from problems or _find_contradictions(document)
 
 
 def _find_problems(value: Any, expected: Any, path: str) -> Iterator[str]:
@@ -78,10 +83,13 @@ def _find_problems(value: Any, expected: Any, path: str) -> Iterator[str]:
         if value not in expected:
             yield f"{path} is {value!r}, not one of {', '.join(expected)}"
         return
-    wanted = expected if isinstance(expected, type) else type(expected)
+    wanted = get_args(expected) or (_type_of(expected),)
     found: type = type(value)  # True is an int for isinstance
-    if found is not wanted:
-        yield f"{path or 'the document'} has the type {found.__name__}, not {wanted.__name__}"
+    if found not in wanted:
+        names = " or ".join(each.__name__.removesuffix("Type") for each in wanted)
+        yield f"{path or 'the document'} has the type {found.__name__}, not {names}"
+    elif found is int and value < 0:
+        yield f"{path} is {value}, which is less than 0"
     elif isinstance(expected, list):
         for number, each in enumerate(value):
             yield from _find_problems(each, expected[0], f"{path}[{number}]")
@@ -89,16 +97,45 @@ def _find_problems(value: Any, expected: Any, path: str) -> Iterator[str]:
         yield from _find_problems_of_keys(value, expected, path)
 
 
+def _type_of(expected: Any) -> type:
+    return expected if isinstance(expected, type) else type(expected)
+
+
 def _find_problems_of_keys(
     value: dict[str, Any], expected: dict[Any, Any], path: str
 ) -> Iterator[str]:
-    keys = dict.fromkeys(value, expected[str]) if str in expected else expected
-    for name, each in keys.items():
+    ((first, each), *_) = expected.items()
+    if isinstance(first, tuple):
+        for name in value:
+            yield from _find_problems(name, first, f"a key of {path}")
+    if not isinstance(first, str):
+        expected = dict.fromkeys(value, each)
+    for name, each in expected.items():
         key = f"{path}.{name}".removeprefix(".")
         if name in value:
             yield from _find_problems(value[name], each, key)
-        elif name not in _OPTIONAL:
+        else:
             yield f"{key} is missing"
+
+
+def _find_contradictions(document: dict[str, Any]) -> Iterator[str]:
+    """Yield each problem of a document that has all keys, with values of the right types."""
+    try:
+        datetime.fromisoformat(document["date"])
+    except ValueError:
+        yield f"date is {document['date']!r}, which is no date"
+    if not document["devices"]:
+        yield "devices is empty"
+    rows = document["requirements"]
+    for name, count in Counter(row["requirement"] for row in rows).items():
+        if count > 1:
+            yield f"requirements has {name} {count} times"
+    for number, row in enumerate(rows):
+        if row["outcome"] != (outcome := judge(row["tests"])):
+            yield f"requirements[{number}].outcome is {row['outcome']}, and its tests say {outcome}"
+    counts = Counter(row["outcome"] for row in rows)
+    if Counter(document["summary"]) != counts:
+        yield f"summary is {document['summary']}, and the requirements say {dict(counts)}"
 
 
 def _refusal(path: Path, problem: str) -> UnsupportedValueError:

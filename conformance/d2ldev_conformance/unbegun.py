@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from d2ldev.framework import Framework, NotBegunError, Strict
-from d2ldev_conformance.provision import ROOM_OF_KIND
-from d2ldev_conformance.requirement import ROOMS
+from d2ldev.framework.testing import MODULES
+from d2ldev_conformance.provision import MODULE_OF_KIND
 
 GUIDE = "docs/write-a-backend.md"
 """The guide for authors, which has a section for each module."""
-_ROOMS_OF_CLASSES = {"Learner": "training", **{room.title(): room for room in ROOMS}}
+_MODULES_OF_CLASSES = {"Learner": "training", **{module.title(): module for module in MODULES}}
 
 
 def find_unbegun_method(error: BaseException, package: str) -> str:
@@ -33,7 +33,7 @@ def find_unbegun_method(error: BaseException, package: str) -> str:
     return ""
 
 
-def find_unbegun_default(framework: Framework, room: str) -> str:
+def find_unbegun_default(framework: Framework, module: str) -> str:
     """Return the method without which the tests of a module fail; empty if its author has it.
 
     The defaults of the other modules raise a ``NotBegunError``. A framework without mixed operands
@@ -41,26 +41,26 @@ def find_unbegun_default(framework: Framework, room: str) -> str:
 
     Args:
         framework: the framework of the backend.
-        room: the module of a test that failed.
+        module: the module of a test that failed.
     """
     is_default = type(framework.strict).refuse_mixing is Strict.refuse_mixing
-    return "Strict.refuse_mixing" if room == "strict" and is_default else ""
+    return "Strict.refuse_mixing" if module == "strict" and is_default else ""
 
 
-def page_of(method: str, room: str) -> str:
+def page_of(method: str, module: str) -> str:
     """Return the section of the guide about a method.
 
     Args:
         method: its name in the interface, ``'Models.mlp'``, or a function of ``provision``.
-        room: the module whose section to return for the name of a function outside of both.
+        module: the module whose section to return for the name of a function outside of both.
 
     >>> page_of("Models.mlp", "training")
     'docs/write-a-backend.md#models'
     """
     cls, _, name = method.partition(".")
     if cls == "provision":
-        return f"{GUIDE}#{ROOM_OF_KIND.get(name, room)}"
-    return f"{GUIDE}#{_ROOMS_OF_CLASSES.get(cls, room)}"
+        return f"{GUIDE}#{MODULE_OF_KIND.get(name, module)}"
+    return f"{GUIDE}#{_MODULES_OF_CLASSES.get(cls, module)}"
 
 
 def list_causes(error: BaseException | None) -> Iterator[BaseException]:

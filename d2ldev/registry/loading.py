@@ -201,9 +201,9 @@ def _make(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
         problem = f"{value} {what}: {type(error).__name__}: {error}"
         problem, fix = _describe_warning(value, error) or (problem, fix)
         raise _refusal(name, source, problem, fix) from error
-    missing = [room for room in ("devices", "tensors") if not hasattr(framework, room)]
+    missing = [module for module in ("devices", "tensors") if not hasattr(framework, module)]
     if missing:
-        problem = f"{value} lacks the rooms {', '.join(missing)}"
+        problem = f"{value} lacks the modules {', '.join(missing)}"
         fix = f"make them in its __init__: self.{missing[0]} = ..."
         raise _refusal(name, source, problem, fix)
     return framework

@@ -92,6 +92,13 @@ def test_the_tables_are_those_of_the_results(name, tool):
     assert tool["with_tables"](DOCUMENTS[name]) == DOCUMENTS[name]
 
 
+def make_row(number, outcome):
+    """Return a row of a report, with the keys that the schema has."""
+    told = {"tests": {outcome: 1}, "reasons": [], "errors": []}
+    names = {"requirement": f"copy.{number}", "module": "tensors", "section": "6.7.2"}
+    return {**names, "outcome": outcome, **told}
+
+
 @pytest.fixture
 def kept_reports(tool, tmp_path, monkeypatch):
     """Return what keeps a report of torch on a platform, and the row of torch after it."""
@@ -102,13 +109,21 @@ def kept_reports(tool, tmp_path, monkeypatch):
 
     def keep(name, platform, date, passed, failed=0, *, backend="torch", card=None):
         report = {
+            "schema": 1,
             "backend": backend,
             "date": f"{date}T12:00:00+00:00",
             "versions": {"d2ldev": "0.1.0", backend: f"of {date}"},
+            "commit": "",
+            "suite": "",
+            "machine": "Linux x86_64",
             "devices": [{"device": "cpu", "platform": "cpu"}, {"device": "", "platform": platform}],
             "cards": [card] if card else [],
+            "exit_status": None,
             "summary": {"passed": passed, "failed": failed, "skipped": 0},
-            "requirements": [{}] * (passed + failed),
+            "requirements": [
+                make_row(number, "failed" if number < failed else "passed")
+                for number in range(passed + failed)
+            ],
         }
         (folder / f"{name}.json").write_text(json.dumps(report), encoding="utf-8")
         return next(row for row in tool["support_rows"]() if row.startswith(f"| {backend} |"))
@@ -224,7 +239,7 @@ def test_results_that_change_change_the_documents(tool, tmp_path, monkeypatch):
     results = tmp_path / "benchmarks" / "results"
     shutil.copytree(ROOT / "benchmarks" / "results", results)
     shutil.copytree(ROOT / "conformance" / "results", tmp_path / "conformance" / "results")
-    shutil.copy(ROOT / "conformance" / "matrix.toml", tmp_path / "conformance")
+    shutil.copy(ROOT / "conformance" / "versions.toml", tmp_path / "conformance")
     monkeypatch.setitem(tool["with_tables"].__globals__, "ROOT", tmp_path)
     before = TABLES
     assert tool["with_tables"](before) == before

@@ -8,7 +8,7 @@ from pathlib import Path
 import d2ldev_reference
 import pytest
 from d2ldev_conformance import provision
-from d2ldev_conformance.provision import ROOM_OF_KIND
+from d2ldev_conformance.provision import MODULE_OF_KIND
 from d2ldev_conformance.unbegun import find_unbegun_method
 from processes import conform, make_backend
 
@@ -147,17 +147,19 @@ def test_every_function_of_provision_has_a_module():
         and list(inspect.signature(value).parameters) == ["backend"]
     }
     has_default = {"samples", "classifiers", "models_of_sequences"}
-    assert {name for name in functions if not name.startswith("_")} == {*ROOM_OF_KIND} | has_default
+    assert {name for name in functions if not name.startswith("_")} == {
+        *MODULE_OF_KIND
+    } | has_default
 
 
-@pytest.mark.parametrize("kind", sorted(ROOM_OF_KIND))
+@pytest.mark.parametrize("kind", sorted(MODULE_OF_KIND))
 def test_the_guide_for_authors_has_each_kind_of_object_in_the_row_of_its_module(kind):
     text = (Path(__file__).parents[2] / "docs" / "write-a-backend.md").read_text("utf-8")
-    rows = [line for line in text.splitlines() if line.startswith(f"| `{ROOM_OF_KIND[kind]}` |")]
+    rows = [line for line in text.splitlines() if line.startswith(f"| `{MODULE_OF_KIND[kind]}` |")]
     assert f"`{kind}`" in rows[-1]
 
 
-@pytest.mark.parametrize("kind", sorted(ROOM_OF_KIND))
+@pytest.mark.parametrize("kind", sorted(MODULE_OF_KIND))
 def test_no_kind_of_object_is_missing_in_silence(reference, monkeypatch, kind):
     monkeypatch.setattr("d2ldev_reference.provision.CANNOT", {})
     monkeypatch.delattr(f"d2ldev_reference.provision.{kind}", raising=False)

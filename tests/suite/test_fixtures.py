@@ -98,15 +98,15 @@ LEAKS = {
         ["import d2ldev", "d2ldev.Device.__str__ = repr"],
         "d2ldev.device.Device.__str__ was replaced",
     ),
-    "a patched method of a room": (
+    "a patched method of a module": (
         ["import d2ldev", f"type({ROOM}).count = print"],
         "d2ldev_reference.devices.ReferenceDevices.count was replaced",
     ),
-    "a patched method that a room inherits": (
+    "a patched method that a module inherits": (
         ["import d2ldev", f"type({ROOM}).memory = print"],
         "d2ldev_reference.devices.ReferenceDevices.memory was replaced",
     ),
-    "a patched method of one room": (
+    "a patched method of one module": (
         ["import d2ldev", f"{ROOM}.count = lambda: 8"],
         "an object of ReferenceDevices.count was replaced",
     ),
@@ -250,11 +250,11 @@ def test_functions_of_further_modules_are_watched():
 
 
 @detect_leaks()
-def put_back(room):
-    room.count = room.count  # as MonkeyPatch of pytest before 9.2 does it
+def put_back(module):
+    module.count = module.count  # as MonkeyPatch of pytest before 9.2 does it
 
 
 def test_an_inherited_method_that_is_put_back_on_its_object_is_no_leak(reference):
-    room = framework_of(reference).devices
-    put_back(room)
-    assert "count" not in vars(room)
+    module = framework_of(reference).devices
+    put_back(module)
+    assert "count" not in vars(module)

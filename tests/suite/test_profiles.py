@@ -2,11 +2,12 @@
 
 import pytest
 from d2ldev_conformance.profiles import PROFILES, Traits
-from d2ldev_conformance.requirement import ROOMS
+
+from d2ldev.framework.testing import MODULES
 
 TESTS = [
-    Traits(room, requirement, gpus, names_gpu)
-    for room in ROOMS
+    Traits(module, requirement, gpus, names_gpu)
+    for module in MODULES
     for requirement in ("copy.makes-new-memory", "processes.end-with-a-lost-one")
     for gpus, names_gpu in ((0, False), (0, True), (1, True), (2, True), (3, True), (4, True))
 ]
@@ -24,8 +25,8 @@ def test_the_processes_of_a_profile_leave_out_no_test(name):
 
 def test_two_virtual_gpus_have_what_needs_them_and_all_but_training():
     chosen = select("default", 2)
-    assert {test.room for test in chosen if not test.names_gpu} == {*ROOMS} - {"training"}
-    assert {test.room for test in chosen if test.gpus == 2} == {*ROOMS}
+    assert {test.module for test in chosen if not test.names_gpu} == {*MODULES} - {"training"}
+    assert {test.module for test in chosen if test.gpus == 2} == {*MODULES}
     assert {test.requirement for test in chosen} == {"copy.makes-new-memory"}
 
 
@@ -40,4 +41,4 @@ def test_four_virtual_gpus_have_what_two_are_too_few_for(name):
 
 
 def test_quick_is_what_meets_numpy():
-    assert {test.room for test in select("quick", 2)} == {"tensors", "files"}
+    assert {test.module for test in select("quick", 2)} == {"tensors", "files"}

@@ -7,14 +7,16 @@ import d2ldev_conformance.suite.tensors.test_copying as copying
 import pytest
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import PAGE, describe, explain
-from d2ldev_conformance.requirement import ROOMS, SOURCES, requirement
+from d2ldev_conformance.requirement import SOURCES, requirement
 from test_documents import ROOT, anchors
+
+from d2ldev.framework.testing import MODULES
 
 EXPLANATIONS = list_explanations()
 
 
 def test_the_requirements_of_every_module_are_found():
-    assert {each.file.room for each in EXPLANATIONS} == {*ROOMS}
+    assert {each.file.module for each in EXPLANATIONS} == {*MODULES}
     assert len({each.id for each in EXPLANATIONS}) > 500
 
 
@@ -36,8 +38,8 @@ def test_what_is_asked_is_one_sentence_that_begins_with_the_verb():
 
 
 def test_no_two_requirements_ask_the_same():
-    asked = {(each.asks, each.file.room, each.id) for each in EXPLANATIONS}
-    counts = Counter((asks, room) for asks, room, _ in asked)
+    asked = {(each.asks, each.file.module, each.id) for each in EXPLANATIONS}
+    counts = Counter((asks, module) for asks, module, _ in asked)
     assert [asks for (asks, _), count in counts.items() if count > 1] == []
 
 

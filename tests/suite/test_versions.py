@@ -1,4 +1,4 @@
-"""The versions that ``pyproject.toml`` promises are those that the matrix has run."""
+"""The versions that ``pyproject.toml`` promises are those that have been run."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-ROWS = tomllib.loads((ROOT / "conformance" / "matrix.toml").read_text(encoding="utf-8"))["rows"]
+ROWS = tomllib.loads((ROOT / "conformance" / "versions.toml").read_text(encoding="utf-8"))["rows"]
 RESULTS = [
     json.loads(path.read_text(encoding="utf-8"))
     for path in sorted((ROOT / "conformance" / "results" / "versions").glob("*.json"))
@@ -68,7 +68,7 @@ def test_what_fails_is_not_kept_as_it_is():
 
 @pytest.fixture
 def tool():
-    return runpy.run_path(str(ROOT / "tools" / "matrix.py"))
+    return runpy.run_path(str(ROOT / "tools" / "versions.py"))
 
 
 def test_an_environment_has_the_versions_of_its_row(tool, tmp_path):
@@ -102,7 +102,7 @@ def test_a_failed_command_is_reported_with_its_last_line(tool, tmp_path):
     assert "fine" in (tmp_path / "log").read_text(encoding="utf-8")
 
 
-def test_every_row_of_the_matrix_is_in_the_table():
+def test_every_row_of_the_versions_is_in_the_table():
     table = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     lines = table.split("<!-- versions -->")[1].split("<!-- end of versions -->")[0].splitlines()
     told = [line.split(" | ")[0].removeprefix("| ") for line in lines[3:] if line]

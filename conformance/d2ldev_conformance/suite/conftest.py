@@ -39,7 +39,7 @@ from d2ldev_conformance.provision import (
     ties,
     untrainable_models,
 )
-from d2ldev_conformance.requirement import room_of
+from d2ldev_conformance.requirement import module_of
 
 PLACES = (
     pytest.param("cpu", id="cpu"),
@@ -84,7 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("dtype", backend_under_test(metafunc.config).dtype_names)
     if "place" in metafunc.fixturenames:
         places: tuple[object, ...] = PLACES
-        if room_of(metafunc.definition.path) == "training":
+        if module_of(metafunc.definition.path) == "training":
             # A step takes long. On the first GPU the trainer's tests take the same ones.
             last = 2 if backend_under_test(metafunc.config).num_gpus() > 1 else 1
             places = PLACES[0], PLACES[last]
@@ -258,7 +258,7 @@ def _leaves_no_trace(
     backend: Backend, _for_leaks: Path, request: pytest.FixtureRequest
 ) -> Iterator[None]:
     """A test that leaks anything, the framework's default device included, has failed."""
-    if warm := _WARM.get(room_of(request.path)):
+    if warm := _WARM.get(module_of(request.path)):
         request.getfixturevalue(warm)
     # Without a class of tensors the author has not begun with them.
     first = backend.tensor_types[:1]

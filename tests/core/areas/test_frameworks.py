@@ -1,4 +1,4 @@
-"""What an author writes: the seven rooms, what may be left out, and what is declared as missing."""
+"""What an author writes: seven modules, what may be left out, and what is declared as missing."""
 
 import gc
 import importlib.util
@@ -16,13 +16,13 @@ from d2ldev.errors import NotBegunError
 from d2ldev.nesting.kinds import PLAIN
 
 BUILT_IN = ("torch", "jax", "tensorflow", "mxnet", "reference")
-ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "parallel", "provision")
+MODULES = ("devices", "tensors", "models", "files", "training", "strict", "parallel", "provision")
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_built_in_backend_has_the_same_rooms(name, room):
-    assert importlib.util.find_spec(f"d2ldev_{name}.{room}") is not None
+def test_every_built_in_backend_has_the_same_modules(name, module):
+    assert importlib.util.find_spec(f"d2ldev_{name}.{module}") is not None
 
 
 def test_a_framework_that_is_dropped_is_freed():
@@ -87,14 +87,14 @@ def small():
     return Backend(Small())
 
 
-def test_with_two_rooms_tensors_are_made_moved_and_saved(small, path):
+def test_with_two_modules_tensors_are_made_moved_and_saved(small, path):
     x = small.to({"x": small.full(2, 3.0)}, "gpu:1")
     small.save(x, path)
     assert small.to_numpy(small.load(path)["x"]).tolist() == [3, 3]
     assert small.placement(small.place(x, "gpu:0")) == {"x": small.gpu(0)}
 
 
-def test_with_two_rooms_a_block_and_strict_are_there(small):
+def test_with_two_modules_a_block_and_strict_are_there(small):
     with small.on("gpu:1"), small.strict():
         assert small.device_of(small.ones(1)) is small.gpu(1)
 
@@ -138,7 +138,7 @@ def test_a_framework_has_what_its_author_writes_and_the_state_of_the_core():
         "cannot",
         "state",
     }
-    areas = {each for each in ROOMS if each != "provision"}
+    areas = {each for each in MODULES if each != "provision"}
     found = {*dir(Small()), *Framework.__annotations__}
     assert {name for name in found if not name.startswith("_")} == names | areas
     documented = Framework.__doc__.partition("Attributes:")[2].partition("Raises:")[0]

@@ -45,8 +45,8 @@ def backend_in(document, name):
     return next(entry for entry in document["backends"] if entry["name"] == name)
 
 
-def make_sick_backend(folder, room, method):
-    """Install into ``folder`` a backend ``mine``, one of whose rooms does one thing wrong."""
+def make_sick_backend(folder, module, method):
+    """Install into ``folder`` a backend ``mine``, one of whose modules does one thing wrong."""
     return make_backend(
         folder,
         source=f"""
@@ -58,10 +58,10 @@ def make_sick_backend(folder, room, method):
             def __init__(self, virtual_gpus=None):
                 super().__init__(virtual_gpus)
 
-                class Sick(type(self.{room})):
+                class Sick(type(self.{module})):
                     {method}
 
-                self.{room}.__class__ = Sick
+                self.{module}.__class__ = Sick
         """,
     )
 
@@ -270,7 +270,7 @@ def test_every_device_is_tried(document):
 
 
 @pytest.mark.parametrize(
-    ("room", "method", "words"),
+    ("module", "method", "words"),
     [
         (
             "tensors",
@@ -290,8 +290,8 @@ def test_every_device_is_tried(document):
         ),
     ],
 )
-def test_a_device_that_fails_is_shown_in_its_errors_words(tmp_path, room, method, words):
-    make_sick_backend(tmp_path, room, method)
+def test_a_device_that_fails_is_shown_in_its_errors_words(tmp_path, module, method, words):
+    make_sick_backend(tmp_path, module, method)
     done = run_command("doctor", path=[tmp_path], D2LDEV_BACKEND="mine")
     assert done.returncode == 1
     assert words in done.stdout

@@ -216,12 +216,12 @@ BROKEN = {
         "mine_backend.wiring:MyFramework is not a subclass of d2ldev.framework.Framework",
         "NoneType",
     ),
-    "a framework that lacks rooms": (
+    "a framework that lacks modules": (
         {"source": LACKING},
-        "mine_backend.wiring:MyFramework lacks the rooms tensors",
+        "mine_backend.wiring:MyFramework lacks the modules tensors",
         "NoneType",
     ),
-    "a room that lacks methods": (
+    "a module that lacks methods": (
         {"source": LACKING.replace("self.devices = ReferenceDevices(virtual_gpus)", "Tensors()")},
         "mine_backend.wiring:MyFramework cannot be made: TypeError: Can't instantiate abstract",
         "TypeError",

@@ -3,7 +3,7 @@
 The conformance suite is tried on them: ``tests/suite/test_mutants.py`` gives each of them to the
 suite, and the requirement in its ``caught_by`` has to fail.
 
-A fault of a room is a nested class of the room's name; a fault in what a user calls is a nested
+A fault of a module is a nested class of the module's name; a fault in what a user calls is a nested
 ``Backend``.
 """
 
@@ -99,7 +99,7 @@ class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
 class Mutant(ReferenceFramework):
     """The reference backend with one thing broken.
 
-    Every room, and the learner, knows the whole of it as ``framework``.
+    Every module, and the learner, knows the whole of it as ``framework``.
     """
 
     caught_by: ClassVar[str]
@@ -141,11 +141,11 @@ class Mutant(ReferenceFramework):
         self.strict = self.Strict(self)
         self.state.strictness = self.Strictness(self)
         self.parallel = self.Parallel(self)
-        for room in (
+        for module in (
             *(self.devices, self.tensors, self.models),
             *(self.files, self.training, self.strict, self.parallel),
         ):
-            room.framework = self
+            module.framework = self
         # The first ``Backend`` of a framework is the one that everybody gets.
         self.backend = self.Backend(self)
 

@@ -1,1 +1,1 @@
-"""Faults of the room of devices, and of what stands on it."""
+"""Faults of the module devices, and of what stands on it."""

@@ -1,1 +1,1 @@
-"""Faults of the room of tensors, and of what stands on it."""
+"""Faults of the module tensors, and of what stands on it."""

@@ -1,1 +1,1 @@
-"""Faults of the room of training, and of what stands on it."""
+"""Faults of the module training, and of what stands on it."""

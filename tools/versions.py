@@ -1,7 +1,8 @@
-"""Run the suite on the versions that the extras allow: ``python tools/matrix.py [ROW ...]``.
+"""Run the suite on the versions that the extras allow: ``python tools/versions.py [ROW ...]``.
 
-``conformance/matrix.toml`` has the rows. Each one is a new environment, which is removed before the
-next, with the wheels unless ``UV_CACHE_DIR`` keeps them: those of PyTorch for CUDA are gigabytes.
+``conformance/versions.toml`` has the rows. Each one is a new environment, which is removed before
+the next, with the wheels unless ``UV_CACHE_DIR`` keeps them: those of PyTorch for CUDA are
+gigabytes.
 ``uv`` makes it, and gets a Python that is not here.
 The suite runs there with two virtual GPUs, or on the CPU where the version cannot make any.
 
@@ -31,9 +32,9 @@ sys.path.append(str(ROOT / "conformance"))
 from d2ldev_conformance.lines import format_lines  # noqa: E402
 
 RESULTS = ROOT / "conformance" / "results" / "versions"
-# What takes long is left to those who ask for it: --rooms "". Training stands on the other rooms,
-# and hostile arguments meet every framework each day.
-ROOMS = "(devices or tensors or models or files or strict) and not hostile_arguments"
+# What takes long is left to those who ask for it: --select "". Training stands on the other
+# modules, and hostile arguments meet every framework each day.
+SELECTED = "(devices or tensors or models or files or strict) and not hostile_arguments"
 # The tools of the tests are the same in all rows.
 TOOLS = ("hypothesis", "pytest", "pytest-xdist")
 # A framework whose kernels wait for each other is no failure of a version.
@@ -41,8 +42,8 @@ SECONDS = 3600
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return the rows of the matrix, each with the ``name`` of its results."""
-    table = tomllib.loads((ROOT / "conformance" / "matrix.toml").read_text(encoding="utf-8"))
+    """Return the rows of the file, each with the ``name`` of its results."""
+    table = tomllib.loads((ROOT / "conformance" / "versions.toml").read_text(encoding="utf-8"))
     for row in table["rows"]:
         pins = [each.replace("==", "-") for each in row["install"]]
         row["name"] = "-".join([row["backend"], f"python-{row['python']}", *pins])
@@ -53,7 +54,9 @@ def main() -> int:
     """Run the rows whose names match the arguments, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("row", nargs="*", help="names of rows, with * and ?")
-    parser.add_argument("--rooms", default=ROOMS, help="pytest's -k expression; empty selects all")
+    parser.add_argument(
+        "--select", default=SELECTED, help="pytest's -k expression; empty selects all"
+    )
     parser.add_argument("--own", action="store_true", help="run the backend's own tests, too")
     parser.add_argument("--logs", type=Path, help="the folder for the output of each row")
     arguments = parser.parse_args()
@@ -66,7 +69,7 @@ def main() -> int:
         parser.error(f"no row is named so; there are:\n{_names()}")
     outcomes = []
     for row in chosen:
-        result = result_of(row, arguments.rooms, arguments.logs, own=arguments.own)
+        result = result_of(row, arguments.select, arguments.logs, own=arguments.own)
         RESULTS.mkdir(parents=True, exist_ok=True)
         text = format_lines(result)
         (RESULTS / f"{row['name']}.json").write_text(text, encoding="utf-8")
@@ -80,19 +83,21 @@ def _names() -> str:
     return "\n".join(row["name"] for row in rows())
 
 
-def result_of(row: dict[str, Any], rooms: str, logs: Path | None, *, own: bool) -> dict[str, Any]:
+def result_of(
+    row: dict[str, Any], selected: str, logs: Path | None, *, own: bool
+) -> dict[str, Any]:
     """Return what came of a row: ``outcome`` is holds, fails or cannot be installed."""
     result: dict[str, Any] = {
         "row": {name: row[name] for name in ("backend", "python", "install")},
         "date": datetime.now(UTC).date().isoformat(),
-        "rooms": rooms,
+        "selected": selected,
         "gpus": gpus_of(row),
         "versions": {},
         "summary": {},
         "failed": {},
         "own": "",
     }
-    with tempfile.TemporaryDirectory(prefix="d2ldev-matrix-") as folder:
+    with tempfile.TemporaryDirectory(prefix="d2ldev-versions-") as folder:
         place = Path(folder)
         log = (logs or place) / f"{row['name']}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +106,7 @@ def result_of(row: dict[str, Any], rooms: str, logs: Path | None, *, own: bool) 
             if installed:
                 return {**result, "outcome": "cannot be installed", "problem": installed}
             began = time.monotonic()
-            problem = _run([suite_command(row, rooms, place)], place, output)
+            problem = _run([suite_command(row, selected, place)], place, output)
             if own:
                 own_problem = _run([own_command(row, place)], place, output)
                 result["own"] = "failed" if own_problem else "passed"
@@ -136,13 +141,13 @@ def install_commands(row: dict[str, Any], place: Path) -> list[list[str]]:
     ]
 
 
-def suite_command(row: dict[str, Any], rooms: str, place: Path) -> list[str]:
+def suite_command(row: dict[str, Any], selected: str, place: Path) -> list[str]:
     """Return the command that runs the suite in the environment of a row."""
-    selected = ["-k", rooms] if rooms else []
+    options = ["-k", selected] if selected else []
     gpus = str(gpus_of(row))
     command = [str(place / "venv" / "bin" / "d2ldev"), "conformance", row["backend"]]
     command += ["--virtual-gpus", gpus, "--require-gpus", gpus]
-    return [*command, "--report", str(place / "report"), "--", *selected]
+    return [*command, "--report", str(place / "report"), "--", *options]
 
 
 def gpus_of(row: dict[str, Any]) -> int:

@@ -1,0 +1,100 @@
+"""What the head of a report tells about its run, and what differs between the runs of a matrix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Run = Mapping[str, Any]
+"""A report, or an entry of ``runs`` in a matrix."""
+
+# pytest's exit status of a run that did not end as it should.
+_CUT_SHORT = {2: "interrupted", 3: "internal error", 4: "wrong options", 5: "nothing was tested"}
+
+
+def platform_of(run: Run) -> str:
+    """Return the platform of a run: that of its last device, as the CPU is the first.
+
+    >>> platform_of({"devices": [{"platform": "cpu"}, {"platform": "cuda"}]})
+    'cuda'
+    """
+    return str(run["devices"][-1]["platform"])
+
+
+def count_platforms(run: Run) -> str:
+    """Return how many GPUs of each platform a run had.
+
+    >>> count_platforms({"devices": [{"platform": "cpu"}, *[{"platform": "virtual"}] * 2]})
+    '2 virtual'
+    """
+    found = Counter(each["platform"] for each in run["devices"][1:])
+    return ", ".join(f"{number} {name}" for name, number in found.items()) or "cpu"
+
+
+def name_framework(run: Run) -> str:
+    """Return the framework of a run with its version.
+
+    >>> name_framework({"backend": "torch", "versions": {"d2ldev": "1", "torch": "2.13.0"}})
+    'torch 2.13.0'
+    """
+    given = {**run["versions"]}
+    names = [name for name in given if name not in ("d2ldev", "python")]
+    return f"{names[0]} {given[names[0]]}" if names else str(run["backend"])
+
+
+def name_suite(run: Run) -> str:
+    """Return d2ldev with its version and commit.
+
+    >>> name_suite({"versions": {"d2ldev": "0.1.0"}, "commit": "6fa6297"})
+    'd2ldev 0.1.0, commit 6fa6297'
+    """
+    version = f"d2ldev {run['versions'].get('d2ldev', '')}".strip()
+    return f"{version}, commit {run['commit']}" if run["commit"] else version
+
+
+def tell_end(run: Run) -> str:
+    """Return how a run ended if it was cut short; empty otherwise.
+
+    >>> tell_end({"exit_status": 2})
+    'exit status 2, interrupted'
+    """
+    status = run["exit_status"]
+    if status is None or status in (0, 1):
+        return ""
+    return f"exit status {status}, {_CUT_SHORT.get(status, 'ended by a signal')}"
+
+
+def select_newest(runs: Sequence[Run]) -> list[Run]:
+    """Return the newest run of each backend on each platform, in the order of their names."""
+    newest = {
+        (run["backend"], platform_of(run)): run for run in sorted(runs, key=lambda run: run["date"])
+    }
+    return [newest[key] for key in sorted(newest)]
+
+
+def compare_runs(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what a reader of a matrix has to know before comparing its columns.
+
+    Args:
+        runs: each with its ``source``.
+    """
+    suites = _group(runs, [(run["suite"] or "an unknown suite", name_suite(run)) for run in runs])
+    if len({suite for suite, _ in suites}) > 1:
+        told = "; ".join(f"{' of '.join(key)}: {names}" for key, names in suites.items())
+        yield f"The runs are of different suites. {told}."
+    same = [(run["backend"], name_framework(run), count_platforms(run)) for run in runs]
+    for key, names in _group(runs, same).items():
+        if same.count(key) > 1:
+            yield f"{key[1]} on {key[2]} ran {same.count(key)} times: {names}."
+    for run in runs:
+        if end := tell_end(run):
+            yield f"{run['source']} was cut short: {end}."
+
+
+def _group(runs: Sequence[Run], keys: Sequence[Any]) -> dict[Any, str]:
+    """Return the names of the runs with each key, in the order of the keys."""
+    found: dict[Any, list[str]] = {}
+    for run, key in zip(runs, keys, strict=True):
+        found.setdefault(key, []).append(run["source"])
+    return {key: ", ".join(names) for key, names in found.items()}
