@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.variable import Variable
 
+from d2ldev.errors import UnsupportedValueError
 from d2ldev_torch.virtual.kernels import Operands, Schema, autocast_of_kernels
 from d2ldev_torch.virtual.memory import as_cpu, as_virtual
 
@@ -53,11 +54,22 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 class CallingThreadEngine(torch._C._ImperativeEngine):
     """torch's engine, which runs a backward pass on the calling thread."""
 
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(self, outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """See ``torch.autograd.backward``."""
         try:
             with torch.autograd.set_multithreading_enabled(False):
-                return super().run_backward(*args, **kwargs)
+                return super().run_backward(outputs, *args, **kwargs)
+        except RuntimeError as error:
+            # The engine finds the streams of one kind of accelerator only, and ends with an
+            # assertion on another: https://github.com/pytorch/pytorch/issues/161129.
+            found = next((x for x in outputs if getattr(x, "is_cuda", False)), None)
+            if found is None:
+                raise
+            raise UnsupportedValueError(
+                f"compute gradients on {found.device}",
+                "virtual GPUs are the accelerator of torch in this process",
+                "use the real GPUs in a process without D2LDEV_VIRTUAL_GPUS and d2ldev.virtual_gpus",
+            ) from error
         except SystemError:
             # The C++ code reports an exception without an object: the guard has taken the object.
             error, _taken.error = getattr(_taken, "error", None), None

@@ -10,6 +10,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from d2ldev.errors import UnsupportedValueError
+
 # -- training --------------------------------------------------------------------------------------
 
 
@@ -363,6 +365,25 @@ def test_a_backward_pass_leaves_the_threads_setting_alone(x):
     before = torch.autograd.is_multithreading_enabled()
     x.sum().backward()
     assert torch.autograd.is_multithreading_enabled() == before
+
+
+class OnHardware(torch.Tensor):
+    """A tensor that says of itself that it is on a real GPU."""
+
+    is_cuda = True
+    device = torch.device("cuda:0")
+
+
+@pytest.mark.usefixtures("vgpu")
+def test_gradients_on_a_real_gpu_are_refused_with_the_reason():
+    def fail(gradient):
+        raise RuntimeError("no stream")  # stands for the assertion of torch's engine
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(fail)
+    with pytest.raises(UnsupportedValueError, match="compute gradients on cuda:0") as caught:
+        x.sum().as_subclass(OnHardware).backward()
+    assert str(caught.value.__cause__) == "no stream"
 
 
 @pytest.mark.parametrize("function", [torch.sin, attend, lambda x: functional.conv1d(x, x[:1])])
