@@ -209,7 +209,8 @@ def loops(backend: Any) -> Mapping[str, Any]:
         return {"net": net, "optimizer": make(net.parameters())}
 
     def go_on(device: Device, net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        x = backend.rand((8, 3), seed=9, device=device)
+        # Generators of the CPU and of a GPU draw other numbers.
+        x = backend.to(backend.rand((8, 3), seed=9, device="cpu"), device)
 
         def closure() -> Tensor:
             optimizer.zero_grad()
