@@ -68,7 +68,7 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
             raise UnsupportedValueError(
                 f"compute gradients on {found.device}",
                 "virtual GPUs are the accelerator of torch in this process",
-                "use the real GPUs in a process without D2LDEV_VIRTUAL_GPUS and d2ldev.virtual_gpus",
+                "use real GPUs in a process without virtual ones: unset D2LDEV_VIRTUAL_GPUS",
             ) from error
         except SystemError:
             # The C++ code reports an exception without an object: the guard has taken the object.
