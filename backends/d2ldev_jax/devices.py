@@ -64,8 +64,8 @@ _LOGGER = logging.getLogger("jax._src.xla_bridge")
 _CPU_IN_WORDS = re.compile(r"(?:cpu:|TFRT_CPU_)([0-9]{1,9})", re.ASCII)
 _XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
 
-# The most seconds that a small computation takes on an idle device: on a GPU the first one is also
-# loaded, and other processes may have their turn before it.
+# The most seconds that a small computation takes on an idle device. On a GPU, JAX also loads the
+# first one, and other processes may have their turn before it.
 _PATIENCE = 0.01
 # An array of so many bytes is always waited for: its copy takes much longer than the wait. JAX
 # reads such an array from the host's memory itself. It reads smaller ones from pinned memory:

@@ -118,9 +118,9 @@ def loops(backend: Backend) -> Loops:
     """Return loops that train by hand, by name: what one begins with, and how it goes on.
 
     The first is given a seed and a device, and returns a dict of ``net`` and its optimizer. The
-    second is given the device and these by their names, and makes some steps with data that
-    is the same on each device. Among the loops is an optimizer that keeps tensors outside of its
-    state, where a framework has such optimizers.
+    second is given the device and these by their names, and makes some steps. All devices get the
+    same data. Among the loops is an optimizer that keeps tensors outside of its state, where a
+    framework has such optimizers.
     """
     return _call_provision(backend, "loops")
 
