@@ -72,10 +72,10 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
             ) from error
         except SystemError:
             # The C++ code reports an exception without an object: the guard has taken the object.
-            error, _taken.error = getattr(_taken, "error", None), None
-            if error is None:
+            taken, _taken.error = getattr(_taken, "error", None), None
+            if taken is None:
                 raise
-            raise error from None
+            raise taken from None
 
 
 def install() -> None:
