@@ -164,16 +164,16 @@ def _show_errors(console: Console, report: BackendReport) -> None:
 def _describe_virtual_gpus(examination: Examination) -> list[str]:
     return [
         f"{', '.join(names)} of {report.name}: virtual. Memory and device rules are a GPU's, and "
-        f"the CPU computes. {_describe_replaced_gpus(report.real_gpus)}"
+        f"the CPU computes. {_describe_replaced_gpus(report)}"
         for report in examination.backends
         if (names := [d["device"] for d in report.devices or [] if d["platform"] == "virtual"])
     ]
 
 
-def _describe_replaced_gpus(real_gpus: int | None) -> str:
-    if not real_gpus:
-        return "The machine has no real GPU."
-    number = "1 real GPU" if real_gpus == 1 else f"{real_gpus} real GPUs"
+def _describe_replaced_gpus(report: BackendReport) -> str:
+    if not report.real_gpus:
+        return f"{report.name} finds no real GPU here."
+    number = "1 real GPU" if report.real_gpus == 1 else f"{report.real_gpus} real GPUs"
     return f"In this process they replace the {number} of the machine."
 
 

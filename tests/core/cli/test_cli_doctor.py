@@ -346,7 +346,7 @@ def test_virtual_gpus_are_shown_as_virtual(doctor):
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (0, "The machine has no real GPU."),
+        (0, "reference finds no real GPU here."),
         (1, "they replace the 1 real GPU of the machine"),
         (3, "they replace the 3 real GPUs of the machine"),
     ],
