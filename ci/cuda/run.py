@@ -125,7 +125,7 @@ def benchmark(program: str, out: Path, framework: str = "") -> Step:
     name = "-".join(filter(None, [program, framework]))
     chosen = ("--framework", framework) if framework else ()
     path = ROOT / "benchmarks" / f"{program}.py"
-    return Step(name, (str(path), *chosen, "--json", str(out / f"{name}.json")), 90)
+    return Step(name, (str(path), *chosen, "--json", str(out / f"{name}.json")), 120)
 
 
 class Clock:
@@ -282,7 +282,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("cuda-results"), metavar="DIR")
-    parser.add_argument("--minutes", type=float, default=6.0, help="the longest time of the run")
+    parser.add_argument("--minutes", type=float, default=10.0, help="the longest time of the run")
     parser.add_argument("--wheels", type=Path, default=HERE / "wheels", metavar="DIR")
     parser.add_argument(
         "--backend", action="append", metavar="NAME", help="run only this backend; may be repeated"
