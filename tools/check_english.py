@@ -134,8 +134,12 @@ def read_python(text: str) -> Iterator[tuple[int, str]]:
             docstring = ast.get_docstring(node)
             if docstring:
                 yield from read_docstring(node, docstring)
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            names = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            if any(re.search(r"\b(?:attempted|problem|fix)$", ast.unparse(each)) for each in names):
+                yield from ((node.lineno, message) for message in [read_string(node.value)])
         elif isinstance(node, ast.Call):
-            is_error = re.search(r"(?:Error|Warning)$", ast.unparse(node.func))
+            is_error = re.search(r"(?:Error|Warning|_refusal)$", ast.unparse(node.func))
             texts = [*node.args] if is_error else []
             texts += [each.value for each in node.keywords if each.arg == "help"]
             yield from ((text.lineno, message) for text in texts if (message := read_string(text)))

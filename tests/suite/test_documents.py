@@ -74,6 +74,14 @@ def test_the_training_program_learns_on_a_virtual_gpu(reference, tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["run.safetensors"]
 
 
+def test_the_first_program_about_training_runs(reference):
+    (program,) = blocks("py", DOCUMENTS["training.md"])
+    with d2ldev.use_backend(reference):
+        namespace = {}
+        exec(program, namespace)
+    assert namespace["history"]["accuracy"][-1] > 0.8
+
+
 def test_the_error_is_worded_as_shown(monkeypatch):
     (shown,) = blocks("text", CONTRACT)
     monkeypatch.setattr(ReferenceFramework, "name", "torch")

@@ -24,7 +24,7 @@ def test_the_page_takes_a_trained_cnn_from_torch_to_flax_and_back(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     first, second, third = _blocks()
     made, saved = first.split("d2ldev.torch.save")
-    namespace = {"d2ldev": d2ldev, "np": np}
+    namespace = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         exec(made, namespace)
