@@ -19,7 +19,7 @@ PAGE = "docs/requirements.md"
 """The page of the documentation with all requirements. Each has its id as an anchor."""
 
 
-class TestFile(NamedTuple):
+class SuiteFile(NamedTuple):
     """What the requirements of one file share.
 
     Args:
@@ -54,7 +54,7 @@ class Explanation(NamedTuple):
     reason: str
     source: str
     link: str
-    file: TestFile
+    file: SuiteFile
 
 
 def explain(test: Callable[..., Any]) -> Explanation | None:
@@ -77,12 +77,12 @@ def describe(test: Callable[..., Any]) -> str:
     return f"{found.asks}\n{found.reason}\nsource: {found.source}\ndocs: {PAGE}#{found.id}"
 
 
-def _read_file(name: str) -> TestFile:
+def _read_file(name: str) -> SuiteFile:
     module = sys.modules[name]
     path = Path(str(module.__file__))
     title, reason, *_ = *_read_paragraphs(module), "", ""
     words = path.stem.removeprefix("test_").replace("_", " ").replace("gpu", "GPU")
-    return TestFile(module_of(path), words, title, reason, getattr(module, "SOURCE", ""))
+    return SuiteFile(module_of(path), words, title, reason, getattr(module, "SOURCE", ""))
 
 
 def _read_paragraphs(obj: object) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import mutants
 import pytest
+from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.suite.devices import test_computing_devices
 from mutants import MUTANTS, Crashing, Hanging, Queued
@@ -17,19 +18,24 @@ from mutants.devices.devices import TakesNegativeIndices
 from mutants.leaks import Following
 from mutants.models import WithObjects
 from mutants.sound import SOUND
+from mutants.uncaught import UNCAUGHT
 from processes import extend_path
 
 HERE = Path(__file__).parent
 for module in pkgutil.walk_packages(mutants.__path__, "mutants."):
     importlib.import_module(module.name)
-OF_OBJECTS = sorted({mutant.caught_by for mutant in MUTANTS if issubclass(mutant, WithObjects)})
+CAUGHT = [(mutant, requirement) for mutant in MUTANTS for requirement in mutant.caught_by]
+OF_OBJECTS = sorted(
+    {requirement for mutant, requirement in CAUGHT if issubclass(mutant, WithObjects)}
+)
 """The requirements of models that take attributes, as those of ``Queued`` do not."""
-OF_LEAKS = sorted({mutant.caught_by for mutant in MUTANTS if issubclass(mutant, Following)})
+OF_LEAKS = sorted({requirement for mutant, requirement in CAUGHT if issubclass(mutant, Following)})
 """The requirements of backends that follow what a framework makes, as ``Queued`` does not."""
 BY_DAY = sorted(
-    {mutant.caught_by for mutant in MUTANTS if not mutant.is_nightly} - {*OF_OBJECTS, *OF_LEAKS}
+    {requirement for mutant, requirement in CAUGHT if not mutant.is_nightly}
+    - {*OF_OBJECTS, *OF_LEAKS}
 )
-AT_NIGHT = sorted({mutant.caught_by for mutant in MUTANTS if mutant.is_nightly})
+AT_NIGHT = sorted({requirement for mutant, requirement in CAUGHT if mutant.is_nightly})
 OF_MACHINES = "processes.train-on-two-machines"
 TIME_LIMIT = 120
 """Seconds for one mutant."""
@@ -112,16 +118,29 @@ def skip_without_machines(request):
 
 
 @pytest.mark.parametrize(
-    "cls",
+    ("cls", "requirement"),
     [
-        pytest.param(cls, marks=[pytest.mark.nightly] if cls.is_nightly else [], id=cls.__name__)
-        for cls in MUTANTS
+        pytest.param(
+            cls,
+            requirement,
+            marks=[pytest.mark.nightly] if cls.is_nightly else [],
+            id=f"{cls.__name__}-{requirement}",
+        )
+        for cls, requirement in CAUGHT
     ],
 )
-def test_a_mutant_is_caught_by_the_requirement_named_for_it(cls, outcomes, skip_without_machines):
-    skip_without_machines(cls.caught_by)
-    found = outcomes(cls, [cls.caught_by], is_nightly=cls.is_nightly)
-    assert found == {cls.caught_by: "failed"}
+def test_a_mutant_is_caught_by_each_requirement_named_for_it(
+    cls, requirement, outcomes, skip_without_machines
+):
+    skip_without_machines(requirement)
+    found = outcomes(cls, [requirement], is_nightly=cls.is_nightly)
+    assert found == {requirement: "failed"}
+
+
+def test_each_requirement_is_named_by_a_mutant_or_listed_with_the_reason():
+    requirements = {explanation.id for explanation in list_explanations()}
+    assert requirements - {requirement for _, requirement in CAUGHT} == {*UNCAUGHT}
+    assert all(UNCAUGHT.values())
 
 
 def test_a_failure_prints_what_its_requirement_asks_and_why(outcomes, tmp_path):

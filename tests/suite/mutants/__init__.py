@@ -1,7 +1,7 @@
 """Backends that are each broken in one way, and one that is sound but works asynchronously.
 
 The conformance suite is tried on them: ``tests/suite/test_mutants.py`` gives each of them to the
-suite, and the requirement in its ``caught_by`` has to fail.
+suite, and each requirement in its ``caught_by`` has to fail.
 
 A fault of a module is a nested class of the module's name; a fault in what a user calls is a nested
 ``Backend``.
@@ -102,8 +102,8 @@ class Mutant(ReferenceFramework):
     Every module, and the learner, knows the whole of it as ``framework``.
     """
 
-    caught_by: ClassVar[str]
-    """The requirement that has to fail."""
+    caught_by: ClassVar[tuple[str, ...]]
+    """The requirements that have to fail, each run by itself."""
     is_nightly: ClassVar[bool] = False
     """Whether that takes minutes."""
     asked_virtual_gpus: ClassVar[int] = 2
@@ -124,11 +124,13 @@ class Mutant(ReferenceFramework):
     GroupLearner = ReferenceGroupLearner
     Strictness = Strictness
 
-    def __init_subclass__(cls, caught_by: str = "", is_nightly: bool = False) -> None:
+    def __init_subclass__(
+        cls, caught_by: str | tuple[str, ...] = (), is_nightly: bool = False
+    ) -> None:
         cls.name = cls.__name__.lower()
         cls.is_nightly = is_nightly
         if caught_by:
-            cls.caught_by = caught_by
+            cls.caught_by = (caught_by,) if isinstance(caught_by, str) else caught_by
             MUTANTS.append(cls)
 
     def __init__(self, virtual_gpus: int | None = None) -> None:

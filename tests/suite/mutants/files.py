@@ -240,7 +240,9 @@ class SaysThatKernelsAreTurned(Mutant, caught_by="io.layouts-are-known"):
             return layers and [layer._replace(layout=turn) for layer in layers]
 
 
-class NamesMoreThanIsSaved(Mutant, caught_by="io.named-tensors-are-what-is-saved"):
+class NamesMoreThanIsSaved(
+    Mutant, caught_by=("io.named-tensors-are-what-is-saved", "place.named-tensors")
+):
     class Backend(Backend):
         def named_tensors(self, obj, *, gradients=False):
             named = super().named_tensors(obj, gradients=gradients)

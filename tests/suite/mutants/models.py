@@ -14,7 +14,14 @@ from d2ldev.device import CPU
 from mutants import Mutant
 
 
-class LeavesBiasesBehind(Mutant, caught_by="place.moves-everything"):
+class LeavesBiasesBehind(
+    Mutant,
+    caught_by=(
+        "place.moves-everything",
+        "place.result-is-where-the-model-is",
+        "threads.models-at-once",
+    ),
+):
     class Backend(Backend):
         def place(self, obj, device):
             placed = super().place(obj, device)
@@ -131,7 +138,10 @@ class NamesNoBackend(Mutant, caught_by="errors.name-the-backend"):
                 raise UnsupportedValueError(error.attempted, problem, error.fix) from None
 
 
-class MakesModelsOnTheCpu(Mutant, caught_by="mlp.on-the-device"):
+class MakesModelsOnTheCpu(
+    Mutant,
+    caught_by=("mlp.on-the-device", "mlp.default-is-the-cpu", "mlp.missing-device", "mlp.shape"),
+):
     class Backend(Backend):
         def mlp(self, sizes, *, activation="relu", device=None, seed=0):
             return super().mlp(sizes, activation=activation, device=CPU, seed=seed)
@@ -370,3 +380,39 @@ class SavesNoBuffers(Mutant, caught_by="io.keeps-buffers"):
 class SavesNoStates(Mutant, caught_by="io.keeps-states-of-optimizers"):
     class Models(Unsaved):
         forgotten = "momentum"
+
+
+class StaysWhereItHasPlaced(Mutant, caught_by="place.leaves-the-default-device"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            self.placed_last = self.device(device)
+            return super().place(obj, device)
+
+        def default_device(self):
+            return getattr(self, "placed_last", None) or super().default_device()
+
+
+class PlacesNumbers(Mutant, caught_by="place.pytrees"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            placed = super().place(obj, device)
+            if isinstance(placed, dict) and "step" in placed:
+                return {**placed, "step": self.asarray(placed["step"], device=device)}
+            return placed
+
+
+class PlacesTheFirstAlone(Mutant, caught_by="place.several-at-once"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            if type(obj) is tuple:
+                return super().place(obj[0], device), *obj[1:]
+            return super().place(obj, device)
+
+
+class ScalesEachLayer(Mutant, caught_by="mlp.parameters"):
+    class Models(ReferenceModels):
+        def mlp(self, layers, activation):
+            net = super().mlp(layers, activation)
+            for layer in net.layers:
+                layer["scale"] = layer["weight"][0, :]
+            return net

@@ -389,7 +389,9 @@ class StopsAlone(Mutant, caught_by="processes.stop-together"):
             team.ProcessGroup.stops = team.SingleProcess.stops
 
 
-class LeavesAloneWithItsError(Mutant, caught_by="processes.leave-what-was-learned"):
+class LeavesAloneWithItsError(
+    Mutant, caught_by=("processes.leave-what-was-learned", "processes.leave-what-was-shared")
+):
     class Parallel(ReferenceParallel):
         def join(self, group):
             team.ProcessGroup.notify = team.SingleProcess.notify

@@ -26,7 +26,15 @@ class Lenient(ReferenceStrict):
         return lambda: None
 
 
-class IsNotStrict(Mutant, caught_by="strict.mixing-raises"):
+class IsNotStrict(
+    Mutant,
+    caught_by=(
+        "strict.mixing-raises",
+        "chapter.x-plus-y-raises",
+        "train.data-from-elsewhere-raises",
+        "train.targets-from-elsewhere-raise",
+    ),
+):
     """Raises array-api-strict's own error, untranslated."""
 
     Strict = Lenient
@@ -128,14 +136,18 @@ class MakesNothingInABlock(Mutant, caught_by="strict.creation"):
             return super().from_data(obj, dtype, native)
 
 
-class MovesNothingInABlock(Mutant, caught_by="strict.moving-is-no-mixing"):
+class MovesNothingInABlock(
+    Mutant, caught_by=("strict.moving-is-no-mixing", "chapter.net-moves-to-the-other-gpu")
+):
     class Tensors(ReferenceTensors):
         def copy(self, x, native):
             _refuse_in(self.framework)
             return super().copy(x, native)
 
 
-class ModelsMoveTheirData(Mutant, caught_by="strict.models"):
+class ModelsMoveTheirData(
+    Mutant, caught_by=("strict.models", "chapter.net-with-data-from-the-other-gpu")
+):
     class Models(ReferenceModels):
         def mlp(self, layers, activation):
             net = super().mlp(layers, activation)
@@ -278,7 +290,7 @@ class LeavesAFunctionPatched(Mutant, caught_by="strict.leaves-nothing-patched"):
             return restore_most
 
 
-class AddsOnTheFirstGpu(Mutant, caught_by="chapter.y-plus-z-stays"):
+class AddsOnTheFirstGpu(Mutant, caught_by=("chapter.y-plus-z-stays", "chapter.net-on-each-gpu")):
     class Strict(ReferenceStrict):
         def refuse_mixing(self, in_force):
             def on_the_first(add, x, y):

@@ -241,7 +241,7 @@ def test_a_batch_without_examples_is_refused(backend, batch):
 
     There is nothing to share.
     """
-    with pytest.raises(UnsupportedValueError, match="number of examples"):
+    with pytest.raises(UnsupportedValueError, match="counts the examples"):
         backend.split(batch, ["cpu"])
 
 

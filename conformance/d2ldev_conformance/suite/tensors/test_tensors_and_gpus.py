@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import CheckpointError, Device, UnsupportedValueError
+from d2ldev import Device, UnsupportedValueError
 from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, make_aligned, numbers
@@ -258,27 +258,6 @@ def test_from_dlpack_refuses_text_that_it_is_to_copy(backend):
     """
     with pytest.raises(UnsupportedValueError):
         backend.from_dlpack(np.array(["text"]), copy=True)
-
-
-@requirement("errors.one-family", section=SECTION, source="contract, Containers and errors")
-def test_every_error_is_a_d2ldev_error_and_a_builtin_one():
-    """Derive each error from ``D2LDevError`` and from a built-in exception.
-
-    A caller catches all of them at once, or as it always did.
-    """
-    family = {
-        d2ldev.InvalidDeviceError: ValueError,
-        d2ldev.UnknownBackendError: ValueError,
-        d2ldev.BackendNotInstalledError: ImportError,
-        d2ldev.PackageNotInstalledError: ImportError,
-        d2ldev.DeviceUnavailableError: RuntimeError,
-        d2ldev.DeviceMismatchError: RuntimeError,
-        d2ldev.OutOfDeviceMemoryError: MemoryError,
-        d2ldev.UnsupportedValueError: TypeError,
-        CheckpointError: ValueError,
-    }
-    assert all(issubclass(error, (d2ldev.D2LDevError)) for error in family)
-    assert all(issubclass(error, builtin) for error, builtin in family.items())
 
 
 @requirement(

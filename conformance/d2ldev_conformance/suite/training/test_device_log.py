@@ -70,10 +70,10 @@ def test_means_are_weighted(backend, place, scalar):
 def test_the_last_values_are_those_added_last(backend, place, scalar):
     """Return the last value of each name."""
     log = DeviceLog(backend, place)
-    for value in (3.0, 1.0, 2.0):
+    for value in (3.0, 1.0, 2.5):
         log.add(loss=scalar(value))
     log.add(accuracy=scalar(0.5))
-    assert log.last() == {"loss": 2.0, "accuracy": 0.5}
+    assert log.last() == {"loss": 2.5, "accuracy": 0.5}
 
 
 @requirement("log.flush", section=SECTION)

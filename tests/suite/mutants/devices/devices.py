@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import threading
 from types import SimpleNamespace
 
+import numpy as np
+from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.tensors import ReferenceTensors
 
-from d2ldev import Backend, Memory, gpu
+from d2ldev import Backend, Device, InvalidDeviceError, Memory, gpu
 from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError
+from d2ldev.registry import selection
 from d2ldev.scopes import Scopes
 from mutants import Mutant, Queued
 
@@ -76,7 +81,10 @@ class OffByOne(Mutant, caught_by="devices.try-gpu-that-is-missing"):
             return gpu(i) if i <= self.num_gpus() else CPU
 
 
-class NeverFindsAGpu(Mutant, caught_by="devices.try-gpu-that-exists"):
+class NeverFindsAGpu(
+    Mutant,
+    caught_by=("devices.try-gpu-that-exists", "chapter.two-gpus", "chapter.x-on-the-first-gpu"),
+):
     class Backend(Backend):
         def try_gpu(self, i=0):
             gpu(i)
@@ -109,7 +117,14 @@ class TakesNumbersForDevices(Mutant, caught_by="devices.foreign-objects"):
             return gpu(native) if isinstance(native, int) else super().from_native(native)
 
 
-class ForgetsItsOwnObjects(Mutant, caught_by="devices.native-comes-back"):
+class ForgetsItsOwnObjects(
+    Mutant,
+    caught_by=(
+        "devices.native-comes-back",
+        "devices.native-is-taken",
+        "devices.native-of-the-active-backend",
+    ),
+):
     class Devices(ReferenceDevices):
         def from_native(self, native):
             return None if super().from_native(native) is None else CPU
@@ -275,3 +290,108 @@ class ForgetsWhereTensorsWereMade(Mutant, caught_by="memory.live-tensors-say-whe
     class Backend(Backend):
         def live_tensors(self, device=None):
             return [live._replace(made=()) for live in super().live_tensors(device)]
+
+
+class CountsInIntegersOfNumpy(Mutant, caught_by="devices.count-is-not-negative"):
+    class Backend(Backend):
+        def num_gpus(self):
+            return np.int64(super().num_gpus())
+
+
+class ReadsVirtualGpusAsTheFrameworkDoes(Mutant, caught_by="devices.cpu-is-one"):
+    class Backend(Backend):
+        def device(self, spec):
+            is_indexed = isinstance(spec, str) and spec.startswith("cpu:")
+            return gpu(int(spec[4:])) if is_indexed else super().device(spec)
+
+
+class PrefersTheLastGpu(Mutant, caught_by="devices.gpu-is-gpu-zero"):
+    class Backend(Backend):
+        def gpu(self, i=None):
+            return gpu(self.num_gpus() - 1 if i is None else i)
+
+
+class NamesOnlyGpusThatExist(Mutant, caught_by="devices.gpu-need-not-exist"):
+    class Backend(Backend):
+        def gpu(self, i=0):
+            self.native(gpu(i))
+            return gpu(i)
+
+
+class TakesIndicesOfPythonOnly(Mutant, caught_by="devices.index-from-numpy"):
+    class Backend(Backend):
+        def gpu(self, i=0):
+            return gpu(i if type(i) is int else str(i))
+
+
+class ReadsOneSpelling(Mutant, caught_by="devices.spellings"):
+    class Backend(Backend):
+        def device(self, spec):
+            if isinstance(spec, str) and spec != spec.lower().strip():
+                raise InvalidDeviceError("read a device", f"{spec!r} is unknown", "'gpu:0'")
+            return super().device(spec)
+
+
+class NamesThePlatformOfAnything(Mutant, caught_by="devices.platform-must-exist"):
+    class Backend(Backend):
+        def platform(self, device):
+            return self._framework.devices.platform(self.device(device))
+
+
+class CallsTheCpuTheHost(Mutant, caught_by="devices.platform-of-the-cpu"):
+    class Devices(ReferenceDevices):
+        def platform(self, device):
+            return "host" if device is CPU else super().platform(device)
+
+
+class SendsDevicesAsNewObjects(Mutant, caught_by="devices.pickle"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        # Each mutant is given to the suite in a process of its own.
+        copyreg.pickle(Device, lambda _: (object.__new__, (Device,)))
+
+
+class IsNeverIdle(Mutant, caught_by=("sync.every-device", "sync.one-device")):
+    class Devices(ReferenceDevices):
+        def is_idle(self, device):
+            return False
+
+
+class IsActiveInEveryThread(Mutant, caught_by="threads.backend-is-their-own"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        selection.scoped.value = selection.scoped._value = Variable(None)
+        selection.scoped._entries = Variable(())
+
+
+class IsLoadedAgain(Mutant, caught_by=("query.backend-is-one-object", "threads.first-use")):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        selection._loaded = Forgetful()
+
+
+class Forgetful(dict):
+    """A dict in which nothing is found at first."""
+
+    def get(self, key, default=None):
+        return default
+
+    def __contains__(self, key):
+        return False
+
+
+class LeavesItsTensorsToAnother(Mutant, caught_by="query.backend-of-a-tensor"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        for cls in self.tensors.types:
+            selection._by_type[cls] = ReferenceFramework()
+
+
+class TellsErrorsWithALock(Mutant, caught_by="errors.survive-pickling"):
+    class Backend(Backend):
+        def zeros(self, shape, **options):
+            try:
+                return super().zeros(shape, **options)
+            except DeviceUnavailableError as error:
+                error.lock = threading.Lock()
+                raise

@@ -6,6 +6,7 @@ import collections
 import collections.abc
 import copy
 import dataclasses
+import time
 
 import array_api_strict as xp
 import numpy as np
@@ -58,13 +59,20 @@ class LosesTheEndOfLargeTensors(Mutant, caught_by="copy.to-takes-large-tensors")
             return xp.asarray(data, dtype=x.dtype, device=native)
 
 
-class GoesNowhere(Mutant, caught_by="copy.to-moves"):
+class GoesNowhere(Mutant, caught_by=("copy.to-moves", "copy.sum-stays")):
     class Tensors(ReferenceTensors):
         def copy(self, x, native):
             return super().copy(x, x.device)
 
 
-class AlwaysClones(Mutant, caught_by="copy.noop-returns-same-object"):
+class AlwaysClones(
+    Mutant,
+    caught_by=(
+        "copy.noop-returns-same-object",
+        "chapter.z-to-where-it-is",
+        "copy.noop-after-a-move",
+    ),
+):
     class Backend(Backend):
         def to(self, x, device):
             return self.copy(x, device)
@@ -76,7 +84,7 @@ class ComparesSpellings(Mutant, caught_by="copy.noop-in-every-spelling"):
             return super().to(x, device) if isinstance(device, Device) else self.copy(x, device)
 
 
-class AliasesInsteadOfCopying(Mutant, caught_by="copy.copy-is-new-memory"):
+class AliasesInsteadOfCopying(Mutant, caught_by=("copy.copy-is-new-memory", "chapter.copy-of-z")):
     class Backend(Backend):
         def copy(self, x, device=None):
             return x if device is None else super().copy(x, device)
@@ -117,7 +125,9 @@ class CopiesToTheScope(Mutant, caught_by="copy.copy-stays-unless-told"):
             return super().copy(x, device or self._framework.here)
 
 
-class FallsBackToTheCpu(Mutant, caught_by="copy.to-a-missing-device"):
+class FallsBackToTheCpu(
+    Mutant, caught_by=("copy.to-a-missing-device", "containers.missing-device")
+):
     class Backend(Backend):
         def to(self, x, device):
             try:
@@ -139,7 +149,9 @@ class ChangesTheDefaultDevice(Mutant, caught_by="copy.to-leaves-the-default-devi
             return super().copy(x, native)
 
 
-class EmptiesTheSource(Mutant, caught_by="copy.to-leaves-the-source"):
+class EmptiesTheSource(
+    Mutant, caught_by=("copy.to-leaves-the-source", "chapter.z-is-x-on-the-second-gpu")
+):
     class Tensors(ReferenceTensors):
         def copy(self, x, native):
             copied = super().copy(x, native)
@@ -287,7 +299,7 @@ class RunsConstructors(Mutant, caught_by="containers.no-constructor-runs"):
             return type(x)(**move(values))
 
 
-class StopsAtTheFirstLevel(Mutant, caught_by="containers.nested"):
+class StopsAtTheFirstLevel(Mutant, caught_by=("containers.nested", "containers.registered")):
     class Backend(Careless):
         def carelessly(self, x, move):
             if type(x) is not dict:
@@ -320,7 +332,9 @@ class MovesOneAfterTheOther(Mutant, caught_by="containers.all-or-nothing"):
             return x
 
 
-class RebuildsWhatIsThere(Mutant, caught_by="containers.noop-returns-same-object"):
+class RebuildsWhatIsThere(
+    Mutant, caught_by=("containers.noop-returns-same-object", "containers.empty")
+):
     class Backend(Backend):
         def to(self, x, device):
             moved = super().to(x, device)
@@ -375,7 +389,9 @@ class TakesArraysInContainersAlone(Mutant, caught_by="containers.slide-prepare-b
             return super().to(x, device)
 
 
-class DegradesContainersOfArrays(Mutant, caught_by="containers.arrays-keep-containers"):
+class DegradesContainersOfArrays(
+    Mutant, caught_by=("containers.arrays-keep-containers", "containers.mapping-proxy")
+):
     class Backend(Backend):
         def to(self, x, device):
             if isinstance(x, collections.abc.Mapping):
@@ -427,3 +443,91 @@ class CopiesTiesTwice(Mutant, caught_by="copy.ties-are-copied-once"):
         def copy(self, x, device=None):
             super().copy(x, device)
             return super().copy(x, device)
+
+
+# -- copies ---------------------------------------------------------------------------------------
+
+
+class CopiesWhereItIs(Mutant, caught_by="copy.copy-goes-where-it-is-told"):
+    class Backend(Backend):
+        def copy(self, x, device=None):
+            return super().copy(x)
+
+
+class CopiesFromTheStart(Mutant, caught_by="copy.views-move-whole"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            data = np.from_dlpack(x)
+            start = data if data.base is None else np.asarray(x._array.base)
+            start = start.ravel()[: data.size].reshape(data.shape)
+            return xp.asarray(start, dtype=x.dtype, device=native, copy=True)
+
+
+class EmptiesCopiesInPlace(Mutant, caught_by="copy.copy-keeps-values"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            copied = super().copy(x, native)
+            return xp.zeros_like(copied) if x.device == native else copied
+
+
+class RoundsOnTheWayBack(Mutant, caught_by=("copy.there-and-back", "place.there-and-back")):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            data = self.to_numpy(x)
+            if data.dtype == np.float32 and x.device != self.framework.devices.native(CPU):
+                data = data.astype("float16")
+            return xp.asarray(data, dtype=x.dtype, device=native)
+
+
+class CopiesThroughOneBuffer(Mutant, caught_by="threads.copies-at-once"):
+    class Tensors(ReferenceTensors):
+        buffer = None
+
+        def copy(self, x, native):
+            self.buffer = x
+            time.sleep(0.001)  # another thread has its turn
+            return super().copy(self.buffer, native)
+
+
+class AssignsFields(Mutant, caught_by="containers.frozen-dataclass"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if not dataclasses.is_dataclass(x):
+                return None
+            moved = copy.copy(x)
+            for field in dataclasses.fields(x):
+                setattr(moved, field.name, move(getattr(x, field.name)))
+            return moved
+
+
+class MakesNumbersOfPython(Mutant, caught_by="containers.plain-values"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if type(x) is not list or not any(isinstance(each, np.generic) for each in x):
+                return None
+            return move([each.item() if isinstance(each, np.generic) else each for each in x])
+
+
+class MovesEachListByItself(Mutant, caught_by="containers.tied-containers"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            return tuple(map(move, x)) if type(x) is tuple else None
+
+
+class WalksWithoutALimit(
+    Mutant, caught_by=("containers.cycles-are-refused", "containers.too-deep-is-refused")
+):
+    class Backend(Backend):
+        def to(self, x, device):
+            _count(x)
+            return super().to(x, device)
+
+        def copy(self, x, device=None):
+            _count(x)
+            return super().copy(x, device)
+
+
+def _count(x):
+    """Return how many objects a nesting has, by recursion."""
+    items = x.values() if isinstance(x, dict) else x if isinstance(x, list) else ()
+    return 1 + sum(map(_count, items))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 
 import array_api_strict as xp
@@ -13,6 +14,8 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.device import CPU, gpu
 from mutants import Mutant
+
+ARRAY = type(xp.zeros(0))
 
 
 class Redirected(Backend):
@@ -57,7 +60,15 @@ class IgnoresTheDevice(Mutant, caught_by="create.on-the-device"):
             return super().random(distribution, shape, seed, dtype, cpu)
 
 
-class IgnoresTheScope(Mutant, caught_by="create.in-a-scope"):
+class IgnoresTheScope(
+    Mutant,
+    caught_by=(
+        "create.in-a-scope",
+        "create.device-as-a-context",
+        "create.scopes-nest",
+        "threads.scopes-of-generators",
+    ),
+):
     class Backend(Redirected):
         def redirect(self, device, like):
             return CPU if device is None and like is None else device, like
@@ -69,7 +80,7 @@ class LetsTheScopeWin(Mutant, caught_by="create.a-device-beats-the-scope"):
             return self._framework.here or device, like
 
 
-class NeverLeavesTheScope(Mutant, caught_by="create.scopes-end"):
+class NeverLeavesTheScope(Mutant, caught_by=("create.scopes-end", "threads.scopes-of-tasks")):
     class Backend(Backend):
         @contextlib.contextmanager
         def on(self, device):
@@ -98,7 +109,9 @@ class LetsTheScopeBeatLike(Mutant, caught_by="create.like-beats-the-scope"):
             return device if like is None else self._framework.here or device, like
 
 
-class MakesDoubles(Mutant, caught_by="create.default-dtype"):
+class MakesDoubles(
+    Mutant, caught_by=("create.default-dtype", "create.zeros-and-ones", "create.full")
+):
     class Tensors(ReferenceTensors):
         def full(self, shape, value, dtype, native):
             return super().full(shape, value, dtype or xp.float64, native)
@@ -200,7 +213,9 @@ class MovesTensorsIntoTheScope(Mutant, caught_by="create.a-tensor-stays-in-a-sco
             return super().asarray(obj, device=device, **options)
 
 
-class LetsMemoryErrorsThrough(Mutant, caught_by="create.out-of-memory"):
+class LetsMemoryErrorsThrough(
+    Mutant, caught_by=("create.out-of-memory", "copy.out-of-memory-leaves-the-source")
+):
     class Devices(ReferenceDevices):
         def is_out_of_memory(self, error):
             return False
@@ -342,7 +357,9 @@ class CountsInWholeNumbers(Mutant, caught_by="create.arange-of-fractions"):
             return super().arange(int(start), int(stop), int(step) or 1, dtype, native)
 
 
-class FillsWithFloats(Mutant, caught_by="create.integers-stay-integers"):
+class FillsWithFloats(
+    Mutant, caught_by=("create.integers-stay-integers", "create.from-numpy-scalars")
+):
     class Tensors(ReferenceTensors):
         def full(self, shape, value, dtype, native):
             dtype = xp.float32 if type(value) is int else dtype
@@ -457,7 +474,9 @@ class TakesNoHugeIntegers(Mutant, caught_by="create.huge-integers-as-floats"):
             return super().full(shape, value, dtype, native)
 
 
-class TakesOnlyNamesOfDtypes(Mutant, caught_by="create.dtype-of-a-tensor"):
+class TakesOnlyNamesOfDtypes(
+    Mutant, caught_by=("create.dtype-of-a-tensor", "create.native-dtype", "create.numpy-dtype")
+):
     class Backend(Backend):
         def zeros(self, shape, *, dtype=None, **options):
             return super().zeros(shape, dtype=dtype and str(dtype), **options)
@@ -488,3 +507,186 @@ class TakesAnySeed(Mutant, caught_by="create.bad-global-seeds"):
     class Backend(Backend):
         def seed(self, seed):
             self._framework.tensors.seed(abs(hash(seed)) % 2**32)
+
+
+# -- arguments and data ---------------------------------------------------------------------------
+
+
+class HashesSeeds(Mutant, caught_by="create.bad-seeds"):
+    class Backend(Backend):
+        def rand(self, shape, *, seed=None, **options):
+            seed = hash(seed) % 2**32 if isinstance(seed, str) else seed
+            return super().rand(shape, seed=seed, **options)
+
+
+class TakesAnyShape(Mutant, caught_by="create.bad-shapes"):
+    class Backend(Backend):
+        def zeros(self, shape, **options):
+            try:
+                return super().zeros(shape, **options)
+            except UnsupportedValueError:
+                return super().zeros((), **options)
+
+
+class ReversesShapes(Mutant, caught_by="create.shapes"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            return super().full(shape[::-1], value, dtype, native)
+
+
+class ReadsMemoryInItsOrder(Mutant, caught_by="create.numpy-layouts"):
+    class Backend(Backend):
+        def asarray(self, obj, **options):
+            if isinstance(obj, np.ndarray) and obj.base is not None:
+                obj = obj.base.ravel()[: obj.size].reshape(obj.shape)
+            return super().asarray(obj, **options)
+
+
+class TransposesArrays(Mutant, caught_by="create.from-numpy"):
+    class Tensors(ReferenceTensors):
+        def from_data(self, obj, dtype, native):
+            if isinstance(obj, np.ndarray):
+                obj = obj.ravel(order="F").reshape(obj.shape)
+            return super().from_data(obj, dtype, native)
+
+
+class DrawsInAnyDtype(Mutant, caught_by="create.random-integers"):
+    class Backend(Backend):
+        def randn(self, shape, *, dtype=None, **options):
+            return self.asarray(self.to_numpy(super().randn(shape, **options)) > 0, dtype=dtype)
+
+
+class UsesTheCpuForAMissingScope(Mutant, caught_by="create.scope-on-a-missing-device"):
+    class Backend(Backend):
+        def on(self, device):
+            exists = self.device(device) in self.devices()
+            return super().on(device if exists else CPU)
+
+
+class NarrowsDoublesOfNumpy(Mutant, caught_by="create.wide-numpy-data"):
+    class Backend(Backend):
+        def asarray(self, obj, *, dtype=None, **options):
+            is_wide = isinstance(obj, np.ndarray) and obj.dtype == np.float64
+            return super().asarray(obj, dtype=dtype or ("float32" if is_wide else None), **options)
+
+
+class PadsRows(Mutant, caught_by="create.refuses-ragged-lists"):
+    class Backend(Backend):
+        def asarray(self, obj, **options):
+            if isinstance(obj, list) and all(isinstance(row, list) for row in obj):
+                obj = [*zip(*itertools.zip_longest(*obj, fillvalue=0), strict=True)]
+            return super().asarray(obj, **options)
+
+
+class ReadsAnyArrayAsBytes(Mutant, caught_by="create.refuses-other-dtypes"):
+    class Backend(Backend):
+        def asarray(self, obj, **options):
+            if isinstance(obj, np.ndarray) and obj.dtype.kind in "SVM":
+                obj = obj.view("uint8")
+            return super().asarray(obj, **options)
+
+
+class MakesFloatsOfFlags(Mutant, caught_by="create.from-lists-and-numbers"):
+    class Backend(Backend):
+        def asarray(self, obj, **options):
+            obj = (
+                [float(x) if isinstance(x, bool) else x for x in obj] if type(obj) is list else obj
+            )
+            return super().asarray(obj, **options)
+
+
+class PrefersLike(Mutant, caught_by="create.like-is-only-a-default"):
+    class Backend(Redirected):
+        def redirect(self, device, like):
+            return None if like is not None else device, like
+
+
+class ConvertsNoTensors(Mutant, caught_by="create.conversion"):
+    class Backend(Backend):
+        def asarray(self, obj, *, dtype=None, **options):
+            dtype = None if isinstance(obj, self.tensor_types) else dtype
+            return super().asarray(obj, dtype=dtype, **options)
+
+
+class LeavesTensorsWhereTheyAre(Mutant, caught_by="create.a-tensor-moves-if-asked"):
+    class Backend(Backend):
+        def asarray(self, obj, *, device=None, **options):
+            device = None if isinstance(obj, self.tensor_types) else device
+            return super().asarray(obj, device=device, **options)
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+class Wrapper:
+    """An object around a tensor."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+class WrapsTensors(Mutant, caught_by="query.native-type"):
+    class Backend(Backend):
+        def ones(self, shape, **options):
+            return Wrapper(super().ones(shape, **options))
+
+
+class MultipliesOnTheCpu(Mutant, caught_by="query.result-is-where-the-operands-are"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        multiply, copy = ARRAY.__mul__, self.tensors.copy
+        # Each mutant is given to the suite in a process of its own.
+        ARRAY.__mul__ = lambda x, y: copy(multiply(x, y), self.devices.native(CPU))
+
+
+class AddsTwice(Mutant, caught_by="query.result-is-right"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        add = ARRAY.__add__
+        ARRAY.__add__ = lambda x, y: add(add(x, y), y)
+
+
+class NamesDtypesAsCDoes(Mutant, caught_by="query.dtype-name"):
+    class Tensors(ReferenceTensors):
+        def dtype_of(self, x):
+            return super().dtype_of(x).replace("float64", "double")
+
+
+class LosesAxes(Mutant, caught_by="query.to-numpy-shapes"):
+    class Tensors(ReferenceTensors):
+        def to_numpy(self, x):
+            return np.array(np.squeeze(super().to_numpy(x)))
+
+
+class ReadsDoublesAsFloats(Mutant, caught_by="query.to-numpy-values"):
+    class Tensors(ReferenceTensors):
+        def to_numpy(self, x):
+            found = super().to_numpy(x)
+            return found.astype("float32") if found.dtype == np.float64 else found
+
+
+class ReadsAnyNumbers(Mutant, caught_by="query.to-numpy-of-no-tensor"):
+    class Backend(Backend):
+        def to_numpy(self, x):
+            return super().to_numpy(self.asarray(x))
+
+
+class HasOneAddress(Mutant, caught_by="query.address"):
+    class Tensors(ReferenceTensors):
+        def address(self, x):
+            return 4096
+
+
+class TakesListsThroughDlpack(Mutant, caught_by="query.dlpack-refuses-others"):
+    class Backend(Backend):
+        def from_dlpack(self, x, /, **options):
+            return super().from_dlpack(
+                np.array(x, dtype=float) if type(x) is list else x, **options
+            )
+
+
+class CopiesItsOwnThroughDlpack(Mutant, caught_by="query.dlpack-of-its-own"):
+    class Tensors(ReferenceTensors):
+        def from_dlpack(self, x):
+            shared = super().from_dlpack(x)
+            return self.copy(x, x.device) if isinstance(x, self.types) else shared

@@ -10,12 +10,14 @@ from typing import ClassVar
 
 import array_api_strict as xp
 import d2ldev_reference.training
+import numpy as np
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.areas import Weighted
 from d2ldev.device import CPU
 from d2ldev.training import run
+from d2ldev.training.trainer import Trainer
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner
 
@@ -32,7 +34,7 @@ class TrainsOnTheCpu(Mutant, caught_by="train.stays-on-the-device"):
             return super().step(backend.to(inputs, CPU), backend.to(y, CPU))
 
 
-class LearnsNothing(Mutant, caught_by="train.learns"):
+class LearnsNothing(Mutant, caught_by=("train.learns", "train.changes-the-parameters")):
     class Learner(ReferenceLearner):
         def step(self, inputs, y):
             return self.evaluate(inputs, y)
@@ -275,7 +277,7 @@ class TrainsWhereTheModelWas(Mutant, caught_by="fit.on-the-device"):
             return learner
 
 
-class HalvesTheRateOnGpus(Mutant, caught_by="fit.same-curve"):
+class HalvesTheRateOnGpus(Mutant, caught_by=("fit.same-curve", "train.same-losses")):
     class Training(ReferenceTraining):
         def learner(self, model, settings):
             if self.framework.tensors.device_of(model.layers[0]["weight"]) is not CPU:
@@ -644,3 +646,28 @@ class PinsOtherNumbers(Mutant, caught_by="bench.exercises-are-measured"):
     class Tensors(ReferenceTensors):
         def pin(self, x):
             return x + 1
+
+
+class TakesTheGpusThatThereAre(Mutant, caught_by="fit.too-many-gpus"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        initialize = Trainer.__init__
+
+        def take(trainer, max_epochs, num_gpus=0, *args, backend, **options):
+            count = min(num_gpus, backend.num_gpus())
+            initialize(trainer, max_epochs, count, *args, backend=backend, **options)
+
+        # Each mutant is given to the suite in a process of its own.
+        Trainer.__init__ = take
+
+
+class ScalesArraysAsImages(Mutant, caught_by="fit.takes-its-own-and-foreign-arrays"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        prepare = Trainer.prepare_batch
+
+        def scale(trainer, batch):
+            is_pair = isinstance(batch, tuple) and isinstance(batch[0], np.ndarray)
+            return prepare(trainer, (batch[0] / np.float32(2), batch[1]) if is_pair else batch)
+
+        Trainer.prepare_batch = scale
