@@ -200,8 +200,10 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     is_ours = source.writer in (None, framework.name)
     by = "" if is_ours else f", which the {shorten(source.writer)} backend wrote"
     fix = f"{source.look}{by}"
-    if fitting := _find_fitting_node(match):
+    if fitting := _find_fitting_node(match.missing, match.unexpected):
         fix = f"backend.load_into(..., only={quote(fitting)}), or {fix}"
+    elif fitting := _find_fitting_node(match.unexpected, match.missing):
+        fix = f"load it into the value at {quote(fitting)} of the object alone, or {fix}"
     # Such as a module whose parameters are kept apart from it.
     elif match.unexpected and not (match.pairs or match.missing or match.different):
         told.append("the object holds no tensors")
@@ -209,15 +211,21 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     raise CheckpointError(source.attempted, f"{'; '.join(told)}; nothing was changed", fix)
 
 
-def _find_fitting_node(match: Match) -> str:
-    """Return the name of the node that would fit; empty if there is none."""
-    missing, unexpected = match.missing, match.unexpected
-    if not missing or len(missing) > len(unexpected):
+def _find_fitting_node(names: Sequence[str], others: Sequence[str]) -> str:
+    """Return the name of the only node in ``others`` that has these names; empty if none has."""
+    if not names or len(names) > len(others):
         return ""
-    ends = [other for other in unexpected if other.endswith(f".{missing[0]}")]
-    name = ends[0].removesuffix(f".{missing[0]}") if len(ends) == 1 else ""
-    is_whole = {f"{name}.{each}" for each in missing} == set(unexpected)
-    return name if is_whole else ""
+    nodes = [
+        other.removesuffix(f".{names[0]}") for other in others if other.endswith(f".{names[0]}")
+    ]
+    wanted = set(names)
+    # A file may have millions of names, and each node is compared with all of them.
+    fitting = [
+        node
+        for node in nodes[:_SHOWN]
+        if wanted == {each[len(node) + 1 :] for each in others if each.startswith(f"{node}.")}
+    ]
+    return fitting[0] if len(fitting) == 1 else ""
 
 
 def _some(names: Sequence[str], separator: str = ", ") -> str:

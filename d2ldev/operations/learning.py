@@ -12,6 +12,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, labels, moving, placing
+from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
 from d2ldev.operations.steps import check_labels
 from d2ldev.options import Loss
@@ -171,6 +172,9 @@ def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
     try:
         return framework.training.accuracy(prediction, y)
     except Exception as error:  # of sparse tensors above all
+        operands = operands_of(framework, (), {"prediction": prediction, "y": y})
+        if len({device for _, device in operands}) > 1:
+            raise mismatch("accuracy", operands) from error
         native = framework.devices.native(CPU)
         ours = moving.copy_refusal(framework, error, attempted, native, [prediction, y])
         if ours is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
@@ -13,6 +15,9 @@ from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
 from d2ldev.nesting.kinds import TENSOR
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+
+# What Python can assign to: not the ``dense_0/kernel`` of a variable of Keras.
+_EXPRESSION = re.compile(r"[A-Za-z_]\w*(\[[^]]*\]|\.\w+)*")
 
 Operand = tuple[str, Device]
 """The name of an operation's operand, and its device."""
@@ -32,14 +37,23 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
       fix: y = backend.to(y, 'gpu:0')
     """
     listed = list(operands)
-    # Move the operand on the CPU: most often a model on a GPU has got a batch on the CPU.
-    target = next((device for _, device in listed if device is not CPU), CPU)
+    # Most often a model is on a GPU and its batch is elsewhere. The operands of the batch are
+    # fewer, or have no name.
+    counts = Counter(device for _, device in listed if device is not CPU)
+    named = Counter(device for name, device in listed if not name.startswith("operand_"))
+    target = max(counts, key=lambda device: (counts[device], named[device]), default=CPU)
     elsewhere = dict.fromkeys(name for name, device in listed if device is not target)
+    lines = [
+        f"{name} = backend.to({name}, '{target}')"
+        if _EXPRESSION.fullmatch(name)
+        else f"model = backend.place(model, '{target}')"
+        for name in elsewhere
+    ]
     return DeviceMismatchError(
         f"run {operation}",
         "its operands are on different devices: "
         + ", ".join(f"{name} on {device}" for name, device in listed),
-        "; ".join(f"{name} = backend.to({name}, '{target}')" for name in elsewhere),
+        "; ".join(dict.fromkeys(lines)),
         dict.fromkeys(device for _, device in listed),
     )
 

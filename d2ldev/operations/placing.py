@@ -116,7 +116,10 @@ class Search:
         if foreign := of_another_backend(self.framework, self.attempted, value, name):
             return foreign
         where = f" at {name}" if name else ""
-        fix = "place the tensors and models in it: obj.x = backend.place(obj.x, device)"
+        fix = (
+            f"derive its class from a model of {self.framework.name}, or place the tensors in it: "
+            "obj.x = backend.place(obj.x, device)"
+        )
         if callable(value):
             fix = f"give a model of {self.framework.name}, such as net = backend.mlp([2, 1])"
         return UnsupportedValueError(

@@ -264,7 +264,7 @@ def _loss_refusal(
     attempted: str, shape: Iterable[int] | None, loss: object, fix: str
 ) -> UnsupportedValueError:
     found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
-    return UnsupportedValueError(attempted, f"the loss is {found} and no scalar", fix)
+    return UnsupportedValueError(attempted, f"the loss is {found} not a scalar", fix)
 
 
 def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool) -> Any:

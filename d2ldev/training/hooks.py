@@ -116,6 +116,9 @@ class TrainerState:
         if model_on_device is None:
             model_on_device = self._model
         if model_on_device is None:
+            if model is None:
+                problem, fix = "None is not a model", "trainer.fit(net, data)"
+                raise UnsupportedValueError("train None", problem, fix)
             raise UnsupportedValueError(
                 f"train {describe(model)}",
                 f"{type(self).__name__}.prepare_model returned None, and has set no self.model",

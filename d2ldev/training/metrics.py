@@ -29,7 +29,9 @@ def find_metrics(
     """
     if not isinstance(metrics, (list, tuple)):
         raise UnsupportedValueError(
-            f"measure {describe(metrics)}", "metrics are a list or a tuple", "metrics=['accuracy']"
+            f"measure {describe(metrics)}",
+            "metrics must be a list or a tuple",
+            "metrics=['accuracy']",
         )
     functions: dict[str, Callable[[Any, Any], Any]] = {}
     for metric in metrics:

@@ -77,9 +77,9 @@ class Saving(NamedTuple):
             return self
         if self.keep == "best":
             raise UnsupportedValueError(
-                attempted,
-                "the best epoch is unknown before its end",
-                "keep='best', or checkpoint_every=..., in two runs",
+                f"{attempted} with keep='best' and checkpoint_every={quote(every)}",
+                "whether an epoch is the best is unknown before its end",
+                "keep='best', or checkpoint_every=..., but not both",
             )
         every = whole_number(
             "save", "checkpoint_every", every, least=1, fix="checkpoint_every=1000"

@@ -71,8 +71,8 @@ def _check_trainer(trainer: Any, parameters: list[Any]) -> None:
     if known.isdisjoint(map(id, trainer._params)):
         raise UnsupportedValueError(
             "train with a gluon.Trainer",
-            "none of its parameters is one of the model's",
-            "gluon.Trainer(net.collect_params(), ...), of this very net",
+            "none of its parameters belongs to the model",
+            "gluon.Trainer(net.collect_params(), ...) with the parameters of this net",
         )
     cls: Any = type(trainer)
     if cls.step is not mx.gluon.Trainer.step and cls.update is mx.gluon.Trainer.update:

@@ -70,6 +70,13 @@ def test_the_fix_names_no_variable_that_is_not_there(backend, x, y):
     assert caught.value.fix == "operand_1 = backend.to(operand_1, 'gpu:1')"
 
 
+def test_the_accuracy_of_labels_on_another_device_names_both(backend):
+    prediction = backend.ones((2, 3), device="gpu:0")
+    y = backend.asarray([0, 1], device="gpu:1")
+    with pytest.raises(DeviceMismatchError, match="prediction on gpu:0, y on gpu:1"):
+        backend.accuracy(prediction, y)
+
+
 def test_lowering_ahead_of_time_raises_too(backend, x, y):
     with backend.strict(), pytest.raises(DeviceMismatchError, match="x on gpu:1, y on gpu:0"):
         jax.jit(lambda x, y: x + y).lower(x, y)

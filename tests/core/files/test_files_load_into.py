@@ -151,6 +151,21 @@ def test_a_part_that_would_fit_is_the_fix(reference, path):
         reference.load_into(mine, path)
 
 
+def test_the_model_beside_an_optimizer_is_the_fix(reference, path):
+    net = reference.mlp([2, 1])
+    reference.save({"net": net, "state": {"step": reference.zeros(2)}}, path)
+    with pytest.raises(CheckpointError, match=r"fix: backend\.load_into\(\.\.\., only='net'\)"):
+        reference.load_into(net, path)
+    reference.load_into(net, path, only="net")
+
+
+def test_a_file_of_one_of_the_values_names_that_value(reference, path):
+    net = reference.mlp([2, 1])
+    reference.save(net, path)
+    with pytest.raises(CheckpointError, match="fix: load it into the value at 'net' of the object"):
+        reference.load_into({"net": net, "state": {"step": reference.zeros(2)}}, path)
+
+
 def test_a_part_that_fits_only_partly_is_not_suggested(reference, path):
     save_file({"module.0.w": np.ones(2, "f4"), "other.1.w": np.ones(2, "f4")}, path)
     mine = {"0": {"w": reference.zeros(2)}, "1": {"w": reference.zeros(2)}}

@@ -213,6 +213,18 @@ def test_every_operand_on_another_device_has_its_line():
     assert error.fix == "b = backend.to(b, 'gpu:0'); c = backend.to(c, 'gpu:0')"
 
 
+def test_a_batch_moves_to_its_model_and_not_the_model_to_the_batch():
+    weights = [("dense/kernel", gpu(1)), ("dense/bias", gpu(1))]
+    assert mismatch("run", [("x", gpu(0)), *weights]).fix == "x = backend.to(x, 'gpu:1')"
+    error = mismatch("matmul", [("operand_0", gpu(0)), ("dense/kernel", gpu(1))])
+    assert error.fix == "operand_0 = backend.to(operand_0, 'gpu:1')"
+
+
+def test_a_name_that_cannot_be_assigned_to_is_not_in_the_fix():
+    error = mismatch("run", [("x", gpu(0)), ("y", gpu(0)), ("dense/kernel", gpu(1))])
+    assert error.fix == "model = backend.place(model, 'gpu:0')"
+
+
 def test_operands_are_found_in_lists_and_among_keywords(reference):
     x, y = reference.ones(1, device="gpu:0"), reference.ones(1)
     found = operands_of(framework_of(reference), ([x, y], 1, "text"), {"out": y})

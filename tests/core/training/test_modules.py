@@ -75,7 +75,7 @@ def test_a_training_step_that_returns_nothing_is_an_error_and_a_validation_step_
 
 def test_a_step_that_returns_no_scalar_is_refused():
     model = SimpleNamespace(training_step=lambda batch: np.ones(3))
-    with pytest.raises(UnsupportedValueError, match=r"shape \(3,\), and no scalar"):
+    with pytest.raises(UnsupportedValueError, match=r"shape \(3,\), not a scalar"):
         own_loss(model, ("training_step",) * 2, BATCH, is_step=True)
 
 

@@ -96,6 +96,11 @@ def test_the_model_gets_the_result_of_an_overridden_prepare_batch(reference, net
     assert history["loss"] == [1.0]
 
 
+def test_fit_of_none_says_so_and_nothing_of_prepare_model(reference):
+    with pytest.raises(UnsupportedValueError, match="cannot train None: None is not a model\n"):
+        Trainer(1, backend=reference).fit(None, [(np.ones((2, 2)), np.ones((2, 1)))])
+
+
 def test_fit_trains_the_result_of_an_overridden_prepare_model(reference, net):
     other = reference.mlp([2, 1], seed=5)
 

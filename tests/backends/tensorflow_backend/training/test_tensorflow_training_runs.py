@@ -254,7 +254,7 @@ def test_keras_losses_are_called_with_y_first(backend, loss, num_gpus):
 
 
 def test_a_loss_for_each_example_is_refused_with_the_fix(backend):
-    with pytest.raises(UnsupportedValueError, match="no scalar") as error:
+    with pytest.raises(UnsupportedValueError, match="not a scalar") as error:
         fit_model(backend, keras.losses.binary_crossentropy)
     call = "lambda y_true, y_pred: keras.ops.mean(binary_crossentropy(y_true, y_pred))"
     assert error.value.fix == f"loss={call}"
