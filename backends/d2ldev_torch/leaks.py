@@ -50,6 +50,13 @@ _READS = (
 )
 # Modules of torch whose constructors and functions make inputs, if a test calls them.
 _INPUT_MODULES = ("torch.nn.modules.", "torch.nn.parameter", "torch.distributions.")
+# Functions that create on the device of an operand, unless a call names another one.
+_LIKE = (
+    *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like),
+    *(torch.rand_like, torch.randn_like, torch.randint_like),
+    *(_Tensor.new_tensor, _Tensor.new_empty, _Tensor.new_zeros, _Tensor.new_ones),
+    *(_Tensor.new_full, _Tensor.new_empty_strided),
+)
 _COLLATE = "torch.utils.data._utils.collate"
 # Functions that look at a tensor, or copy it, and compute nothing.
 _LOOKS = frozenset(
@@ -89,6 +96,7 @@ class LeakMode(TorchFunctionMode):
         self._moved = 0
         self._special: dict[Any, Callable[..., Any]] = {
             **dict.fromkeys(_device_constructors(), self._create),
+            **dict.fromkeys(_LIKE, self._create_like),
             # ``x.vgpu()``, which ``x.cuda()`` calls where GPUs are virtual.
             getattr(_Tensor, native.type, _Tensor.to): self._move,
             **dict.fromkeys(_MOVES, self._move),
@@ -98,12 +106,20 @@ class LeakMode(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        watch = self._watch
         if self._pending:
             self._place_modules(sys._getframe(1))
-        if not self._watch.has_inputs:
-            self._watch.has_inputs = any(x.device == self._native for x in _tensors_in(args))
-        call: Callable[..., Any] = self._special.get(function, self._call)
-        return call(function, args, kwargs or {}, sys._getframe(1))
+        if not watch.has_inputs:
+            watch.has_inputs = any(x.device == self._native for x in _tensors_in(args))
+        call = self._special.get(function)
+        if call is not None:
+            return call(function, args, kwargs or {}, sys._getframe(1))
+        if watch.strays:
+            return self._call(function, args, kwargs or {}, sys._getframe(1))
+        try:  # most calls
+            return function(*args, **kwargs) if kwargs else function(*args)
+        except RuntimeError as error:
+            return self._repair(error, function, args, kwargs or {}, sys._getframe(1))
 
     # -- create -----------------------------------------------------------------------------------
 
@@ -119,11 +135,19 @@ class LeakMode(TorchFunctionMode):
             native = self._gpu(native.index or 0)
             kwargs = {**kwargs, "device": native}
         is_elsewhere = native is not None and native.type != "cpu"
-        if not is_elsewhere and self._makes_input(frame, caller):
+        if not is_elsewhere and (
+            self._makes_input(frame, caller) or self._frames.is_given(frame, native)
+        ):
             return self._make_on_device(function, args, kwargs)
         made = self._call(function, args, kwargs, caller)
         self._note(made, frame)
         return made
+
+    def _create_like(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
+    ) -> Any:
+        call = self._call if kwargs.get("device") is None else self._create
+        return call(function, args, kwargs, caller)
 
     def _makes_input(self, frame: FrameType, caller: FrameType) -> bool:
         """Return whether a tensor that is created without a device is an input of the test."""
@@ -250,9 +274,9 @@ class LeakMode(TorchFunctionMode):
         frame = self._frames.nearest(caller)
         is_test = frame is not None and self._frames.is_test(frame)
         if function is _Tensor.to:
-            args = [self._translate(value, is_test=is_test) for value in args]
+            args = [self._translate(value, frame) for value in args]
             kwargs = {
-                name: self._translate(value, is_test=is_test) if name == "device" else value
+                name: self._translate(value, frame) if name == "device" else value
                 for name, value in kwargs.items()
             }
         x = args[0]
@@ -262,15 +286,17 @@ class LeakMode(TorchFunctionMode):
             self._watch.note_stray(moved, frame, "moves")
         return moved
 
-    def _translate(self, value: Any, *, is_test: bool) -> Any:
+    def _translate(self, value: Any, frame: FrameType | None) -> Any:
         """Return the device that an argument of ``to`` stands for."""
-        if isinstance(value, str):
-            value = torch.device(value)
-        if not isinstance(value, torch.device):
+        native = torch.device(value) if isinstance(value, str) else value
+        if not isinstance(native, torch.device):
             return value
-        if value.type == "cuda":
-            return self._gpu(value.index or 0)
-        return self._native if is_test and value.type == "cpu" else value
+        if native.type == "cuda":
+            return self._gpu(native.index or 0)
+        if frame is None or native.type != "cpu":
+            return native
+        is_of_test = self._frames.is_test(frame) or self._frames.is_given(frame, native)
+        return self._native if is_of_test else native
 
     def _read(
         self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType

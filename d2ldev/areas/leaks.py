@@ -141,6 +141,7 @@ class Frames:
         self._neither = set(_NEITHER)
         self._kinds: dict[str, int] = {}
         self._names: dict[str, str] = {}
+        self._lines: dict[tuple[CodeType, int], Line] = {}
         for path in tests:
             self.add_tests(path)
 
@@ -168,6 +169,23 @@ class Frames:
     def is_test(self, frame: FrameType) -> bool:
         """Return whether a frame is of a test."""
         return self.kind(frame) == TEST
+
+    def is_given(self, frame: FrameType, device: object) -> bool:
+        """Return whether a test has given the object of a device to the library that it called.
+
+        Args:
+            frame: a frame of the library.
+            device: the framework's own object; None if the library names no device.
+        """
+        if device is None or self.is_test(frame):
+            return False
+        outer = self.entry(frame).f_back
+        while outer is not None and self.kind(outer) != TEST:
+            outer = outer.f_back
+        if outer is None:
+            return False
+        known = (*outer.f_locals.values(), *outer.f_globals.values())
+        return any(value is device for value in known)
 
     def _find_kind(self, name: str, frame: FrameType) -> int:
         if frame.f_globals is self._namespace:
@@ -210,13 +228,13 @@ class Frames:
 
     def line(self, frame: FrameType) -> Line:
         """Return the line that a frame runs."""
-        code = frame.f_code
-        module = frame.f_globals.get("__name__", "")
-        return Line(
-            self._name(code),
-            frame.f_lineno,
-            f"{module}.{code.co_qualname.replace('<locals>.', '')}",
-        )
+        code, number = frame.f_code, frame.f_lineno
+        line = self._lines.get((code, number))
+        if line is None:
+            module = frame.f_globals.get("__name__", "")
+            function = f"{module}.{code.co_qualname.replace('<locals>.', '')}"
+            line = self._lines[code, number] = Line(self._name(code), number, function)
+        return line
 
     def _name(self, code: CodeType) -> str:
         name = self._names.get(code.co_filename)

@@ -43,7 +43,7 @@ class Leaks(Sequence[Leak]):
 
     def add(self, leak: Leak) -> None:
         """Add a leak, unless its line is allowed."""
-        if not is_allowed(leak, self._allowed):
+        if not (self._allowed and is_allowed(leak, self._allowed)):
             self._leaks.append(leak)
 
     def find_failing(self, kinds: Iterable[str] = FAILING) -> list[Leak]:

@@ -45,6 +45,15 @@ def create_on_cuda(x):
 def convert(x):
     return x + torch.from_numpy(np.ones(3, "float32"))  # numpy
 
+def create_like(x):
+    return x + torch.ones_like(x, device="cpu")  # like
+
+def create_new(x):
+    return x + x.new_ones(3, device="cpu")  # new
+
+def create_on_device(x, device=torch.device("cpu")):
+    return x + torch.ones(3, device=device)  # default
+
 def construct(x):
     return x + torch.Tensor([1, 2, 3])  # constructor
 
@@ -129,6 +138,10 @@ def good_in_place(x):
     total[0] = 3
     return total.mul_(2)
 
+def stay(x, device):
+    made = torch.ones(3, device=device) + torch.zeros_like(x, device=device)
+    return x.to(device) + made.to(device=device)
+
 def good_functional(x):
     return torch.func.vmap(lambda row: row * 2)(x[None])[0] + torch.func.grad(torch.sum)(x)
 """
@@ -138,6 +151,9 @@ KINDS = {
     "create_in_place": ("mix", "in place", "creates"),
     "create_by_copy": ("result", "copy", "creates"),
     "create_on_cuda": ("mix", "cuda", "creates"),
+    "create_like": ("mix", "like", "creates"),
+    "create_new": ("mix", "new", "creates"),
+    "create_on_device": ("mix", "default", "creates"),
     "convert": ("mix", "numpy", "creates"),
     "construct": ("mix", "constructor", "creates"),
     "return_it": ("result", "result", "creates"),
@@ -228,6 +244,12 @@ def test_right_functions_have_no_leaks(backend, library, name):
     assert list(find(backend, getattr(library, name))) == []
 
 
+def test_a_device_that_the_caller_gives_to_a_library_stands_for_the_tried_one(backend, library):
+    device = torch.device("cpu")
+    leaks = find(backend, lambda x: library.stay(x, device))
+    assert list(leaks) == []
+
+
 def test_training_with_modules_buffers_and_loaders_has_no_leaks(backend, library):
     with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
         model = library.Net()
@@ -252,6 +274,8 @@ def test_tensors_that_the_caller_creates_are_on_the_device(backend, library):
             torch.from_numpy(np.ones(3)),
             torch.randn(3, generator=torch.Generator()),
             torch.eye(3).to("cpu"),
+            torch.ones_like(torch.eye(3), device="cpu"),
+            torch.eye(3).new_zeros(3, device="cpu"),
             torch.nn.Linear(3, 3).weight,
             torch.distributions.Normal(0.0, 1.0).sample(),
             library.make_input(np.ones(3)),
