@@ -14,6 +14,7 @@ from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.suite.devices import test_computing_devices
 from mutants import MUTANTS, Crashing, Hanging, Queued
+from mutants.card import Card
 from mutants.devices.devices import TakesNegativeIndices
 from mutants.leaks import Following
 from mutants.models import WithObjects
@@ -31,9 +32,11 @@ OF_OBJECTS = sorted(
 """The requirements of models that take attributes, as those of ``Queued`` do not."""
 OF_LEAKS = sorted({requirement for mutant, requirement in CAUGHT if issubclass(mutant, Following)})
 """The requirements of backends that follow what a framework makes, as ``Queued`` does not."""
+OF_CARDS = sorted({requirement for mutant, requirement in CAUGHT if issubclass(mutant, Card)})
+"""The requirements that are skipped on virtual GPUs, as those of ``Queued`` are."""
 BY_DAY = sorted(
     {requirement for mutant, requirement in CAUGHT if not mutant.is_nightly}
-    - {*OF_OBJECTS, *OF_LEAKS}
+    - {*OF_OBJECTS, *OF_LEAKS, *OF_CARDS}
 )
 AT_NIGHT = sorted({requirement for mutant, requirement in CAUGHT if mutant.is_nightly})
 OF_MACHINES = "processes.train-on-two-machines"
@@ -50,7 +53,7 @@ def installed(tmp_path_factory):
     info = folder / "d2ldev_mutants-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d2ldev-mutants\nVersion: 1.0\n")
-    classes = [*MUTANTS, *SOUND, Following, WithObjects, Queued, Crashing, Hanging]
+    classes = [*MUTANTS, *SOUND, Card, Following, WithObjects, Queued, Crashing, Hanging]
     points = [f"{cls.name} = {cls.__module__}:{cls.__name__}" for cls in classes]
     (info / "entry_points.txt").write_text("\n".join(["[d2ldev.backends]", *points]))
     return folder
@@ -163,6 +166,10 @@ def test_a_sound_backend_passes_what_is_required_of_models_with_attributes(outco
 
 def test_a_sound_backend_passes_what_is_required_of_one_that_follows(outcomes):
     assert outcomes(Following, OF_LEAKS) == dict.fromkeys(OF_LEAKS, "passed")
+
+
+def test_a_sound_backend_passes_what_is_required_of_hardware(outcomes):
+    assert outcomes(Card, OF_CARDS) == dict.fromkeys(OF_CARDS, "passed")
 
 
 @pytest.mark.parametrize("cls", SOUND, ids=lambda cls: cls.__name__)
