@@ -97,7 +97,8 @@ def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
         raise DeviceUnavailableError(
             f"{attempted} on {device}",
             f"{framework.name} has {gpus_in_words(count)} here{explain_late_request(device.index)}",
-            f"use one that exists: backend.try_gpu({device.index}) is cpu here",
+            f"use one that exists: backend.try_gpu({device.index}) is cpu here"
+            + offer_virtual_gpus(framework, device.index + 1),
             all_devices(framework),
         )
     native = framework.devices.native(device)
@@ -124,6 +125,15 @@ def explain_late_request(index: int) -> str:
         number = settings.virtual_gpus()
         if number is not None and index < number:
             return f", and {settings.VIRTUAL_GPUS}={number} came after its first use: set it before"
+    return ""
+
+
+def offer_virtual_gpus(framework: Framework, number: int) -> str:
+    """Return a clause for a fix if virtual GPUs could stand for missing ones; empty otherwise."""
+    with suppress(InvalidDeviceError):
+        can_make_them = number <= framework.max_virtual_gpus and not count_gpus(framework)
+        if can_make_them and settings.virtual_gpus() is None:
+            return f"; or {settings.VIRTUAL_GPUS}={number} makes virtual GPUs"
     return ""
 
 

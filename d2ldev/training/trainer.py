@@ -34,7 +34,7 @@ from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
-from d2ldev.operations.devices import explain_late_request
+from d2ldev.operations.devices import explain_late_request, offer_virtual_gpus
 from d2ldev.operations.learning import check_settings
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.options import (
@@ -817,7 +817,8 @@ def _find_gpus(backend: Backend, wanted: int) -> list[Device]:
         raise DeviceUnavailableError(
             f"train on {gpus_in_words(number)}",
             f"{backend.name} has {gpus_in_words(there)} here{explain_late_request(number - 1)}",
-            f"Trainer(max_epochs, num_gpus={there})",
+            f"Trainer(max_epochs, num_gpus={there})"
+            + offer_virtual_gpus(framework_of(backend), number),
             backend.devices(),
         )
     if number > 1:

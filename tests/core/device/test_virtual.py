@@ -159,6 +159,25 @@ def test_without_virtual_gpus_all_gpus_are_the_cpu(reference):
     assert none.try_all_gpus() == [d2ldev.cpu()]
 
 
+def test_without_any_gpu_the_fix_offers_virtual_ones(reference, monkeypatch):
+    monkeypatch.delenv("D2LDEV_VIRTUAL_GPUS", raising=False)
+    none = d2ldev.Backend(type(framework_of(reference))(virtual_gpus=0))
+    offer = "; or D2LDEV_VIRTUAL_GPUS=2 makes virtual GPUs"
+    with pytest.raises(d2ldev.DeviceUnavailableError) as error:
+        none.zeros(3, device="gpu:1")
+    assert error.value.fix == f"use one that exists: backend.try_gpu(1) is cpu here{offer}"
+    with pytest.raises(d2ldev.DeviceUnavailableError) as error:
+        d2ldev.Trainer(1, num_gpus=2, backend=none)
+    assert error.value.fix == f"Trainer(max_epochs, num_gpus=0){offer}"
+    with pytest.raises(d2ldev.DeviceUnavailableError) as error:
+        none.zeros(3, device="gpu:7")  # more than the reference backend can make
+    assert "virtual" not in error.value.fix
+    monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", "0")  # no GPU is what the user wants
+    with pytest.raises(d2ldev.DeviceUnavailableError) as error:
+        none.zeros(3, device="gpu:1")
+    assert "virtual" not in error.value.fix
+
+
 def test_a_variable_that_is_changed_after_the_first_use_is_named_where_a_gpu_is_missing():
     code = """
         import os, d2ldev
