@@ -8,6 +8,7 @@ from typing import Any
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework.testing import MODULES
+from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.page import write_page
 from d2ldev_conformance.runs import compare_runs
@@ -54,7 +55,7 @@ def build_matrix(documents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     ``runs`` has what each report says of its run, and its name as ``source``. ``notes`` has what a
     reader has to know before comparing the runs. Each of ``requirements`` has a cell for each run,
     in the same order: ``outcome``, ``tests``, ``reasons`` and ``errors``. The cell is None if the
-    run does not have the requirement.
+    run does not have the requirement. ``asks`` has what the tests of the requirement ask.
 
     Args:
         documents: reports, as ``read_report`` returns them, by their names.
@@ -66,7 +67,9 @@ def build_matrix(documents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
             kept = rows.setdefault(name, {"cells": [None] * len(documents)})
             kept["cells"][number] = {key: row[key] for key in _CELL}
             kept.update(requirement=name, module=row["module"], section=row["section"])
-    keys = ("requirement", "module", "section", "cells")
+    asks: dict[str, list[str]] = {}
+    for each in list_explanations():
+        asks.setdefault(each.id, []).append(each.asks.replace("``", "`"))
     place = {name: number for number, name in enumerate(MODULES)}
     ordered = sorted(rows.values(), key=lambda row: (place[row["module"]], row["requirement"]))
     runs = [
@@ -77,7 +80,14 @@ def build_matrix(documents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "schema": SCHEMA,
         "runs": runs,
         "notes": list(compare_runs(runs)),
-        "requirements": [{key: row[key] for key in keys} for row in ordered],
+        "requirements": [
+            {
+                **{key: row[key] for key in ("requirement", "module", "section")},
+                "asks": asks.get(row["requirement"], []),
+                "cells": row["cells"],
+            }
+            for row in ordered
+        ],
     }
 
 

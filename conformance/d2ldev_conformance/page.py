@@ -5,8 +5,10 @@ The page has the style and the script in itself. The script only filters.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +16,7 @@ from string import Template
 from typing import Any
 
 from d2ldev_conformance.progress import OUTCOMES
-from d2ldev_conformance.runs import count_platforms, name_framework, name_suite
+from d2ldev_conformance.runs import count_platforms, name_framework, name_origin
 
 _NOT_RUN = "not in this run"
 # Colour alone says nothing to some readers, and nothing on paper.
@@ -27,6 +29,39 @@ _SYMBOLS = {
     "skipped": "\u2212",
     _NOT_RUN: "\u00b7",
 }
+_SCRIPT = """
+const form = document.querySelector("form");
+const bodies = [...document.querySelectorAll("tbody")];
+function filter() {
+  const { outcome, module, run } = Object.fromEntries(new FormData(form));
+  const text = form.elements.text.value.trim().toLowerCase();
+  const column = run ? Number(run) : 0;
+  document.body.className = column ? "one" : document.body.dataset.kind;
+  for (const row of document.querySelectorAll("tr")) {
+    [...row.cells].forEach((cell, number) => {
+      cell.hidden = Boolean(column && number && number !== column);
+    });
+  }
+  let count = 0;
+  for (const body of bodies) {
+    let shown = 0;
+    for (const row of body.querySelectorAll("tr.requirement")) {
+      row.hidden = Boolean((module && body.dataset.module !== module)
+        || (outcome && ![...row.cells].some((cell) => !cell.hidden && cell.className === outcome))
+        || (text && ![...row.cells].some((cell) => !cell.hidden
+          && cell.textContent.toLowerCase().includes(text))));
+      shown += !row.hidden;
+    }
+    body.hidden = !shown;
+    count += shown;
+  }
+  form.elements.count.value = count + (count === 1 ? " requirement" : " requirements");
+}
+form.addEventListener("input", filter);
+form.addEventListener("submit", (event) => event.preventDefault());
+form.hidden = false;
+filter();
+"""
 _PAGE = Template("""\
 <!DOCTYPE html>
 <html lang="en">
@@ -34,6 +69,8 @@ _PAGE = Template("""\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline';
+  script-src 'sha256-$digest'; form-action 'none'; base-uri 'none'">
 <title>$title</title>
 <style>
 :root { --page: #fff; --text: #1c2024; --weak: #5b6570; --line: #d5dae0; --head: #f1f3f5;
@@ -52,7 +89,7 @@ ul { list-style: none; margin: 0 0 1rem; padding: 0; }
 li { margin: .25rem 0; }
 small { color: var(--weak); }
 form { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: end; margin: 1rem 0; }
-label { display: grid; gap: .15rem; }
+label { display: grid; gap: .15rem; grid-template-columns: minmax(0, auto); max-width: 100%; }
 select, input { font: inherit; color: inherit; background: var(--page); max-width: 100%;
   border: 1px solid var(--line); border-radius: .3rem; padding: .35rem .5rem; height: 2.3rem; }
 .scroll { overflow: auto; border: 1px solid var(--line); border-radius: .3rem; }
@@ -60,7 +97,8 @@ select, input { font: inherit; color: inherit; background: var(--page); max-widt
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; font-weight: normal;
   border-bottom: 1px solid var(--line); }
-th { background: var(--page); }
+/* Chromium draws a background of a sticky cell over the line above it. */
+th { background: var(--page); background-clip: padding-box; }
 .many th:first-child { position: sticky; left: 0; z-index: 1; border-right: 1px solid var(--line);
   min-width: 17rem; }
 .many td, .many thead th { min-width: 6rem; white-space: nowrap; }
@@ -79,7 +117,7 @@ td.failed { background: var(--failed-back); }
 summary { cursor: pointer; }
 .told { color: var(--text); font-weight: normal; margin: .3rem 0 .2rem; white-space: pre-wrap;
   overflow-wrap: anywhere; }
-.many .told { width: min(24rem, 50vw); }
+.many td .told { width: min(24rem, 50vw); }
 pre.told { font-size: .8rem; max-height: 24rem; overflow-y: auto; }
 @media (max-width: 40rem) {
   body { padding: .75rem; }
@@ -113,39 +151,7 @@ $columns
 $bodies
 </table>
 </div>
-<script>
-const form = document.querySelector("form");
-const bodies = [...document.querySelectorAll("tbody")];
-function filter() {
-  const { outcome, module, run } = Object.fromEntries(new FormData(form));
-  const text = form.elements.text.value.trim().toLowerCase();
-  const column = run ? Number(run) : 0;
-  document.body.className = column ? "one" : document.body.dataset.kind;
-  for (const row of document.querySelectorAll("tr")) {
-    [...row.cells].forEach((cell, number) => {
-      cell.hidden = Boolean(column && number && number !== column);
-    });
-  }
-  let count = 0;
-  for (const body of bodies) {
-    let shown = 0;
-    for (const row of body.querySelectorAll("tr.requirement")) {
-      row.hidden = Boolean((module && body.dataset.module !== module)
-        || (outcome && ![...row.cells].some((cell) => !cell.hidden && cell.className === outcome))
-        || (text && ![...row.cells].some((cell) => !cell.hidden
-          && cell.textContent.toLowerCase().includes(text))));
-      shown += !row.hidden;
-    }
-    body.hidden = !shown;
-    count += shown;
-  }
-  form.elements.count.value = count + (count === 1 ? " requirement" : " requirements");
-}
-form.addEventListener("input", filter);
-form.addEventListener("submit", (event) => event.preventDefault());
-form.hidden = false;
-filter();
-</script>
+<script>$script</script>
 </body>
 </html>
 """)
@@ -171,6 +177,8 @@ def format_page(matrix: dict[str, Any]) -> str:
     modules = {row["module"]: None for row in rows}
     return _PAGE.substitute(
         title=escape(f"Conformance of {name}"),
+        script=_SCRIPT,
+        digest=b64encode(sha256(_SCRIPT.encode()).digest()).decode(),
         kind="one" if has_one else "many",
         runs=_format_runs(runs),
         notes=_format_notes(matrix["notes"]),
@@ -188,18 +196,21 @@ def format_page(matrix: dict[str, Any]) -> str:
 
 def _format_runs(runs: Sequence[dict[str, Any]]) -> str:
     """Return the list of runs, which is closed at first if there are many."""
-    entries = "\n".join(map(_format_run, runs))
-    if len(runs) == 1:
-        return f"<ul>\n{entries}\n</ul>"
-    return f"<details>\n<summary>The runs</summary>\n<ul>\n{entries}\n</ul>\n</details>"
+    entries = _format_list(map(_format_run, runs))
+    return entries if len(runs) == 1 else _format_details("The runs", entries)
 
 
 def _format_notes(notes: Sequence[str]) -> str:
-    """Return what to know before comparing the runs."""
+    """Return what to know before comparing the runs, which is closed at first."""
     if not notes:
         return ""
-    entries = "\n".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f'<ul class="notes">\n{entries}\n</ul>'
+    shown = "1 note" if len(notes) == 1 else f"{len(notes)} notes"
+    return _format_details(shown, _format_list(map(escape, notes)))
+
+
+def _format_list(entries: Iterable[str]) -> str:
+    lines = "\n".join(f"<li>{entry}</li>" for entry in entries)
+    return f"<ul>\n{lines}\n</ul>"
 
 
 def _format_columns(runs: Sequence[dict[str, Any]]) -> str:
@@ -213,7 +224,7 @@ def _format_columns(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def _format_run(run: dict[str, Any]) -> str:
-    """Return what is known of a run, as an entry of a list."""
+    """Return what is known of a run, as an entry of the list."""
     versions = [f"{name} {version}" for name, version in run["versions"].items()]
     devices = [f"{each['device']} ({each['platform']})" for each in run["devices"]]
     facts = [
@@ -230,12 +241,12 @@ def _format_run(run: dict[str, Any]) -> str:
         if run["summary"].get(each)
     )
     told = escape("; ".join(facts))
-    return f"<li><b>{escape(run['source'])}</b>: {counts}<br><small>{told}</small></li>"
+    return f"<b>{escape(run['source'])}</b>: {counts}<br><small>{told}</small>"
 
 
 def _format_head(run: dict[str, Any]) -> str:
     """Return the head of a run's column."""
-    facts = (name_framework(run), count_platforms(run), name_suite(run), run["date"][:10])
+    facts = (name_framework(run), count_platforms(run), *name_origin(run), run["date"][:10])
     told = "<br>".join(map(escape, facts))
     return f'<th scope="col"><b>{escape(run["backend"])}</b><br><small>{told}</small></th>'
 
@@ -252,6 +263,8 @@ def _format_module(module: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]
     yield f'<tr class="module"><th scope="rowgroup">{name}</th>{counts}</tr>'
     for row in rows:
         head = f"{escape(row['requirement'])} <small>{escape(row['section'])}</small>"
+        if row["asks"]:
+            head = _format_details(head, "".join(map(_format_line, row["asks"])))
         columns = "".join(map(_format_cell, row["cells"]))
         yield f'<tr class="requirement"><th scope="row">{head}</th>{columns}</tr>'
     yield "</tbody>"
@@ -263,7 +276,7 @@ def _format_cell(cell: dict[str, Any] | None) -> str:
     told = _format_told(cell) if cell else ""
     shown = f"{_SYMBOLS[outcome]} {outcome}"
     if told:
-        shown = f"<details><summary>{shown}</summary>{told}</details>"
+        shown = _format_details(shown, told)
     return f'<td class="{_slug(outcome)}">{shown}</td>'
 
 
@@ -275,7 +288,15 @@ def _format_told(cell: dict[str, Any]) -> str:
         for each in cell["reasons"]
         if not (line := each.partition(": ")[2]) or not any(line in x for x in cell["errors"])
     ]
-    return "".join(f'<p class="told">{escape(each)}</p>' for each in reasons) + errors
+    return "".join(map(_format_line, reasons)) + errors
+
+
+def _format_line(text: str) -> str:
+    return f'<p class="told">{escape(text)}</p>'
+
+
+def _format_details(shown: str, told: str) -> str:
+    return f"<details><summary>{shown}</summary>{told}</details>"
 
 
 def _format_outcome(outcome: str, text: str) -> str:

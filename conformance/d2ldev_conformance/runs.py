@@ -43,14 +43,14 @@ def name_framework(run: Run) -> str:
     return f"{names[0]} {given[names[0]]}" if names else str(run["backend"])
 
 
-def name_suite(run: Run) -> str:
-    """Return d2ldev with its version and commit.
+def name_origin(run: Run) -> list[str]:
+    """Return d2ldev with its version, and its commit if the report has it.
 
-    >>> name_suite({"versions": {"d2ldev": "0.1.0"}, "commit": "6fa6297"})
-    'd2ldev 0.1.0, commit 6fa6297'
+    >>> name_origin({"versions": {"d2ldev": "0.1.0"}, "commit": "6fa6297"})
+    ['d2ldev 0.1.0', 'commit 6fa6297']
     """
     version = f"d2ldev {run['versions'].get('d2ldev', '')}".strip()
-    return f"{version}, commit {run['commit']}" if run["commit"] else version
+    return [version, *([f"commit {run['commit']}"] if run["commit"] else [])]
 
 
 def tell_end(run: Run) -> str:
@@ -79,10 +79,13 @@ def compare_runs(runs: Sequence[Run]) -> Iterator[str]:
     Args:
         runs: each with its ``source``.
     """
-    suites = _group(runs, [(run["suite"] or "an unknown suite", name_suite(run)) for run in runs])
-    if len({suite for suite, _ in suites}) > 1:
-        told = "; ".join(f"{' of '.join(key)}: {names}" for key, names in suites.items())
-        yield f"The runs are of different suites. {told}."
+    suites = {run["suite"] for run in runs}
+    if len(runs) > 1 and (len(suites) > 1 or suites == {""}):
+        origins = [
+            ", ".join([*name_origin(run), f"suite {run['suite'] or 'unknown'}"]) for run in runs
+        ]
+        told = "; ".join(f"{key}: {names}" for key, names in _group(runs, origins).items())
+        yield f"The runs may be of different suites. {told}."
     same = [(run["backend"], name_framework(run), count_platforms(run)) for run in runs]
     for key, names in _group(runs, same).items():
         if same.count(key) > 1:

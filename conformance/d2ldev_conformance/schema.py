@@ -111,7 +111,8 @@ def _find_problems_of_keys(
     if not isinstance(first, str):
         expected = dict.fromkeys(value, each)
     for name, each in expected.items():
-        key = f"{path}.{name}".removeprefix(".")
+        # A name from the file may have anything in it, and a terminal shows it.
+        key = f"{path}.{name}".removeprefix(".") if name.isidentifier() else f"{path}[{name!r}]"
         if name in value:
             yield from _find_problems(value[name], each, key)
         else:
@@ -129,7 +130,7 @@ def _find_contradictions(document: dict[str, Any]) -> Iterator[str]:
     rows = document["requirements"]
     for name, count in Counter(row["requirement"] for row in rows).items():
         if count > 1:
-            yield f"requirements has {name} {count} times"
+            yield f"requirements has {name!r} {count} times"
     for number, row in enumerate(rows):
         if row["outcome"] != (outcome := judge(row["tests"])):
             yield f"requirements[{number}].outcome is {row['outcome']}, and its tests say {outcome}"

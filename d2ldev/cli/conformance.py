@@ -130,10 +130,14 @@ def merge(places: Sequence[Path], folder: Path | None) -> int:
         complain("cannot merge reports: no folder for the matrix\n  fix: add --report DIR")
         return USAGE_ERROR
     try:
-        importlib.import_module(f"{SUITE}.matrix").merge_reports(places, folder)
+        notes = importlib.import_module(f"{SUITE}.matrix").merge_reports(places, folder)
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)
+    for note in notes:
+        # A report may have anything in it. A terminal obeys control characters.
+        shown = "".join(each if each.isprintable() else "?" for each in note)
+        sys.stdout.write(f"note: {shown}\n")
     sys.stdout.write(f"{folder / 'matrix.html'}\n")
     return 0
 

@@ -86,12 +86,17 @@ def test_what_is_not_begun_is_one_line_with_its_method_and_page(small):
 
 def test_what_is_not_begun_has_its_own_column_in_the_report(small):
     folder = small()
-    conform(folder, "mine", *only("models"), "-k", "mlp", f"--d2ldev-report={folder / 'out'}")
+    out = f"--d2ldev-report={folder / 'out'}"
+    done = conform(folder, "mine", *only("models"), "-k", "mlp", out)
     report = json.loads((folder / "out" / "conformance.json").read_text("utf-8"))
     (row,) = (row for row in report["requirements"] if row["requirement"] == "mlp.shape")
     assert row["outcome"] == "not begun"
     assert row["reasons"][0].startswith("write Models.mlp ")
     assert report["summary"]["not begun"] >= 1
+    assert report["exit_status"] == done.returncode == 1
+    page = (folder / "out" / "conformance.html").read_text("utf-8")
+    assert "exit status 1" in page
+    assert row["reasons"][0] in page
 
 
 def test_a_run_that_tests_nothing_does_not_pass(small):

@@ -113,9 +113,9 @@ def test_a_suite_that_passes_has_exit_status_0_and_leaves_its_report(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     suites = ElementTree.parse(tmp_path / "out" / "conformance.junit.xml").getroot()
     assert int(suites[0].attrib["tests"]) > 0
-    assert (
-        list(find_problems(json.loads((tmp_path / "out" / "conformance.json").read_text()))) == []
-    )
+    report = json.loads((tmp_path / "out" / "conformance.json").read_text(encoding="utf-8"))
+    assert list(find_problems(report)) == []
+    assert report["exit_status"] == 0
 
 
 def test_kept_reports_are_merged_without_a_run(tmp_path):
@@ -126,6 +126,18 @@ def test_kept_reports_are_merged_without_a_run(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"matrix.json", "matrix.html"}
     matrix = json.loads((tmp_path / "out" / "matrix.json").read_text())
     assert [run["source"] for run in matrix["runs"]] == ["torch-cpu", "torch-virtual"]
+
+
+def test_a_merge_prints_its_notes_without_control_characters(tmp_path):
+    kept = Path(__file__).parents[3] / "conformance" / "results" / "torch-cpu.json"
+    report = json.loads(kept.read_text(encoding="utf-8"))
+    for name in ("a", "b"):
+        report["commit"] = f"{name}\x1b[2J"
+        (tmp_path / f"{name}.json").write_text(json.dumps(report), encoding="utf-8")
+    done = run_command("conformance", "--merge", str(tmp_path), "--report", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: The runs may be of different suites. d2ldev 0.1.0, commit a?[2J" in done.stdout
+    assert "\x1b" not in done.stdout
 
 
 def test_a_merge_needs_a_folder(tmp_path):
