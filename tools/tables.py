@@ -68,6 +68,7 @@ def with_tables(text: str) -> str:
 
 def requirement_rows() -> Iterator[str]:
     """Return the requirements of the suite: a chapter for each module, a table for each file."""
+    anchors: set[str] = set()
     for module, in_module in groupby(list_explanations(), key=lambda each: each.file.module):
         yield from (f"## {module.title()}", "")
         for file, in_file in groupby(in_module, key=lambda each: each.file):
@@ -77,16 +78,18 @@ def requirement_rows() -> Iterator[str]:
             yield "|---|---|---|---|"
             rows = sorted(in_file, key=lambda each: each.id)
             for id, tests in groupby(rows, key=lambda each: each.id):  # noqa: A001
-                yield f"| {' | '.join(_requirement_cells(id, [*tests]))} |"
+                # A requirement may have tests in two files.
+                anchor = "" if id in anchors else f'<a id="{id}"></a>'
+                anchors.add(id)
+                yield f"| {anchor}`{id}` | {' | '.join(_explanation_cells([*tests]))} |"
             yield ""
 
 
-def _requirement_cells(id: str, tests: list[Explanation]) -> tuple[str, ...]:  # noqa: A002
-    """Return the cells of a requirement. The reason that a file gives stands above its table."""
+def _explanation_cells(tests: list[Explanation]) -> tuple[str, ...]:
+    """Return what the tests of a requirement ask, why if that is not their file's, and by what."""
     reasons = dict.fromkeys(each.reason for each in tests if each.reason != each.file.reason)
     sources = dict.fromkeys(f"[{each.source}]({each.link})" for each in tests)
     return (
-        f'<a id="{id}"></a>`{id}`',
         _write_code(" ".join(each.asks for each in tests)),
         _write_code(" ".join(reasons)),
         ", ".join(sources),

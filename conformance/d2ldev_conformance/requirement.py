@@ -64,6 +64,7 @@ SOURCES = {
     "contract, Several processes": "several-machines.md",
     "contract, Training": "training.md",
     "contract, Labels": "training.md#labels",
+    "contract, Logs": "training.md#logs-data-random-numbers",
     "contract, Callbacks": "training.md#callbacks-and-schedules",
     "contract, Resuming a run": "resuming.md",
     "contract, Virtual GPUs": "virtual-gpus.md",

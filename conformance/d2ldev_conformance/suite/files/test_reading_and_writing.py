@@ -86,7 +86,7 @@ def test_a_tensor_in_two_places_is_one_tensor_after_loading(backend, path):
     assert loaded["encoder"] is loaded["decoder"][0]
 
 
-@requirement("io.loads-to-the-device", section=SECTION, source="D2L")
+@requirement("io.loads-to-the-device", section=SECTION)
 def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place, dtype):
     """Load tensors to the given device, with dtype and values."""
     data = numbers(dtype)
@@ -128,11 +128,11 @@ def test_a_device_that_does_not_exist_is_refused_before_the_file_is_looked_for(
         backend.load(path, device=missing)
 
 
-@requirement("io.device-by-position", section=SECTION, source="D2L")
+@requirement("io.device-by-position", section=SECTION, source="contract")
 def test_the_device_may_be_given_by_position(backend, path, place):
     """Accept the device as the second argument of ``load``.
 
-    The book writes it in this way.
+    ``to``, ``copy`` and ``place`` take it there, too.
     """
     backend.save(backend.ones(2), path)
     assert backend.device_of(backend.load(path, str(place))) is place

@@ -163,7 +163,7 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
 @requirement("place.loops-go-on", section=SECTION, source="D2L")
 @pytest.mark.needs_gpus(1)
 def test_a_loop_goes_on_where_its_model_and_optimizer_were_placed(backend, loop):
-    """Continue a loop written by hand on a GPU as it would have gone on on the CPU.
+    """Continue a loop by hand on a GPU as the CPU would have continued it.
 
     An optimizer has to find the moved parameters.
     """

@@ -286,7 +286,7 @@ def test_each_device_gets_parameters_of_its_own(backend):
     assert params["w1"] is shared
 
 
-@requirement("replicate.copies-models", section=SECTION, source="D2L")
+@requirement("replicate.copies-models", section=SECTION, source="contract, Several GPUs")
 @two_gpus
 def test_each_device_gets_a_model_of_its_own(backend):
     """Give each device its own copy of a model, which trains apart.

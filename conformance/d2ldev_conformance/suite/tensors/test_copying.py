@@ -153,7 +153,7 @@ def test_a_moved_tensor_is_independent_of_its_source(backend, route):
     assert_same(backend.to_numpy(moved), np.array([9, 1, 1], "float32"))
 
 
-@requirement("copy.copy-is-new-memory", section=SECTION, source="D2L")
+@requirement("copy.copy-is-new-memory", section=SECTION)
 def test_copy_is_new_memory_also_where_it_was(backend, place):
     """Return new memory from ``copy``, also on the tensor's own device."""
     x = backend.ones(64, device=place)

@@ -49,7 +49,7 @@ def test_z_moved_to_where_it_is_is_z(backend, Z):  # noqa: N803
     assert backend.to(Z, backend.gpu(1)) is Z
 
 
-@requirement("chapter.copy-of-z", section="6.7.2.2")
+@requirement("chapter.copy-of-z", section="6.7.2.2", source="contract")
 def test_a_copy_of_z_is_not_z(backend, Z):  # noqa: N803
     """Return new memory from ``copy(Z)``, on the same GPU."""
     copied = backend.copy(Z)

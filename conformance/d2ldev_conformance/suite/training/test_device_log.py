@@ -1,7 +1,7 @@
 """D2L 6.7.5, the third exercise: a log that stays on the device until it is read.
 
-The book logs a loss of each step, and asks what that costs. Reading each number makes the GPU wait,
-so the log stays on the device.
+The book asks what it costs to log one number at a time. Reading each number makes the GPU wait, so
+the log stays on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from d2ldev._backend import framework_of
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.5"
-SOURCE = "D2L"
+SOURCE = "contract, Logs"
 # The methods that bring values to the host, or anything from one device to another.
 TRANSFERS = ("to_numpy", "copy", "copy_all", "from_data")
 
@@ -87,7 +87,7 @@ def test_flushing_gives_the_values_in_their_order_once(backend, place, scalar):
     assert log.means() == {"loss": 2.0, "half": 1.0}
 
 
-@requirement("log.add-transfers-nothing", section=SECTION)
+@requirement("log.add-transfers-nothing", section=SECTION, source="D2L")
 def test_adding_copies_nothing_to_the_host(backend, place, scalar, transfers):
     """Transfer nothing when a value is added."""
     values = [scalar(float(number)) for number in range(20)]
@@ -98,7 +98,7 @@ def test_adding_copies_nothing_to_the_host(backend, place, scalar, transfers):
     assert transfers == []
 
 
-@requirement("log.one-transfer", section=SECTION)
+@requirement("log.one-transfer", section=SECTION, source="D2L")
 @pytest.mark.parametrize("number", [1, 2, 100])
 def test_flushing_is_one_transfer(backend, place, scalar, transfers, number):
     """Read all waiting values in one transfer.
@@ -168,7 +168,7 @@ def test_everything_that_was_added_is_flushed(backend, place, scalar):
 
 @requirement("log.every", section=SECTION)
 def test_only_every_nth_call_is_kept(backend, place, scalar):
-    """Keep each n-th call with ``every=n``."""
+    """Keep the first call and each n-th one after it with ``every=n``."""
     log = DeviceLog(backend, place, every=3)
     for value in range(7):
         log.add(loss=scalar(float(value)))
