@@ -163,7 +163,9 @@ class Frames:
         name = frame.f_code.co_filename
         kind = self._kinds.get(name)
         if kind is None:
-            kind = self._kinds[name] = self._find_kind(name, frame)
+            kind = self._find_kind(name, frame)
+            if not name.startswith("<"):  # a name that several pieces of code share
+                self._kinds[name] = kind
         return kind
 
     def is_test(self, frame: FrameType) -> bool:

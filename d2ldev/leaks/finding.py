@@ -5,6 +5,7 @@ Held by ``tests/backends/torch_backend/test_torch_leaks.py``.
 
 from __future__ import annotations
 
+import html
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from d2ldev.registry.discovery import libraries_of, read_required_modules
 from d2ldev.typing import DeviceLike
 
 ABILITY = "find leaks"
+_NO_INPUTS = "no leaks, because no input was on the device: create the inputs in the block"
 
 
 class Leaks(Sequence[Leak]):
@@ -84,8 +86,18 @@ class Leaks(Sequence[Leak]):
 
     def __str__(self) -> str:
         if not self._leaks:
-            return "no leaks"
+            return "no leaks" if self.has_inputs else _NO_INPUTS
         return "\n".join(f"{count} x {leak}" for leak, count in self.by_line())
+
+    def _repr_html_(self) -> str:
+        """Return a table of the lines, which a notebook shows."""
+        if not self._leaks:
+            return f"<p>{self}</p>"
+        rows = (
+            f"<tr><td>{count} x</td><td>{leak.kind}</td><td>{html.escape(str(leak))}</td></tr>"
+            for leak, count in self.by_line()
+        )
+        return f"<table>{''.join(rows)}</table>"
 
 
 def is_allowed(leak: Leak, patterns: Iterable[str]) -> bool:
@@ -136,7 +148,10 @@ def find_leaks(
     """
     caller = sys._getframe(2)  # of the function of ``contextlib`` that enters the block
     leaks = Leaks(allow)
-    frames = Frames([caller.f_code.co_filename, *tests], namespace=caller.f_globals)
+    file = caller.f_code.co_filename
+    # Python gives ``<string>`` to any code without a file.
+    own = [] if file.startswith("<") else [file]
+    frames = Frames([*own, *tests], namespace=caller.f_globals)
     with follow(backend or active_backend(), device, frames, leaks):
         yield leaks
 

@@ -42,6 +42,11 @@ def create_by_copy(x):
 def create_on_cuda(x):
     return x + torch.ones(3, device="cuda")  # cuda
 
+exec("def make_up():\\n    return torch.ones(3)")
+
+def create_by_made_up_function(x):
+    return x + make_up()  # made up
+
 def convert(x):
     return x + torch.from_numpy(np.ones(3, "float32"))  # numpy
 
@@ -154,6 +159,7 @@ KINDS = {
     "create_like": ("mix", "like", "creates"),
     "create_new": ("mix", "new", "creates"),
     "create_on_device": ("mix", "default", "creates"),
+    "create_by_made_up_function": ("mix", "made up", "creates"),
     "convert": ("mix", "numpy", "creates"),
     "construct": ("mix", "constructor", "creates"),
     "return_it": ("result", "result", "creates"),
@@ -308,6 +314,46 @@ def test_lines_and_functions_are_allowed(backend, library):
     allowed = [f"leaky_library.py:{number_of('create')}", "leaky_library.return_*"]
     for name, number in (("create", 0), ("return_it", 0), ("convert", 1)):
         assert len(find(backend, getattr(library, name), allow=allowed)) == number
+
+
+FIRST_CELL = """
+def add_one(x):
+    return x + torch.ones(3)
+
+with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+    x = torch.ones(3)
+    library.create(x)
+    library.create_by_made_up_function(x)
+    library.good_factories(add_one(x))
+"""
+SECOND_CELL = """
+with d2ldev.find_leaks("gpu:1", backend=backend) as more:
+    library.create(add_one(torch.ones(3)))
+"""
+
+
+@pytest.mark.parametrize("file", ["/tmp/ipykernel_7/25{}.py", "<ipython-input-{}-f0>", "<string>"])
+def test_the_cells_of_a_notebook_are_the_caller(backend, library, file):
+    """IPython compiles each cell under a name of its own; all cells share their global names."""
+    namespace = {"d2ldev": d2ldev, "torch": torch, "backend": backend, "library": library}
+    for number, cell in enumerate((FIRST_CELL, SECOND_CELL), 1):
+        exec(compile(cell, file.format(number), "exec"), namespace)
+    lines = [number_of("create"), number_of("made up")]
+    assert [leak.line.number for leak in namespace["leaks"]] == lines
+    assert [leak.line.number for leak in namespace["more"]] == lines[:1]
+    table = namespace["leaks"]._repr_html_()
+    assert table.count("<tr>") == 2
+    assert f"leaky_library.py:{lines[0]} creates on the CPU" in table
+
+
+def test_a_block_without_inputs_says_so(backend, library):
+    x = torch.ones(3)
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        library.create(x)
+    assert str(leaks) == (
+        "no leaks, because no input was on the device: create the inputs in the block"
+    )
+    assert str(find(backend, library.good_factories)) == "no leaks"
 
 
 def test_the_cpu_is_refused(backend):
