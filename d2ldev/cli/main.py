@@ -153,7 +153,9 @@ def conformance(
 @app.command()
 def new_backend(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name that will select it.")],
-    folder: Annotated[Path, ("Make the folder d2ldev-NAME in this one.")] = Path(),
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="Make the folder d2ldev-NAME in this one.")
+    ] = Path(),
 ) -> None:
     """Write the package of a backend of your own, which installs and runs at once."""
     raise typer.Exit(new_backend_command.run(name, folder))

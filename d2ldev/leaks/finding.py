@@ -49,10 +49,10 @@ class Leaks(Sequence[Leak]):
             self._leaks.append(leak)
 
     def find_failing(self, kinds: Iterable[str] = FAILING) -> list[Leak]:
-        """Return the first leak of each line that fails a test, without reads of the host.
+        """Return the first leak of each line, of the kinds that fail a test.
 
         Args:
-            kinds: the kinds that fail.
+            kinds: the kinds; the default leaves out what the host reads.
         """
         wanted = set(kinds)
         return [leak for leak in self._first_by_line().values() if leak.kind in wanted]

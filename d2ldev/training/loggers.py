@@ -74,7 +74,7 @@ class CSVLogger(_Logger):
         path: the file. Its folder has to exist.
 
     Raises:
-        UnsupportedValueError: if ``path`` is not a path of a file, or the folder does not exist.
+        UnsupportedValueError: if ``path`` is not the path of a file, or the folder does not exist.
 
     >>> Trainer(10, callbacks=CSVLogger('run.csv'))                        # doctest: +SKIP
     """
@@ -82,7 +82,7 @@ class CSVLogger(_Logger):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         text, fix = _text(path), "CSVLogger('run.csv')"
         if text is None or os.path.isdir(text) or not os.path.basename(text):
-            problem = f"{describe(path)} is not a path of a file"
+            problem = f"{describe(path)} is not the path of a file"
             raise UnsupportedValueError("log to a file", problem, fix)
         folder = os.path.dirname(text) or os.curdir
         if not os.path.isdir(folder):

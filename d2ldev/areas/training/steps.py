@@ -216,7 +216,7 @@ class Learner(ABC, Generic[TensorT]):
     def takes_marks(self) -> bool:
         """Return whether ``step`` and ``evaluate`` take ``Broadcast`` itself, not its value.
 
-        A learner takes it if it has to know what of a batch it splits.
+        A learner needs it to know which values of a batch it does not split.
         """
         return False
 

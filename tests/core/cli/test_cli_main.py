@@ -6,8 +6,10 @@ import sys
 import pytest
 from command_line import run_command
 from processes import run_python
+from typer.main import get_command
 
 import d2ldev
+from d2ldev.cli.main import app
 
 
 def test_the_version_is_the_packages():
@@ -17,6 +19,13 @@ def test_the_version_is_the_packages():
 def test_the_help_lists_the_commands():
     text = run_command("--help").stdout
     assert all(command in text for command in ("doctor", "tour", "bench", "conformance"))
+
+
+def test_every_option_has_a_help_text():
+    commands = get_command(app).commands
+    options = [(name, each) for name in commands for each in commands[name].params]
+    assert len(options) > 20
+    assert [(name, each.name) for name, each in options if not each.help] == []
 
 
 def test_an_unknown_command_is_a_usage_error():
