@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,7 +59,7 @@ def main() -> int:
         "--select", default=SELECTED, help="pytest's -k expression; empty selects all"
     )
     parser.add_argument("--own", action="store_true", help="run the backend's own tests, too")
-    parser.add_argument("--logs", type=Path, help="the folder for the output of each row")
+    parser.add_argument("--logs", type=Path, help="the folder for each row's output and report")
     arguments = parser.parse_args()
     chosen = [
         row
@@ -113,6 +114,8 @@ def result_of(
                 problem = problem or own_problem
         report = place / "report" / "conformance.json"
         if report.exists():
+            if logs:
+                shutil.copy(report, logs / f"{row['name']}.json")
             document = json.loads(report.read_text(encoding="utf-8"))
             result["versions"] = document["versions"]
             result["summary"] = document["summary"]

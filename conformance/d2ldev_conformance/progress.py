@@ -45,8 +45,8 @@ def format_counts(counts: Mapping[str, Counter[str]]) -> list[str]:
     r"""Return a table: a line for each module, and a column for each outcome that there is.
 
     >>> print(*format_counts({"tensors": Counter({"passed": 60, "not begun": 1})}), sep="\n")
-              passed  not begun
-    tensors       60          1
+             passed  not begun
+    tensors      60          1
     """
     columns = [each for each in OUTCOMES if any(count[each] for count in counts.values())]
     width = max(map(len, counts), default=0)

@@ -27,7 +27,8 @@ import d2ldev
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "conformance" / "results"
 KEPT = sorted(RESULTS.glob("*.json"))
-CHROMIUM = shutil.which("chromium")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
 HOSTILE = (
     "</script></pre></option><script>document.title = 'taken'</script> & \"quoted' "
     "<img src=x onerror=\"document.title = 'taken'\"> $title \u202e \x00"

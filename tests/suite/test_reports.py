@@ -1,7 +1,12 @@
 """A report is JSON in which each requirement has a line of its own."""
 
+import doctest
+import importlib
 import json
+import pkgutil
 
+import d2ldev_conformance
+import pytest
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.report import Report
 from d2ldev_conformance.requirement import Requirement
@@ -33,3 +38,12 @@ def test_a_document_comes_back_as_it_was():
     assert json.loads(text) == document
     assert list(json.loads(text)) == list(document)
     assert len(text.splitlines()) == 2 + len(document) + 3 + 2
+
+
+MODULES = [each.name for each in pkgutil.iter_modules(d2ldev_conformance.__path__)]
+
+
+@pytest.mark.parametrize("name", sorted({*MODULES} - {"suite"}))
+def test_the_examples_of_a_module_are_true(name):
+    found = doctest.testmod(importlib.import_module(f"d2ldev_conformance.{name}"))
+    assert found.failed == 0

@@ -3,10 +3,12 @@
 import json
 import re
 import runpy
+import shutil
 import tomllib
 from pathlib import Path
 
 import pytest
+from d2ldev_conformance.matrix import merge_reports
 
 ROOT = Path(__file__).parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -100,6 +102,25 @@ def test_a_failed_command_is_reported_with_its_last_line(tool, tmp_path):
     assert "/nowhere" in problem
     assert not (tmp_path / "not reached").exists()
     assert "fine" in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def test_the_reports_of_rows_make_one_matrix(tool, tmp_path, monkeypatch):
+    kept = ROOT / "conformance" / "results" / "torch-cpu.json"
+
+    def run(commands, place, _):
+        (place / "report").mkdir(exist_ok=True)
+        shutil.copy(kept, place / "report" / "conformance.json")
+        return ""
+
+    monkeypatch.setitem(tool["result_of"].__globals__, "_run", run)
+    monkeypatch.setitem(tool["result_of"].__globals__, "versions", lambda _: {})
+    row = {"backend": "torch", "python": "3.11", "install": []}
+    for name in ("torch-a", "torch-b"):
+        result = tool["result_of"]({**row, "name": name}, "files", tmp_path, own=False)
+        assert result["outcome"] == "holds"
+    merge_reports([tmp_path], tmp_path / "out")
+    matrix = json.loads((tmp_path / "out" / "matrix.json").read_text(encoding="utf-8"))
+    assert [run["source"] for run in matrix["runs"]] == ["torch-a", "torch-b"]
 
 
 def test_every_row_of_the_versions_is_in_the_table():
