@@ -35,6 +35,13 @@ MOST_CONTAINERS = 10_000
 _MOST_PLACES = 100_000
 """How often containers may be found again in a nesting whose every place is named."""
 
+Entry = tuple[Any, Container, Any, int]
+"""A container that ``find`` has found: ``(container, kind, its children, 0)``.
+
+``(container, kind, first, end)`` where its children are ``tensors[first:end]`` of the walk. Most
+containers hold tensors alone, each for the first time.
+"""
+
 
 def join_path(path: str, label: object) -> str:
     """Return the name of the child ``label`` of the container with the name ``path``.
@@ -46,26 +53,29 @@ def join_path(path: str, label: object) -> str:
 
 
 def find(
-    children: Iterable[Any],
+    x: Any,
+    kind: Kind | Container,
     kinds: Kinds,
     ask: Callable[[Any], object],
     answer: object,
     tensors: dict[int, Any],
-    found: list[Any],
+    containers: list[Entry],
+    others: list[Any],
 ) -> bool:
-    """Collect the leaves that may change, and the containers around them.
+    """Collect the leaves in a container that may change, and the containers around them.
 
     The walk remembers its way only where it has found a leaf. So ``to`` creates no object for a
     batch that is there already.
 
     Args:
-        children: walked in order.
+        x: the container, or a leaf that is neither a tensor nor plain.
+        kind: its kind.
         ask: a tensor for which ``ask(x) is answer`` does not change. Every other tensor may change,
             and every leaf that is not plain.
         tensors: gets the tensors by their ids.
-        found: begins with the number of containers that the walk may enter. It gets the other
-            leaves, and ``(container, kind, its children)`` after the leaves in a container.
-            ``BROADCAST`` itself stands for a ``Broadcast``.
+        containers: gets the containers after the leaves in them.
+        others: begins with the number of containers that the walk may enter. It gets the other
+            leaves. ``BROADCAST`` itself stands for a ``Broadcast``.
 
     Returns:
         Whether a leaf was found.
@@ -74,38 +84,43 @@ def find(
         RecursionError: for a container that contains itself, and for a nesting that is larger, or
             full of shared containers. ``flatten`` enters each container once.
     """
+    children = x
+    # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children`` is.
+    if kind is DICT:
+        children = x.values()
+    elif kind is not LIST and kind is not TUPLE:
+        if type(kind) is Kind:
+            others.append(x)
+            return True
+        if kind is BROADCAST:
+            others.append(kind)
+        items = kind.items
+        # A class that is derived from a container mostly has no attributes.
+        children = kind.children(x) if items is None or x.__dict__ else items.children(x)
+        # A container may make its children anew each time: the rebuild needs these.
+        if type(children) is not list:
+            children = list(children)
+    left = others[0] = others[0] - 1
+    if left < 0:
+        raise RecursionError
+    first, inner = len(tensors), len(containers)
     has_found = False
-    for x in children:
-        kind = kinds[type(x)]
-        if kind is TENSOR:
-            if ask(x) is not answer:
-                tensors[id(x)] = x
+    for child in children:
+        kind_of_child = kinds[type(child)]
+        if kind_of_child is TENSOR:
+            if ask(child) is not answer:
+                tensors[id(child)] = child
                 has_found = True
-        elif kind is not PLAIN:
-            left = found[0] = found[0] - 1
-            if left < 0:
-                raise RecursionError
-            inner = x
-            # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children``
-            # is.
-            if kind is DICT:
-                inner = x.values()
-            elif kind is not LIST and kind is not TUPLE:
-                if type(kind) is Kind:
-                    found.append(x)
-                    has_found = True
-                    continue
-                if kind is BROADCAST:
-                    found.append(kind)
-                items = kind.items
-                # A class that is derived from a container mostly has no attributes.
-                inner = kind.children(x) if items is None or x.__dict__ else items.children(x)
-                # A container may make its children anew each time: the rebuild needs these.
-                if type(inner) is not list:
-                    inner = list(inner)
-            if find(inner, kinds, ask, answer, tensors, found):
-                found.append((x, kind, list(inner)))
-                has_found = True
+        elif kind_of_child is not PLAIN and find(
+            child, kind_of_child, kinds, ask, answer, tensors, containers, others
+        ):
+            has_found = True
+    if has_found:
+        end = len(tensors)
+        if end - first == len(children) and len(containers) == inner:
+            containers.append((x, kind, first, end))
+        else:
+            containers.append((x, kind, list(children), 0))
     return has_found
 
 
@@ -123,47 +138,55 @@ def flatten_changing(
         UnsupportedValueError: see ``flatten``.
     """
     tensors: dict[int, Any] = {}
-    found: list[Any] = [MOST_CONTAINERS]
+    containers: list[Entry] = []
+    others: list[Any] = [MOST_CONTAINERS]
     try:
-        if not find((x,), kinds, ask, answer, tensors, found) and len(found) == 1:
+        # In a tuple, because it may be a leaf.
+        if find((x,), TUPLE, kinds, ask, answer, tensors, containers, others):
+            containers.pop()
+        elif len(others) == 1:
             return None
     except Exception:  # such as a cycle, which this walk names
         flat = flatten(x, kinds, attempted)
         flat.tensors = {key: each for key, each in flat.tensors.items() if ask(each) is not answer}
         return flat
-    return flatten_found(x, tensors, found, kinds, attempted)
+    return flatten_found(x, tensors, containers, others, kinds, attempted)
 
 
 def flatten_found(
-    x: Any, tensors: dict[int, Any], found: list[Any], kinds: Kinds, attempted: str
+    x: Any,
+    tensors: dict[int, Any],
+    containers: list[Entry],
+    others: list[Any],
+    kinds: Kinds,
+    attempted: str,
 ) -> Flattened:
     """Return the leaves of a nesting that ``find`` has found."""
     flat = Flattened((x,), ("",), kinds, attempted)
-    flat.take(tensors, found)
+    flat.take(tensors, containers, others)
     return flat
 
 
-def put_tensors(x: Any, tensors: dict[int, Any], found: list[Any], new: list[Any]) -> Any:
-    """Return a nesting in which ``find`` has found tensors alone, with others in their places.
+def put_tensors(tensors: dict[int, Any], containers: list[Entry], new: list[Any]) -> Any:
+    """Return a container in which ``find`` has found tensors alone, with others in their places.
 
     It takes half of the time of ``Flattened.unflatten``.
 
     Args:
-        x: the nesting.
-        tensors, found: see ``find``.
+        tensors, containers: see ``find``.
         new: the other tensors, in the order of ``tensors``.
     """
-    if len(found) == 2:
-        container, kind, children = found[1]
-        if len(children) == len(new):  # each child is a tensor, and no two are one
-            return kind.rebuild(container, [*new])
+    outermost, kind, _, end = containers[-1]
+    if end:
+        return kind.rebuild(outermost, new)
     changed = dict(zip(tensors, new, strict=True))
     new_of = changed.get
-    for container, kind, children in found[1:]:
-        if id(container) not in changed:  # a container in two places is found in both
-            inner = [new_of(id(child), child) for child in children]
-            changed[id(container)] = kind.rebuild(container, inner)
-    return new_of(id(x), x)
+    for x, kind, children, end in containers:
+        if end:
+            changed[id(x)] = kind.rebuild(x, new[children:end])
+        elif id(x) not in changed:  # a container in two places is found in both
+            changed[id(x)] = kind.rebuild(x, [new_of(id(child), child) for child in children])
+    return changed[id(outermost)]
 
 
 def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
@@ -270,17 +293,17 @@ class Flattened:
             raise
         self.has_marks = any(kind is BROADCAST for _, kind, _ in containers)
 
-    def take(self, tensors: dict[int, Any], found: list[Any]) -> None:
+    def take(self, tensors: dict[int, Any], containers: list[Entry], others: list[Any]) -> None:
         """Take the leaves and containers that ``find`` has found."""
         self.tensors = tensors
         self.has_few_places = True
-        known = set()
-        for each in found[1:]:
-            if type(each) is tuple:  # no leaf is a tuple
-                if id(each[0]) not in known:  # a container in two places is found in both
-                    known.add(id(each[0]))
-                    self._containers.append(each)
-            elif each is BROADCAST:
+        in_order, known = list(tensors.values()), set()
+        for x, kind, children, end in containers:
+            if id(x) not in known:  # a container in two places is found in both
+                known.add(id(x))
+                self._containers.append((x, kind, in_order[children:end] if end else children))
+        for each in others[1:]:
+            if each is BROADCAST:
                 self.has_marks = True
             else:
                 self.others[id(each)] = each

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import DeviceLike, DTypeLike, Framework, Tensor
+from d2ldev.areas import DeviceLike, DTypeLike, Framework, Tensor, Tensors
 from d2ldev.areas.abilities import require
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
-from d2ldev.nesting.containers import DICT, LIST, TUPLE
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import (
     MOST_CONTAINERS,
+    Entry,
     Flattened,
     find,
     flatten,
@@ -42,50 +42,43 @@ def to(framework: Framework, x: Any, target: Device) -> Any:
     """
     kinds, room = framework.state.kinds, framework.tensors
     kind, device_of = kinds[type(x)], room.device_committed_to
-    if kind is TENSOR and device_of(x) is target:
+    if kind is TENSOR:
+        return x if device_of(x) is target else to(framework, (x,), target)[0]
+    if kind is PLAIN:
         return x
     tensors: dict[int, Tensor] = {}
-    found: list[Any] = [MOST_CONTAINERS]
-    # The walk of the most common batches is shorter by a level.
-    is_common = kind is TUPLE or kind is DICT or kind is LIST
-    children = (x,) if not is_common else x.values() if kind is DICT else x
+    containers: list[Entry] = []
+    others: list[Any] = [MOST_CONTAINERS]
     try:
-        if not find(children, kinds, device_of, target, tensors, found):
+        if not find(x, kind, kinds, device_of, target, tensors, containers, others):
             return x
     except Exception:  # a cycle, or a container that cannot be walked: another walk names it
         flat = find_elsewhere(framework, x, target)
         return x if flat is None else move(framework, flat, target, room.move_all)
-    if is_common:
-        found.append((x, kind, list(children)))
     attempted, copy_all = _moving_a_batch[target], room.move_all
-    if _has_tensors_alone(found) and (
-        target is CPU or not any(map(room.stays_on_host, tensors.values()))
-    ):
-        return _replace_all(framework, x, tensors, found, target, copy_all, attempted)
-    flat = flatten_found(x, tensors, found, kinds, attempted)
+    if len(others) == 1:
+        stays = select_host_rule(framework, target)
+        if stays is None or not any(map(stays, tensors.values())):
+            return _replace_all(framework, x, tensors, containers, target, copy_all, attempted)
+    flat = flatten_found(x, tensors, containers, others, kinds, attempted)
     return move(framework, flat, target, copy_all)
-
-
-def _has_tensors_alone(found: list[Any]) -> bool:
-    """Tell whether a walk has found no other leaves, as in most batches."""
-    return {tuple}.issuperset(map(type, found[1:]))
 
 
 def _replace_all(
     framework: Framework,
     x: Any,
     tensors: dict[int, Tensor],
-    found: list[Any],
+    containers: list[Entry],
     target: Device,
     copy_all: CopyAll,
     attempted: str,
 ) -> Any:
-    """Return a nesting with copies of the tensors that a walk has found alone."""
+    """Return a container with copies of the tensors that a walk has found alone."""
     new = copy_or_raise(framework, copy_all, list(tensors.values()), target, attempted)
     try:
-        return put_tensors(x, tensors, found, new)
+        return put_tensors(tensors, containers, new)
     except Exception:  # whatever a class's own methods raise: this names the container
-        flat = flatten_found(x, tensors, found, framework.state.kinds, attempted)
+        flat = flatten_found(x, tensors, containers, [], framework.state.kinds, attempted)
         return flat.unflatten(dict(zip(tensors, new, strict=True)))
 
 
@@ -110,8 +103,7 @@ def move(framework: Framework, flat: Flattened, target: Device, copy_all: CopyAl
     """
     attempted = _moving_a_batch[target]
     elsewhere, changed = flat.tensors, {}
-    if target is not CPU:
-        stays = framework.tensors.stays_on_host
+    if (stays := select_host_rule(framework, target)) is not None:
         elsewhere = {key: tensor for key, tensor in elsewhere.items() if not stays(tensor)}
     by_themselves: dict[int, Any] = {}
     if flat.others:
@@ -126,13 +118,12 @@ def move(framework: Framework, flat: Flattened, target: Device, copy_all: CopyAl
     return flat.unflatten(changed)
 
 
-def select_host_rule(framework: Framework, target: Device) -> Callable[[Tensor], bool]:
-    """Return a function that tells whether a tensor does not go to a device, but to the host."""
-    return _goes if target is CPU else framework.tensors.stays_on_host
-
-
-def _goes(_: Tensor) -> bool:
-    return False
+def select_host_rule(framework: Framework, target: Device) -> Callable[[Tensor], bool] | None:
+    """Return a function that tells whether a tensor stays on the host; None if none does."""
+    room = framework.tensors
+    if target is CPU or type(room).stays_on_host is Tensors.stays_on_host:
+        return None
+    return room.stays_on_host
 
 
 def is_text(x: Any) -> bool:
@@ -210,18 +201,22 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
     device_of = framework.tensors.device_of
     copy_all = framework.tensors.copy_all
     kinds = framework.state.kinds
+    if (kind := kinds[type(x)]) is PLAIN:
+        return x
     tensors: dict[int, Tensor] = {}
-    found: list[Any] = [MOST_CONTAINERS]
+    containers: list[Entry] = []
+    others: list[Any] = [MOST_CONTAINERS]
     try:
-        find((x,), kinds, id, None, tensors, found)
+        if not find(x, kind, kinds, id, None, tensors, containers, others):
+            return x
     except Exception:  # a cycle, or a container that cannot be walked: another walk names it
         flat = flatten(x, kinds, attempted)
     else:
         places = {target} if target is not None else set(map(device_of, tensors.values()))
-        if len(places) == 1 and _has_tensors_alone(found):
+        if len(others) == 1 and len(places) == 1:
             place = places.pop()
-            return _replace_all(framework, x, tensors, found, place, copy_all, attempted)
-        flat = flatten_found(x, tensors, found, kinds, attempted)
+            return _replace_all(framework, x, tensors, containers, place, copy_all, attempted)
+        flat = flatten_found(x, tensors, containers, others, kinds, attempted)
     changed: dict[int, Any] = {}
     for key, leaf in flat.others.items():
         if not is_text(leaf):

@@ -22,6 +22,7 @@ from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
 from d2ldev.areas.models import optimizer_refusal
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
+from d2ldev.nesting.containers import TUPLE
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
 from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, find, flatten_all, join_path, leaves
@@ -350,7 +351,7 @@ class Search:
         """
         try:
             # No tensor has the answer None.
-            return not find((value,), self._kinds, id, None, {}, [_MOST_OBJECTS])
+            return not find((value,), TUPLE, self._kinds, id, None, {}, [], [_MOST_OBJECTS])
         except Exception:  # the walk that names the leaves raises the error
             return False
 
@@ -483,7 +484,8 @@ def _elsewhere(search: Search, device: Device) -> list[Any]:
     if not found:
         return found
     stays = moving.select_host_rule(search.framework, device)
-    return [x for x in {id(x): x for x in found}.values() if not stays(x)]
+    once = {id(x): x for x in found}.values()
+    return [x for x in once if stays is None or not stays(x)]
 
 
 def settle(framework: Framework, obj: Any, device: Device) -> Any:
