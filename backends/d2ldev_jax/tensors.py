@@ -333,9 +333,9 @@ class JaxTensors(Tensors):
         return self._commit(x, native) if self._is_there(x, native) else self.copy(x, native)
 
     def move_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        are_there = [self._is_there(x, native) for x in xs]
-        if not any(are_there):
+        if not [x for x in xs if not x.committed]:
             return self.copy_all(xs, native)
+        are_there = [self._is_there(x, native) for x in xs]
         elsewhere = [x for x, is_there in zip(xs, are_there, strict=True) if not is_there]
         copies = iter(self.copy_all(elsewhere, native))
         return [

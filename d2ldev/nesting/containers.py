@@ -80,8 +80,14 @@ def _slice(x: Any, start: int, stop: int) -> Any:
     return x[start:stop]
 
 
+def _rebuild_dict(old: dict[Any, Any], new: list[Any]) -> dict[Any, Any]:
+    if len(old) != len(new):
+        raise RuntimeError("its size has changed meanwhile")
+    return dict(zip(old, new))  # noqa: B905 - ``strict`` takes a quarter of the time
+
+
 # Most of every batch, and so as cheap as can be.
-DICT = Container(dict.values, iter, lambda old, new: dict(zip(old, new, strict=True)))
+DICT = Container(dict.values, iter, _rebuild_dict)
 """How a dict is walked."""
 LIST = Container(iter, _indices, lambda _, new: new, holds="items", slice_items=_slice)
 """How a list is walked."""

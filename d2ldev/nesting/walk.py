@@ -36,10 +36,11 @@ _MOST_PLACES = 100_000
 """How often containers may be found again in a nesting whose every place is named."""
 
 Entry = tuple[Any, Container, Any, int]
-"""A container that ``find`` has found: ``(container, kind, its children, 0)``.
+"""A container that ``find`` has found.
 
-``(container, kind, first, end)`` where its children are ``tensors[first:end]`` of the walk. Most
-containers hold tensors alone, each for the first time.
+Most are ``(container, kind, first, end)``. Their children are the tensors from ``first`` to ``end``
+in the walk's order, which the walk has not seen before. The others are
+``(container, kind, children, 0)``, with -1 if no child is a tensor that may change.
 """
 
 
@@ -73,7 +74,7 @@ def find(
         ask: a tensor for which ``ask(x) is answer`` does not change. Every other tensor may change,
             and every leaf that is not plain.
         tensors: gets the tensors by their ids.
-        containers: gets the containers after the leaves in them.
+        containers: gets the containers, each after those within it.
         others: begins with the number of containers that the walk may enter. It gets the other
             leaves. ``BROADCAST`` itself stands for a ``Broadcast``.
 
@@ -103,25 +104,26 @@ def find(
     left = others[0] = others[0] - 1
     if left < 0:
         raise RecursionError
-    first, inner = len(tensors), len(containers)
-    has_found = False
+    first = len(tensors)
+    has_tensors = has_inner = False
     for child in children:
         kind_of_child = kinds[type(child)]
         if kind_of_child is TENSOR:
             if ask(child) is not answer:
                 tensors[id(child)] = child
-                has_found = True
+                has_tensors = True
         elif kind_of_child is not PLAIN and find(
             child, kind_of_child, kinds, ask, answer, tensors, containers, others
         ):
-            has_found = True
-    if has_found:
+            has_inner = True
+    if has_inner or has_tensors:
         end = len(tensors)
-        if end - first == len(children) and len(containers) == inner:
-            containers.append((x, kind, first, end))
+        if has_inner or end - first != len(children):
+            containers.append((x, kind, list(children), 0 if has_tensors else -1))
         else:
-            containers.append((x, kind, list(children), 0))
-    return has_found
+            containers.append((x, kind, first, end))
+        return True
+    return False
 
 
 def flatten_changing(
@@ -177,14 +179,17 @@ def put_tensors(tensors: dict[int, Any], containers: list[Entry], new: list[Any]
         new: the other tensors, in the order of ``tensors``.
     """
     outermost, kind, _, end = containers[-1]
-    if end:
-        return kind.rebuild(outermost, new)
-    changed = dict(zip(tensors, new, strict=True))
-    new_of = changed.get
+    if end > 0:
+        return kind.rebuild(outermost, [*new])
+    changed: dict[int, Any] = {}
+    new_of, has_tensors = changed.get, False
     for x, kind, children, end in containers:
-        if end:
+        if end > 0:
             changed[id(x)] = kind.rebuild(x, new[children:end])
         elif id(x) not in changed:  # a container in two places is found in both
+            if end == 0 and not has_tensors:
+                changed.update(zip(tensors, new, strict=True))
+                has_tensors = True
             changed[id(x)] = kind.rebuild(x, [new_of(id(child), child) for child in children])
     return changed[id(outermost)]
 
@@ -301,7 +306,7 @@ class Flattened:
         for x, kind, children, end in containers:
             if id(x) not in known:  # a container in two places is found in both
                 known.add(id(x))
-                self._containers.append((x, kind, in_order[children:end] if end else children))
+                self._containers.append((x, kind, in_order[children:end] if end > 0 else children))
         for each in others[1:]:
             if each is BROADCAST:
                 self.has_marks = True

@@ -201,7 +201,10 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
     device_of = framework.tensors.device_of
     copy_all = framework.tensors.copy_all
     kinds = framework.state.kinds
-    if (kind := kinds[type(x)]) is PLAIN:
+    kind = kinds[type(x)]
+    if kind is TENSOR:
+        return copy(framework, (x,), target)[0]
+    if kind is PLAIN:
         return x
     tensors: dict[int, Tensor] = {}
     containers: list[Entry] = []
