@@ -1,18 +1,23 @@
 """Mutants of a backend that passes for hardware, and is wrong about a driver, memory or a queue.
 
 A card is simulated: its memory is that of the arrays on it, and its driver is a process's number.
+Its memory is small, because the arrays are in the memory of the host.
 """
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import threading
 
-from d2ldev import Memory
-from d2ldev.device import CPU
-from mutants import Queued, Strictness
+import array_api_strict as xp
 
-TOTAL = 2**40
+from d2ldev import Memory, UnsupportedValueError
+from d2ldev.device import CPU
+from mutants import Queued, ReferenceParallel, Strictness
+
+TOTAL = 600 * 2**20
 
 
 class Card(Queued):
@@ -53,9 +58,28 @@ class Card(Queued):
 
     class Tensors(Queued.Tensors):
         def full(self, shape, value, dtype, native):
+            self.reserve(shape, dtype, native)
             made = super().full(shape, value, dtype, native)
             self.framework.devices.measure(self.device_of(made))
             return made
+
+        def random(self, distribution, shape, seed, dtype, native):
+            self.reserve(shape, dtype, native)
+            return super().random(distribution, shape, seed, dtype, native)
+
+        def copy(self, x, native):
+            self.reserve(x.shape, x.dtype, native)
+            return super().copy(x, native)
+
+        def reserve(self, shape, dtype, native):
+            """Raise if an array does not fit into the memory of a card."""
+            device = self.framework.devices.from_native(native)
+            size = math.prod(shape) * (1 if dtype == xp.int8 else 4)
+            if device is CPU or self.framework.devices.measure(device) + size <= TOTAL:
+                return
+            gc.collect()  # an error of before may hold an array
+            if self.framework.devices.measure(device) + size > TOTAL:
+                raise MemoryError("the card is full")
 
 
 class OpensCardsToCountThem(Card, caught_by="gpus.counting-makes-no-context"):
@@ -90,10 +114,10 @@ class SeesNoQueue(Card, caught_by="sync.queue-is-seen"):
             return True
 
 
-class MeasuresInGibibytes(Card, caught_by="memory.total"):
+class MeasuresInMebibytesOnCards(Card, caught_by="memory.total"):
     class Devices(Card.Devices):
         def memory(self, device):
-            return super().memory(device)._replace(total=TOTAL // 2**30)
+            return super().memory(device)._replace(total=TOTAL // 2**20)
 
 
 class ForgetsThePeak(Card, caught_by="memory.follows-an-allocation"):
@@ -138,3 +162,26 @@ class ReadsNoDeviceOfATensor(Card, caught_by="gpus.device-of-is-native"):
         def from_native(self, native):
             found = super().from_native(native)
             return found if found is CPU or isinstance(native, str) else None
+
+
+class CopiesBeyondItsMemory(Card, caught_by="gpus.a-copy-that-does-not-fit", is_nightly=True):
+    class Tensors(Card.Tensors):
+        def copy(self, x, native):
+            return Queued.Tensors.copy(self, x, native)
+
+
+class TrainsInProcessesOnCardsAlone(Card, caught_by="processes.train-on-the-cpu-beside-a-gpu"):
+    class Parallel(ReferenceParallel):
+        def learner_of_group(self, model, settings, group):
+            if CPU in self.framework.backend.placement(model).values():
+                raise UnsupportedValueError("train", "the library is for cards", "num_gpus=1")
+            return super().learner_of_group(model, settings, group)
+
+
+class TellsOneOfTheProcesses(Card, caught_by="processes.share-a-real-gpu-or-say-so"):
+    class Parallel(ReferenceParallel):
+        def learner_of_group(self, model, settings, group):
+            if CPU not in self.framework.backend.placement(model).values():
+                rank = os.environ["RANK"]
+                raise UnsupportedValueError("train", f"rank {rank} has no card", "num_gpus=0")
+            return super().learner_of_group(model, settings, group)
