@@ -109,7 +109,7 @@ def warn_without_driver(framework: str) -> None:
     if not has_driver():
         warn(
             f"{framework} is built for CUDA, and there is no NVIDIA driver here ({DRIVER}): it has "
-            "no GPU. fix: install the driver, or say that none is wanted: D2LDEV_VIRTUAL_GPUS=0",
+            "no GPU. fix: install the driver, or hide all GPUs: D2LDEV_VIRTUAL_GPUS=0",
             DeviceInitializationWarning,
         )
 

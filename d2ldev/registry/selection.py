@@ -234,7 +234,7 @@ def _resolve() -> Framework:
             return framework
         warn(
             f"{reason}: the {FALLBACK} backend is used, which computes on the CPU only and trains "
-            "nothing but its own MLP. fix: pip install 'd2ldev[torch]', or say "
+            "nothing but its own MLP. fix: pip install 'd2ldev[torch]', or set "
             f"{settings.BACKEND}={FALLBACK}",
             BackendFallbackWarning,
         )
