@@ -1,0 +1,130 @@
+"""Tensors: tinygrad's, which it computes later; those that d2ldev makes are computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import pi, prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from d2ldev.framework import Device, Tensors, UnsupportedValueError, describe
+from tinygrad import Tensor, dtypes
+from tinygrad.dtype import DType
+from tinygrad.tensor import all_tensors
+
+from d2ldev_tinygrad.devices import DEVICES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DTYPES = {
+    "bool": dtypes.bool,
+    **{f"int{bits}": getattr(dtypes, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": getattr(dtypes, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": getattr(dtypes, f"float{bits}") for bits in (16, 32, 64)},
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class TinygradTensors(Tensors):
+    """The tensors of tinygrad."""
+
+    types = (Tensor,)
+    plain_types = (DType,)
+    dtype_names = tuple(DTYPES)
+
+    def device_of(self, x: Any) -> Device:
+        if not isinstance(x, Tensor):
+            problem, fix = f"{describe(x)} is not a tensor of tinygrad", "x = backend.asarray(x)"
+        elif isinstance(x.device, str) and x.device in DEVICES:
+            return DEVICES[x.device]
+        elif x.device is None:
+            problem, fix = "it is a constant without a device", "x = x.clone('CPU')"
+        else:
+            problem, fix = f"tinygrad keeps it on {x.device!r}", "x = x.to('CPU')"
+        raise UnsupportedValueError(f"tell the device of {describe(x)}", problem, fix)
+
+    def dtype_of(self, x: Tensor) -> str:
+        return NAMES.get(x.dtype, x.dtype.name)
+
+    def dtype(self, name: str) -> DType:
+        return DTYPES[name]
+
+    def dtype_name(self, spec: Any) -> str | None:
+        return NAMES.get(spec) if isinstance(spec, DType) else super().dtype_name(spec)
+
+    def address(self, x: Tensor) -> int:
+        return x.realize().uop.buffer.get_buf(x.device).va_addr if prod(x.shape) else 0
+
+    def nbytes(self, x: Tensor) -> int:
+        return x.nbytes()
+
+    def live(self) -> Iterable[Tensor]:
+        found = (reference() for reference in list(all_tensors))
+        return [x for x in found if x is not None]
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def from_data(self, obj: Any, dtype: DType | None, native: str) -> Tensor:
+        array = np.array(obj, dtype and dtype.fmt)
+        return Tensor(array.reshape(-1), device=native).reshape(array.shape).contiguous().realize()
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: DType | None, native: str) -> Tensor:
+        if isinstance(value, Tensor):
+            x = value.cast(dtype or value.dtype).expand(shape).clone(native)
+        else:
+            x = Tensor.full(shape, value, dtype=dtype or dtypes.float32, device=native)
+        return x.realize()
+
+    def arange(self, start: Any, stop: Any, step: Any, dtype: DType, native: str) -> Tensor:
+        return self.from_data(np.arange(start, stop, step, dtype.fmt), dtype, native)
+
+    def random(
+        self,
+        distribution: str,
+        shape: tuple[int, ...],
+        seed: int | None,
+        dtype: DType | None,
+        native: str,
+    ) -> Tensor:
+        dtype = dtype or dtypes.float32
+        if dtype not in (dtypes.float16, dtypes.float32, dtypes.float64):
+            raise TypeError(f"random numbers are real, and not {dtype}")
+        shape = (2, *shape) if distribution == "normal" else shape
+        if seed is None:
+            x = Tensor.rand(*shape, dtype=dtype, device=native)
+        else:  # Tensor.rand without its state
+            key = Tensor([seed >> 32, seed & 0xFFFFFFFF], dtype=dtypes.uint32, device=native)
+            x = Tensor._rand(key, Tensor.zeros_like(key).contiguous(), shape, dtype)
+        if distribution == "normal":  # the Box-Muller transform, as Tensor.randn
+            first, second = x[0].float(), x[1].float()
+            x = ((first * 2 * pi).cos() * ((1 - second).log() * -2).sqrt()).cast(dtype)
+        return x.contiguous().realize()
+
+    def seed(self, seed: int) -> None:
+        Tensor.manual_seed(seed)
+
+    def astype(self, x: Tensor, dtype: DType) -> Tensor:
+        return x.cast(dtype).clone().realize()
+
+    # -- copying ----------------------------------------------------------------------------------
+
+    def copy(self, x: Tensor, native: str) -> Tensor:
+        return Tensor(x.uop.clone(device=native)).is_param_(x.is_param).realize()
+
+    def to_numpy(self, x: Tensor) -> NDArray[Any]:
+        return x.numpy()
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        raise NotImplementedError("tinygrad has no DLPack")
+
+    def wait(self, x: Tensor) -> None:
+        x.realize()
+
+    # -- for logs ---------------------------------------------------------------------------------
+
+    def stack(self, xs: Sequence[Tensor]) -> Tensor:
+        return Tensor.stack(*xs).realize()
+
+    def detach(self, x: Tensor) -> Tensor:
+        return x.detach().realize()
