@@ -16,6 +16,17 @@ class TinygradFramework(Framework):
     max_virtual_gpus = 8
     cannot = {
         "dlpack": "tinygrad has no DLPack",
+        "find leaks": "nothing follows the creation of its tensors",
+        **dict.fromkeys(("train in bf16", "train in fp16"), "it has no mixed precision"),
+        **dict.fromkeys(
+            (
+                "train on several GPUs",
+                "train on several GPUs in one process",
+                "train in several processes",
+                "train with sharded parameters",
+            ),
+            "this example trains on one device",
+        ),
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
@@ -33,5 +44,5 @@ class TinygradFramework(Framework):
         self.models = TinygradModels()
         self.files = TinygradFiles(self.tensors)
         self.training = TinygradTraining()
-        self.strict = TinygradStrict()
+        self.strict = TinygradStrict(self)
         self.parallel = TinygradParallel()

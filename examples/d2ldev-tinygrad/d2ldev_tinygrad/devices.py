@@ -6,7 +6,6 @@ from typing import Any
 
 from d2ldev.framework import CPU, Device, Devices, gpu
 from tinygrad import Device as tinygrad_devices
-from tinygrad.helpers import GlobalCounters
 from tinygrad.tensor import all_tensors
 
 MAX_VIRTUAL_GPUS = 8
@@ -45,6 +44,9 @@ class TinygradDevices(Devices):
 
     def is_idle(self, device: Device) -> bool:
         return not self._queued(device)
+
+    def empty_cache(self, device: Device) -> None:
+        tinygrad_devices[NATIVES[device]].allocator.free_cache()
 
     def _queued(self, device: Device) -> list[Any]:
         """Return the live tensors of a device that tinygrad has not begun to compute."""

@@ -1,17 +1,83 @@
-"""Models and optimizers: their tensors, and how to move them."""
+"""Models and optimizers: tinygrad's layers, and the classes that users register as models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from d2ldev.framework import Models, NotBegunError, Tensor
+from d2ldev.framework import Member, Models
+from tinygrad import Tensor, nn
+from tinygrad.helpers import ContextVar
+
+
+class Model(ABC):
+    """The base of models: tinygrad has none. Derive from it, or register a class with it.
+
+    >>> @Model.register
+    ... class Net:
+    ...     def __init__(self):
+    ...         self.first = nn.Linear(2, 1)
+    ...     def __call__(self, x):
+    ...         return self.first(x)
+    """
+
+
+_LAYERS = (
+    *(nn.BatchNorm, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.GroupNorm, nn.InstanceNorm),
+    *(nn.LayerNorm, nn.LayerNorm2d, nn.Linear, nn.LSTMCell, nn.RMSNorm),
+)
+
+
+class MLP(Model):
+    """A multilayer perceptron of ``nn.Linear``.
+
+    Args:
+        layers: each with its kernel and its bias.
+        activation: the name of the method of tensors that is called between them.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], activation: str) -> None:
+        self.layers, self.activation = list(layers), activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = getattr(layer(x), self.activation)()
+        return self.layers[-1](x)
 
 
 class TinygradModels(Models):
-    """The models and optimizers of tinygrad."""
+    """Models, layers and optimizers of tinygrad."""
 
-    types = ()  # the classes that ``parts`` takes apart
+    types = (Model, *_LAYERS, nn.optim.Optimizer)
+    packages = ("tinygrad",)
 
-    def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
-        raise NotBegunError("Models.mlp")
+    def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> MLP:
+        return MLP([linear(*each) for each in layers], activation)
+
+    def members(self, obj: Any) -> Iterable[Member]:
+        for name, value in vars(obj).items():
+            # A switch of the process. The device follows from the parameters.
+            if not isinstance(value, ContextVar) and name != "device":
+                yield name, value, vars(obj).__setitem__, name
+
+    def list_attached(self, x: Tensor) -> Iterable[Member]:
+        if x.grad is not None:
+            yield "grad", x.grad, lambda name, new: setattr(x, name, new), "grad"
+
+    def is_refilled(self, x: Tensor) -> bool:
+        return x.is_param
+
+    def refill(self, x: Tensor, new: Tensor) -> None:
+        x.uop = new.uop
+
+    def finish(self, obj: Any) -> None:
+        if isinstance(obj, nn.optim.Optimizer):
+            obj.device = obj.params[0].device
+
+
+def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """Return a dense layer with these parameters; its own ``__init__`` draws random ones."""
+    layer = nn.Linear.__new__(nn.Linear)
+    layer.weight, layer.bias = weight, bias
+    return layer

@@ -1,18 +1,23 @@
-"""Parallel: several devices, or several processes, train one model."""
+"""Parallel: a copy of a model for each device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from d2ldev.framework import Device, Group, Learner, NotBegunError, Parallel, TrainingSettings
+from d2ldev.framework import Parallel, deep_copy, twin_refusal
+from tinygrad import Tensor, nn
+
+from d2ldev_tinygrad.models import TinygradModels
 
 
 class TinygradParallel(Parallel):
-    """Training with several devices of tinygrad."""
+    """Copies of models of tinygrad."""
 
-    def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
-        raise NotBegunError("Parallel.learner")
+    def twin(self, model: Any) -> Any:
+        if not isinstance(model, TinygradModels.types) or isinstance(model, nn.optim.Optimizer):
+            raise twin_refusal(model)
+        return deep_copy(model, {id(x): _copy(x) for x in nn.state.get_state_dict(model).values()})
 
-    def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
-        raise NotBegunError("Parallel.learner_of_group")
+
+def _copy(x: Tensor) -> Tensor:
+    return Tensor(x.uop.clone()).is_param_(x.is_param).realize()

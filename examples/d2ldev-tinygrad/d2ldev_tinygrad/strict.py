@@ -1,14 +1,40 @@
-"""Strict: operations that mix devices are errors."""
+"""Strict: tinygrad refuses mixed devices when it computes, which may be long after the call."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
-from d2ldev.framework import NotBegunError, Strict
+from d2ldev.framework import Framework, Strict, mismatch, operands_of, replace
+from tinygrad import Tensor
+from tinygrad.tensor import _METADATA
+
+# All operations on tensors go through the first; the others change a tensor in its place.
+_METHODS = ("_apply_uop", "assign")
 
 
 class TinygradStrict(Strict):
     """The operations of tinygrad."""
 
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
-        raise NotBegunError("Strict.refuse_mixing")
+        return replace([(Tensor, name, self._watched(name, in_force)) for name in _METHODS])
+
+    def _watched(self, name: str, in_force: Callable[[], bool]) -> Callable[..., Any]:
+        method = vars(Tensor)[name]
+
+        @functools.wraps(method)
+        def watched(x: Tensor, *others: Any, **options: Any) -> Any:
+            if in_force():
+                operands = (x, *(each for each in others if isinstance(each, Tensor)))
+                found = operands_of(self._framework, operands)
+                if len({device for _, device in found}) > 1:
+                    # tinygrad keeps the name of the call, and would keep it after an error.
+                    call = _METADATA.set(None)
+                    raise mismatch(call.name.strip("_") if call else name, found)
+            return method(x, *others, **options)
+
+        return watched

@@ -7,7 +7,14 @@ from math import pi, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from d2ldev.framework import Device, Tensors, UnsupportedValueError, describe
+from d2ldev.framework import (
+    Device,
+    Tensors,
+    UnsupportedValueError,
+    check_room,
+    describe,
+    memory_of_the_machine,
+)
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 from tinygrad.tensor import all_tensors
@@ -70,6 +77,7 @@ class TinygradTensors(Tensors):
         return Tensor(array.reshape(-1), device=native).reshape(array.shape).contiguous().realize()
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: DType | None, native: str) -> Tensor:
+        _check_room(shape, dtype)
         if isinstance(value, Tensor):
             x = value.cast(dtype or value.dtype).expand(shape).clone(native)
         else:
@@ -77,6 +85,7 @@ class TinygradTensors(Tensors):
         return x.realize()
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: DType, native: str) -> Tensor:
+        _check_room((int(abs((stop - start) / step)),), dtype)
         return self.from_data(np.arange(start, stop, step, dtype.fmt), dtype, native)
 
     def random(
@@ -90,6 +99,7 @@ class TinygradTensors(Tensors):
         dtype = dtype or dtypes.float32
         if dtype not in (dtypes.float16, dtypes.float32, dtypes.float64):
             raise TypeError(f"random numbers are real, and not {dtype}")
+        _check_room(shape, dtype)
         shape = (2, *shape) if distribution == "normal" else shape
         if seed is None:
             x = Tensor.rand(*shape, dtype=dtype, device=native)
@@ -128,3 +138,8 @@ class TinygradTensors(Tensors):
 
     def detach(self, x: Tensor) -> Tensor:
         return x.detach().realize()
+
+
+def _check_room(shape: tuple[int, ...], dtype: DType | None) -> None:
+    """Refuse sizes that tinygrad would find too large only later: all its devices are the CPU."""
+    check_room(prod(shape) * (dtype.itemsize if dtype else 4), memory_of_the_machine())

@@ -1,20 +1,280 @@
-"""Training: steps, the state of random numbers, and loaders."""
+"""Training: steps of a model with tinygrad's gradients and optimizers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from d2ldev.framework import Learner, NotBegunError, Tensor, Training, TrainingSettings
+from d2ldev.framework import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    NO_LABEL,
+    WEIGHT_DECAY,
+    Device,
+    Learner,
+    Training,
+    TrainingSettings,
+    UnsupportedValueError,
+    check_labels,
+    check_loss,
+    check_shapes,
+    check_weights,
+    describe,
+    input_names,
+    loss_among,
+    state_refusal,
+)
+from tinygrad import Tensor, dtypes, nn
+from tinygrad.helpers import TRAINING, Context
+
+from d2ldev_tinygrad.devices import NATIVES
+from d2ldev_tinygrad.models import TinygradModels
 
 
 class TinygradTraining(Training):
     """Training with tinygrad."""
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
-        raise NotBegunError("Training.learner")
+        return TinygradLearner(model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        raise NotBegunError("Training.accuracy")
+        counted = y != NO_LABEL
+        right = ((prediction.argmax(-1) == y) & counted).float().sum()
+        return (right / counted.float().sum().maximum(1)).realize()
 
     def label_range(self, y: Tensor, weights: Tensor | None) -> Tensor:
-        raise NotBegunError("Training.label_range")
+        counted = y != NO_LABEL
+        if weights is not None:
+            counted = counted & (_extend(weights, y) > 0)
+        labels = counted.where(y, 0).cast(dtypes.int64)
+        return labels.min().stack(labels.max()).realize()
+
+    def random_state(self, device: Device) -> Any:
+        # So that they are there: the first call for a device makes its key.
+        key, _ = Tensor._next_counter(NATIVES[device], 0)
+        counter = Tensor._device_rng_counters[NATIVES[device]]
+        return {"seed": Tensor._seed, "key": key.tolist(), "counter": counter.tolist()}
+
+    def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+        native = NATIVES[device]
+        try:
+            seed, pairs = int(state["seed"]), (state["key"], state["counter"])
+            key, counter = (
+                Tensor([int(each) for each in pair], dtype=dtypes.uint32, device=native).realize()
+                for pair in pairs
+            )
+            if key.shape != (2,) or counter.shape != (2,):
+                raise ValueError("a key and a counter have two numbers")
+        except Exception as error:
+            raise state_refusal("generator", str(error)) from error
+
+        def restore() -> None:
+            Tensor._seed = seed
+            Tensor._device_seeds[native], Tensor._device_rng_counters[native] = key, counter
+
+        return restore
+
+
+class TinygradLearner(Learner[Tensor]):
+    """A model of tinygrad in training."""
+
+    def __init__(self, model: Any, settings: TrainingSettings) -> None:
+        super().__init__(settings)
+        if not isinstance(model, TinygradModels.types) or isinstance(model, nn.optim.Optimizer):
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "it is no model of tinygrad",
+                "@d2ldev_tinygrad.models.Model.register, before its class",
+            )
+        if settings.methods:
+            raise UnsupportedValueError(
+                f"train {describe(model)} with methods of its own",
+                "tinygrad has no class for D2L's Module",
+                "leave methods out",
+            )
+        self._loss = loss_among(settings, LOSSES)
+        self._model, self._optimizer = model, settings.optimizer
+        self._sums: list[Tensor] = []
+        if settings.optimizer is None:
+            return
+        if not (parameters := self._parameters()):
+            raise UnsupportedValueError(
+                f"train {describe(model)}", "there is nothing to train", "add an nn.Linear"
+            )
+        if isinstance(settings.optimizer, str):
+            self._optimizer = OPTIMIZERS[settings.optimizer](parameters, settings.lr)
+        elif not isinstance(settings.optimizer, nn.optim.Optimizer):
+            raise UnsupportedValueError(
+                f"train with the optimizer {describe(settings.optimizer)}",
+                "it is not an optimizer of tinygrad",
+                "nn.optim.SGD(nn.state.get_parameters(net), lr=0.1)",
+            )
+
+    # -- what place, save and load_into take ------------------------------------------------------
+
+    @property
+    def components(self) -> dict[str, Any]:
+        return {"model": self._model, "optimizer": self._optimizer, "sums": self._sums}
+
+    def replace(self, components: dict[str, Any]) -> None:
+        self._model, self._optimizer = components["model"], components["optimizer"]
+        self._sums = components["sums"]
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return input_names(self._model.__call__)
+
+    def modes(self) -> Any:
+        return {name: x.is_param for name, x in self._tensors().items()}
+
+    def check_modes(self, modes: Any) -> Callable[[], None]:
+        tensors = self._tensors()
+        if not isinstance(modes, dict) or modes.keys() != tensors.keys():
+            raise state_refusal("model", "it has other tensors")
+
+        def restore() -> None:
+            for name, x in tensors.items():
+                x.is_param_(modes[name])
+
+        return restore
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        parameters = self._parameters()
+        with Context(TRAINING=1):
+            prediction = self._model(*inputs)
+            loss = self._compare(prediction, y)
+            gradients = loss.gradient(*parameters)
+        if self._sums:
+            gradients = [x + each for x, each in zip(self._sums, gradients, strict=True)]
+        # The sums, too, are tensors that ``place`` moves: with memory of their own.
+        self._sums = [x.contiguous() for x in gradients]
+        loss, prediction = loss.detach(), prediction.detach()
+        Tensor.realize(loss, prediction, *self._sums, *self._tensors().values())
+        self.pending += 1
+        if self.pending == self.settings.accumulate_grad_batches:
+            self.flush()
+        return loss, prediction
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        gradients = [x / self.pending for x in self._sums]
+        self._sums, self.pending = [], 0
+        if bound := self.settings.gradient_clip_val:
+            squares = [(x * x).sum() for x in gradients]
+            norm = sum(squares[1:], squares[0]).sqrt()
+            gradients = [x * (bound / (norm + 1e-6)).minimum(1) for x in gradients]
+        parameters = self._parameters()
+        for x, gradient in zip(parameters, gradients, strict=True):
+            x.grad = gradient.cast(x.dtype)
+        with Context(TRAINING=1):
+            self._optimizer.step()
+        for x in parameters:
+            x.grad = None
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with Context(TRAINING=0):
+            prediction = self._model(*inputs).detach()
+            return self._compare(prediction, y).detach().realize(), prediction.realize()
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        with Context(TRAINING=0):
+            return self._model(*inputs).detach().realize()
+
+    def _compare(self, prediction: Tensor, y: Any) -> Tensor:
+        loss = self._loss(prediction, y)
+        check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
+        return loss
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return nn.state.get_state_dict(self._model)
+
+    def _parameters(self) -> list[Tensor]:
+        return [x for x in dict.fromkeys(self._tensors().values()) if x.is_param]
+
+
+class AdaGrad(nn.optim.Optimizer):
+    """The optimizer of Duchi, Hazan and Singer (2011), which tinygrad lacks."""
+
+    def __init__(self, params: list[Tensor], lr: float) -> None:
+        super().__init__(params, lr)
+        self.squares = self._new_optim_param()
+
+    def _step(
+        self, params: list[Tensor], grads: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        updates = []
+        for square, gradient in zip(self.squares, grads, strict=True):
+            square.assign(square + gradient * gradient)
+            updates.append(self.lr * gradient / (square.sqrt() + ADAGRAD_EPSILON))
+        return updates, self.squares
+
+
+OPTIMIZERS: dict[str, Callable[[list[Tensor], float], nn.optim.Optimizer]] = {
+    "sgd": nn.optim.SGD,
+    "momentum": lambda params, lr: nn.optim.SGD(params, lr, momentum=MOMENTUM),
+    "adam": lambda params, lr: nn.optim.Adam(params, lr, *BETAS, eps=ADAM_EPSILON),
+    "adamw": lambda params, lr: nn.optim.AdamW(
+        params, lr, *BETAS, eps=ADAM_EPSILON, weight_decay=WEIGHT_DECAY
+    ),
+    "adagrad": AdaGrad,
+}
+
+
+def mean_squares(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean of the squared errors."""
+    prediction, y, shares = _comparable(prediction, y, weights)
+    return ((prediction - y).square() * shares).sum()
+
+
+def binary_entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean binary cross-entropy of logits."""
+    prediction, y, shares = _comparable(prediction, y, weights)
+    losses = prediction.relu() - prediction * y + (1 + (-prediction.abs()).exp()).log()
+    return (losses * shares).sum()
+
+
+def entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the mean cross-entropy of the labels that are classes."""
+    check_labels(prediction.shape, y.shape, y.dtype.name)
+    labels = y.cast(dtypes.int64)
+    shares = ((labels >= 0) & (labels < prediction.shape[-1])).cast(prediction.dtype)
+    if weights is not None:
+        check_weights(prediction.shape[:-1], weights.shape)
+        shares = shares * _extend(weights, y).cast(prediction.dtype)
+    counted = (shares > 0).unsqueeze(-1)
+    logarithms = counted.where(prediction, 0).log_softmax()
+    classes = Tensor.arange(prediction.shape[-1], device=prediction.device)
+    truth = (labels.unsqueeze(-1) == classes).where(logarithms, 0).sum(-1)
+    return -(truth * _normalized(shares)).sum()
+
+
+LOSSES = {"mse": mean_squares, "bce": binary_entropies, "cross_entropy": entropies}
+
+
+def _comparable(
+    prediction: Tensor, y: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a prediction and ``y`` with 0 where their weight is 0, and the shares of the rest."""
+    check_shapes(prediction.shape, y.shape)
+    y = y.cast(prediction.dtype)
+    if weights is None:
+        return prediction, y, _normalized(prediction.detach().const_like(1))
+    check_weights(prediction.shape, weights.shape)
+    shares = _extend(weights, prediction).cast(prediction.dtype).expand(prediction.shape)
+    counted = shares > 0
+    return counted.where(prediction, 0), counted.where(y, 0), _normalized(shares)
+
+
+def _normalized(shares: Tensor) -> Tensor:
+    total = shares.sum()
+    return shares / (total == 0).where(1, total)
+
+
+def _extend(weights: Tensor, x: Tensor) -> Tensor:
+    """Return weights with as many axes as a tensor has."""
+    return weights.reshape(*weights.shape, *(1,) * (x.ndim - weights.ndim))
