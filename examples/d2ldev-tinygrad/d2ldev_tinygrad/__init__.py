@@ -43,6 +43,6 @@ class TinygradFramework(Framework):
         self.tensors = TinygradTensors()
         self.models = TinygradModels()
         self.files = TinygradFiles(self.tensors)
-        self.training = TinygradTraining()
+        self.training = TinygradTraining(self)
         self.strict = TinygradStrict(self)
         self.parallel = TinygradParallel()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tinygrad
 from d2ldev.framework import CPU, Device, Devices, gpu
-from tinygrad import Device as tinygrad_devices
 from tinygrad.tensor import all_tensors
 
 MAX_VIRTUAL_GPUS = 8
@@ -35,20 +35,20 @@ class TinygradDevices(Devices):
         return "cpu" if device is CPU else "virtual"
 
     def default(self) -> str:
-        return tinygrad_devices.DEFAULT
+        return tinygrad.Device.DEFAULT
 
     def synchronize(self, device: Device) -> None:
-        if queued := self._queued(device):
+        if queued := self._find_queued(device):
             queued[0].realize(*queued[1:])
-        tinygrad_devices[NATIVES[device]].synchronize()
+        tinygrad.Device[NATIVES[device]].synchronize()
 
     def is_idle(self, device: Device) -> bool:
-        return not self._queued(device)
+        return not self._find_queued(device)
 
     def empty_cache(self, device: Device) -> None:
-        tinygrad_devices[NATIVES[device]].allocator.free_cache()
+        tinygrad.Device[NATIVES[device]].allocator.free_cache()
 
-    def _queued(self, device: Device) -> list[Any]:
+    def _find_queued(self, device: Device) -> list[Any]:
         """Return the live tensors of a device that tinygrad has not begun to compute."""
         native, found = NATIVES[device], (reference() for reference in list(all_tensors))
         return [x for x in found if x is not None and x.device == native and not is_computed(x)]

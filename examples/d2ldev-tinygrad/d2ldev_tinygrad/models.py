@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from d2ldev.framework import Member, Models
@@ -21,6 +21,8 @@ class Model(ABC):
     ...     def __call__(self, x):
     ...         return self.first(x)
     """
+
+    __call__: Callable[..., Any]
 
 
 _LAYERS = (
@@ -66,7 +68,7 @@ class TinygradModels(Models):
             yield "grad", x.grad, lambda name, new: setattr(x, name, new), "grad"
 
     def is_refilled(self, x: Tensor) -> bool:
-        return x.is_param
+        return True  # an assignment changes a tensor, too
 
     def refill(self, x: Tensor, new: Tensor) -> None:
         x.uop = new.uop

@@ -21,20 +21,20 @@ class TinygradStrict(Strict):
         self._framework = framework
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
-        return replace([(Tensor, name, self._watched(name, in_force)) for name in _METHODS])
+        return replace([(Tensor, name, self._watch(name, in_force)) for name in _METHODS])
 
-    def _watched(self, name: str, in_force: Callable[[], bool]) -> Callable[..., Any]:
+    def _watch(self, name: str, in_force: Callable[[], bool]) -> Callable[..., Any]:
         method = vars(Tensor)[name]
 
         @functools.wraps(method)
-        def watched(x: Tensor, *others: Any, **options: Any) -> Any:
+        def call(x: Tensor, *others: Any, **options: Any) -> Any:
             if in_force():
                 operands = (x, *(each for each in others if isinstance(each, Tensor)))
                 found = operands_of(self._framework, operands)
                 if len({device for _, device in found}) > 1:
                     # tinygrad keeps the name of the call, and would keep it after an error.
-                    call = _METADATA.set(None)
-                    raise mismatch(call.name.strip("_") if call else name, found)
+                    outer = _METADATA.set(None)
+                    raise mismatch(outer.name.strip("_") if outer else name, found)
             return method(x, *others, **options)
 
-        return watched
+        return call

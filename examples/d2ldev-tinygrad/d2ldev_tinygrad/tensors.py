@@ -86,7 +86,7 @@ class TinygradTensors(Tensors):
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: DType, native: str) -> Tensor:
         _check_room((int(abs((stop - start) / step)),), dtype)
-        return self.from_data(np.arange(start, stop, step, dtype.fmt), dtype, native)
+        return Tensor.arange(start, stop, step, dtype=dtype).clone(native).realize()
 
     def random(
         self,

@@ -13,6 +13,7 @@ from d2ldev.framework import (
     NO_LABEL,
     WEIGHT_DECAY,
     Device,
+    Framework,
     Learner,
     Training,
     TrainingSettings,
@@ -24,20 +25,25 @@ from d2ldev.framework import (
     describe,
     input_names,
     loss_among,
+    place,
     state_refusal,
 )
 from tinygrad import Tensor, dtypes, nn
-from tinygrad.helpers import TRAINING, Context
+from tinygrad.helpers import Context
 
 from d2ldev_tinygrad.devices import NATIVES
 from d2ldev_tinygrad.models import TinygradModels
+from d2ldev_tinygrad.tensors import NAMES
 
 
 class TinygradTraining(Training):
     """Training with tinygrad."""
 
-    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
-        return TinygradLearner(model, settings)
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def learner(self, model: Any, settings: TrainingSettings) -> TinygradLearner:
+        return TinygradLearner(self._framework, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         counted = y != NO_LABEL
@@ -80,12 +86,12 @@ class TinygradTraining(Training):
 class TinygradLearner(Learner[Tensor]):
     """A model of tinygrad in training."""
 
-    def __init__(self, model: Any, settings: TrainingSettings) -> None:
+    def __init__(self, framework: Framework, model: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
         if not isinstance(model, TinygradModels.types) or isinstance(model, nn.optim.Optimizer):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
-                "it is no model of tinygrad",
+                "tinygrad's backend does not know its class",
                 "@d2ldev_tinygrad.models.Model.register, before its class",
             )
         if settings.methods:
@@ -111,6 +117,9 @@ class TinygradLearner(Learner[Tensor]):
                 "it is not an optimizer of tinygrad",
                 "nn.optim.SGD(nn.state.get_parameters(net), lr=0.1)",
             )
+        else:
+            device = framework.tensors.device_of(parameters[0])
+            self._optimizer = place(framework, self._optimizer, device)
 
     # -- what place, save and load_into take ------------------------------------------------------
 
@@ -204,9 +213,7 @@ class AdaGrad(nn.optim.Optimizer):
         super().__init__(params, lr)
         self.squares = self._new_optim_param()
 
-    def _step(
-        self, params: list[Tensor], grads: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _step(self, params: list[Tensor], grads: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         updates = []
         for square, gradient in zip(self.squares, grads, strict=True):
             square.assign(square + gradient * gradient)
@@ -240,7 +247,7 @@ def binary_entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = Non
 
 def entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean cross-entropy of the labels that are classes."""
-    check_labels(prediction.shape, y.shape, y.dtype.name)
+    check_labels(prediction.shape, y.shape, NAMES[y.dtype])
     labels = y.cast(dtypes.int64)
     shares = ((labels >= 0) & (labels < prediction.shape[-1])).cast(prediction.dtype)
     if weights is not None:
@@ -248,9 +255,9 @@ def entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> T
         shares = shares * _extend(weights, y).cast(prediction.dtype)
     counted = (shares > 0).unsqueeze(-1)
     logarithms = counted.where(prediction, 0).log_softmax()
-    classes = Tensor.arange(prediction.shape[-1], device=prediction.device)
+    classes = Tensor.arange(prediction.shape[-1])
     truth = (labels.unsqueeze(-1) == classes).where(logarithms, 0).sum(-1)
-    return -(truth * _normalized(shares)).sum()
+    return -(truth * _normalize(shares)).sum()
 
 
 LOSSES = {"mse": mean_squares, "bce": binary_entropies, "cross_entropy": entropies}
@@ -263,14 +270,14 @@ def _comparable(
     check_shapes(prediction.shape, y.shape)
     y = y.cast(prediction.dtype)
     if weights is None:
-        return prediction, y, _normalized(prediction.detach().const_like(1))
+        return prediction, y, _normalize(prediction.detach().const_like(1))
     check_weights(prediction.shape, weights.shape)
     shares = _extend(weights, prediction).cast(prediction.dtype).expand(prediction.shape)
     counted = shares > 0
-    return counted.where(prediction, 0), counted.where(y, 0), _normalized(shares)
+    return counted.where(prediction, 0), counted.where(y, 0), _normalize(shares)
 
 
-def _normalized(shares: Tensor) -> Tensor:
+def _normalize(shares: Tensor) -> Tensor:
     total = shares.sum()
     return shares / (total == 0).where(1, total)
 

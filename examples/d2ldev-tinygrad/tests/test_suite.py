@@ -1,9 +1,10 @@
-"""d2ldev's conformance suite on this backend: each module that is written."""
+"""d2ldev's conformance suite on this backend, one module after the other."""
 
 import pytest
-from d2ldev.framework.testing import check_conformance
+from d2ldev.framework.testing import MODULES, check_conformance
 
 
-@pytest.mark.parametrize("module", ["devices"])  # add each module that you have written
+@pytest.mark.parametrize("module", MODULES)
 def test_conformance(module: str) -> None:
-    check_conformance("tinygrad", module)
+    """Run one module in a process of its own."""
+    check_conformance("tinygrad", module, "--virtual-gpus=2")

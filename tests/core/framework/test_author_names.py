@@ -54,10 +54,18 @@ def _has_docstring(module, name):
     return False
 
 
-@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "mxnet", "reference"])
+BACKENDS = {
+    **{
+        name: Path(d2ldev_reference.__file__).parents[1] / f"d2ldev_{name}"
+        for name in ("torch", "jax", "tensorflow", "mxnet", "reference")
+    },
+    "tinygrad": Path(__file__).parents[3] / "examples" / "d2ldev-tinygrad",
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_imports_only_public_names(name):
-    folder = Path(d2ldev_reference.__file__).parents[1] / f"d2ldev_{name}"
-    imported = imports_of(folder)
+    imported = imports_of(BACKENDS[name])
     assert ("d2ldev.framework", "Framework") in imported
     public = {(module, name) for module, each in PUBLIC.items() for name in each.__all__}
     assert sorted(imported - public) == []
