@@ -163,7 +163,7 @@ def threads(leaks: list[str]) -> Iterator[None]:
             thread.join(_GRACE)
             if thread.is_alive() and not _lasts(thread):
                 fix = "Name a thread that the framework ends with the process in "
-                fix += "provision.LASTING_THREADS"
+                fix += "provision.LASTING_THREADS, with * for numbers"
                 leaks.append(f"the thread {thread.name!r} is still running. {fix}")
 
 

@@ -141,7 +141,8 @@ def test_a_test_fails_that_leaks_a_thread(run_test, pytester):
         "threading.Thread(target=stop.wait, name='left', daemon=True).start()",
         how=pytester.runpytest_subprocess,  # where the thread ends with its process
     )
-    hint = "Name a thread that the framework ends with the process in provision.LASTING_THREADS"
+    hint = "Name a thread that the framework ends with the process in provision.LASTING_THREADS, "
+    hint += "with * for numbers"
     assert_leak(result, f"the thread 'left' is still running. {hint}")
 
 

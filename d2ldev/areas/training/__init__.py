@@ -104,6 +104,9 @@ class Training:
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         """Return a learner for a placed model; the settings are checked.
 
+        An optimizer object in the settings may be on another device. The learner moves it to the
+        model's device: ``place(framework, optimizer, device)``.
+
         Raises:
             UnsupportedValueError: for a model or an optimizer that the framework does not know. For
                 a model with nothing to train, unless it is only evaluated.

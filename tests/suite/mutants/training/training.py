@@ -228,6 +228,15 @@ class RefusesOwnOptimizers(Mutant, caught_by="fit.resumes-own-optimizers"):
             super().__init__(tensors, model, settings)
 
 
+class LeavesAnOptimizerBehind(Mutant, caught_by="train.places-own-optimizers"):
+    class Learner(NetworkLearner):
+        def __init__(self, tensors, model, settings):
+            super().__init__(tensors, model, settings)
+            if not isinstance(settings.optimizer, str | None):
+                left = self.framework.backend.place(self.components["optimizer"], CPU)
+                self.replace({**self.components, "optimizer": left})
+
+
 class TrainsWhatIsFrozen(Mutant, caught_by="train.leaves-what-is-frozen"):
     class Learner(NetworkLearner):
         def step(self, inputs, y):

@@ -11,7 +11,12 @@ import pytest
 
 from d2ldev import DeviceMismatchError, UnsupportedValueError
 from d2ldev.framework import Weighted
-from d2ldev_conformance.provision import freezables, models_of_sequences, networks
+from d2ldev_conformance.provision import (
+    freezables,
+    models_of_sequences,
+    networks,
+    own_optimizers,
+)
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, values_of
 
@@ -56,6 +61,25 @@ def on_the_cpu(backend, data):
 def test_the_loss_falls(on_the_cpu):
     """Reduce the loss in four steps on the CPU."""
     assert on_the_cpu[-1] < on_the_cpu[0]
+
+
+@requirement("train.places-own-optimizers", section=SECTION, source="contract, Training")
+def test_an_optimizer_that_was_made_before_a_move_follows_the_model(
+    backend, place, data, own_optimizer
+):
+    """Move the optimizer that the user gives to the device of the model.
+
+    Users make an optimizer beside the model, and move the model later.
+    """
+    net = backend.mlp([2, 8, 1], device="cpu")
+    optimizer = own_optimizers(backend)[own_optimizer](net)
+    net = backend.place(net, place)
+    learner = backend.learner(net, optimizer=optimizer)
+    x, y = (backend.asarray(array, device=place) for array in data)
+    with backend.strict():
+        learner.step((x,), y)
+    learner.sync()
+    assert set(backend.placement(learner.components).values()) == {place}
 
 
 @requirement("train.stays-on-the-device", section=SECTION, source="D2L")
