@@ -257,7 +257,9 @@ def check_loss(shape: Iterable[int] | None, loss: object, function: Any) -> None
         UnsupportedValueError: if it is not a scalar.
     """
     if shape is None or tuple(shape):
-        raise _loss_refusal("compute the loss of a batch", shape, loss, f"loss={mean_of(function)}")
+        raise _loss_refusal(
+            "compute the loss of a batch", shape, loss, f"loss={mean_of(function, loss)}"
+        )
 
 
 def _loss_refusal(
@@ -303,20 +305,41 @@ def check_own_loss(loss: Any, model: Any, method: str) -> None:
         raise UnsupportedValueError(attempted, "it returned None, and not the loss", "return loss")
     shape = getattr(loss, "shape", None)
     if shape is None or tuple(shape):
-        raise _loss_refusal(attempted, shape, loss, "return loss.mean()")
+        raise _loss_refusal(attempted, shape, loss, f"return {write_mean(loss, 'loss')}")
 
 
-def mean_of(function: Any) -> str:
+def write_mean(x: object, text: str) -> str:
+    """Return the text of the mean of a tensor: its method, or a function if it has none.
+
+    Args:
+        x: the tensor.
+        text: what computes it.
+
+    >>> import numpy as np
+    >>> write_mean(np.zeros(2), 'loss')
+    'loss.mean()'
+    """
+    if hasattr(x, "mean") or not hasattr(x, "shape"):
+        return f"{text}.mean()"
+    namespace = getattr(x, "__array_namespace__", None)
+    return f"{namespace().__name__ if namespace else 'keras.ops'}.mean({text})"
+
+
+def mean_of(function: Any, value: object) -> str:
     """Return the text of a function that gives the mean of a loss or a metric.
 
+    Args:
+        function: the loss or the metric.
+        value: its result.
+
     >>> def absolute(y_true, y_pred): ...
-    >>> mean_of(absolute)
+    >>> mean_of(absolute, None)
     'lambda y_true, y_pred: keras.ops.mean(absolute(y_true, y_pred))'
     """
     name = getattr(function, "__name__", f"{type(function).__name__}()").replace("<lambda>", "f")
     if first_parameter(function) == "y_true":
         return f"lambda y_true, y_pred: keras.ops.mean({name}(y_true, y_pred))"
-    return f"lambda prediction, y: {name}(prediction, y).mean()"
+    return f"lambda prediction, y: {write_mean(value, f'{name}(prediction, y)')}"
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:

@@ -24,6 +24,7 @@ from d2ldev.locks import Lock
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.creation import shape_of
+from d2ldev.operations.steps import write_mean
 from d2ldev.typing import DeviceLike, NativeDeviceT, TensorT
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ class DeviceLog(Generic[TensorT]):
             raise UnsupportedValueError(
                 attempted,
                 f"it is of shape {shape}, and not a scalar",
-                f"log.add({name}={name}.mean())",
+                f"log.add({name}={write_mean(x, name)})",
             )
         if device is not None and there is not device:
             raise UnsupportedValueError(

@@ -93,7 +93,7 @@ def _run_on_device_of_predictions(
             raise UnsupportedValueError(
                 f"measure {name}",
                 f"it is of shape {shape}, and not a scalar",
-                f"metrics=[{mean_of(metric)}]",
+                f"metrics=[{mean_of(metric, value)}]",
             )
         return value
 

@@ -9,7 +9,15 @@ import tensorflow as tf
 from keras import layers
 from keras_models import Plain, Subclassed, build, convolutional
 
-from d2ldev import ArrayLoader, CheckpointError, Trainer, UnsupportedValueError, cpu, gpu
+from d2ldev import (
+    ArrayLoader,
+    CheckpointError,
+    DeviceLog,
+    Trainer,
+    UnsupportedValueError,
+    cpu,
+    gpu,
+)
 from d2ldev._backend import framework_of
 
 RANDOM = np.random.default_rng(0)
@@ -258,6 +266,18 @@ def test_a_loss_for_each_example_is_refused_with_the_fix(backend):
         fit_model(backend, keras.losses.binary_crossentropy)
     call = "lambda y_true, y_pred: keras.ops.mean(binary_crossentropy(y_true, y_pred))"
     assert error.value.fix == f"loss={call}"
+
+
+def test_the_fix_calls_no_method_that_a_tensor_lacks(backend):
+    def errors(prediction, y):
+        return tf.abs(prediction - y)
+
+    with pytest.raises(UnsupportedValueError, match="not a scalar") as error:
+        fit_model(backend, errors)
+    assert error.value.fix == "loss=lambda prediction, y: keras.ops.mean(errors(prediction, y))"
+    with pytest.raises(UnsupportedValueError, match="not a scalar") as error:
+        DeviceLog(backend).add(loss=tf.zeros(3))
+    assert error.value.fix == "log.add(loss=keras.ops.mean(loss))"
 
 
 def test_a_metric_for_each_example_is_refused_with_the_fix(backend):
