@@ -88,27 +88,27 @@ from d2ldev.operations.devices import (
 )
 from d2ldev.operations.dlpack import ON_CPU, ON_CUDA, Description, description_of
 from d2ldev.operations.keras import is_refused, keras_elsewhere
-from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
-from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
-from d2ldev.operations.programs import Programs, ProgramUsers
-from d2ldev.operations.steps import (
-    check_labels,
-    check_loss,
-    check_own_loss,
-    check_shapes,
-    check_weights,
-    input_names,
-    loss_among,
-    own_loss,
-)
 from d2ldev.scopes import Contexts, Scopes, leave_in_turn, make_change
 from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 if TYPE_CHECKING:
     from d2ldev.areas.leaks import Stray, Watch
+    from d2ldev.operations.labels import may_leave_out
+    from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
+    from d2ldev.operations.programs import Programs, ProgramUsers
+    from d2ldev.operations.steps import (
+        check_labels,
+        check_loss,
+        check_own_loss,
+        check_shapes,
+        check_weights,
+        input_names,
+        loss_among,
+        own_loss,
+    )
     from d2ldev.processes.group import Group
 
 __all__ = [
@@ -246,10 +246,22 @@ __all__ = [
 
 # The names that few programs need, and their modules: imported at their first use.
 _RARE = {
-    # Only a launch needs it.
-    "Group": "d2ldev.processes.group",
-    # Only a search for leaks needs them.
-    **dict.fromkeys(("Stray", "Watch"), "d2ldev.areas.leaks"),
+    name: module
+    for module, names in {
+        # Only a launch needs it.
+        "d2ldev.processes.group": ("Group",),
+        # Only a search for leaks needs them.
+        "d2ldev.areas.leaks": ("Stray", "Watch"),
+        # Only training needs them.
+        "d2ldev.operations.labels": ("may_leave_out",),
+        "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
+        "d2ldev.operations.programs": ("ProgramUsers", "Programs"),
+        "d2ldev.operations.steps": (
+            *("check_labels", "check_loss", "check_own_loss", "check_shapes", "check_weights"),
+            *("input_names", "loss_among", "own_loss"),
+        ),
+    }.items()
+    for name in names
 }
 
 
