@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import jax.random
 import numpy as np
-from jax._src import dispatch
+from jax._src import dispatch, stages
 from jax._src.array import ArrayImpl
 
 from d2ldev.framework import Device, DeviceMismatchError, Stray, Watch, replace
@@ -41,6 +41,7 @@ _MAKERS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     ),
 )
 _PUT = "_batched_device_put_impl"
+_REFUSE = "_device_assignment_mismatch_error"
 _READS = ("__array__", "item", "tolist", "__float__", "__int__", "__bool__", "__complex__")
 
 
@@ -88,12 +89,11 @@ class Follower:
         with ExitStack() as entered:
             entered.enter_context(self._watch.be_strict())
             entered.enter_context(jax.default_device(self._native))
+            # ``strict()`` has replaced it already, by a function that raises the error.
+            refuse = vars(stages)[_REFUSE]
+            replacements.append((stages, _REFUSE, self._follow_refusal(refuse)))
             entered.callback(replace(replacements))
-            try:
-                yield self.place
-            except DeviceMismatchError as error:
-                self._explain(error)
-                raise
+            yield self.place
 
     def place(self, values: dict[str, Any]) -> None:
         """Commit the arrays among the values of a dict to the device."""
@@ -188,14 +188,19 @@ class Follower:
 
         return read
 
-    def _explain(self, error: DeviceMismatchError) -> None:
+    def _follow_refusal(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except DeviceMismatchError as error:  # which the library may catch
+                self._explain(error, self._frames.nearest(sys._getframe(1)))
+                raise
+
+        return refuse
+
+    def _explain(self, error: DeviceMismatchError, frame: FrameType | None) -> None:
         """Report the arrays of the library that an operation has refused."""
-        frame = None
-        step = error.__traceback__
-        while step is not None:
-            if (inner := self._frames.nearest(step.tb_frame)) is step.tb_frame:
-                frame = inner
-            step = step.tb_next
         found: list[tuple[Stray | None, Device | None]] = []
         for known in list(self._watch.strays.values()):
             device = self._from_native(self._device_of(known.tensor()))

@@ -35,6 +35,12 @@ def move(x):
     moved = jax.device_put(x, jax.devices()[0])  # move
     return x + moved
 
+def catch(x):
+    try:
+        return x + jax.device_put(np.ones(3), jax.devices()[0])  # catch
+    except Exception:
+        return x
+
 def return_it(x):
     return jax.device_put(x * 2, jax.devices()[0])  # result
 
@@ -77,6 +83,13 @@ def test_an_array_that_a_library_commits_elsewhere_is_found(backend, library, na
     assert (leak.kind, leak.line.number, leak.action) == ("mix", line, action)
     assert str(leak.device) == "cpu"
     assert (leak.operation, leak.met_at.number) == ("add", line + 1)
+
+
+def test_an_array_is_found_whose_refusal_the_library_catches(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        library.catch(jnp.ones(3))
+    (leak,) = leaks
+    assert (leak.kind, leak.line.number) == ("mix", number_of("catch"))
 
 
 def test_a_result_from_elsewhere_is_found(backend, library):
