@@ -498,10 +498,15 @@ def _replacements(mode: LeakMode) -> list[tuple[Any, str, Any]]:
     def leave_as_it_is(model: Any = None, **_options: Any) -> Any:
         return (lambda function: function) if model is None else model
 
+    def leave_untraced(model: Any, *_args: Any, **_options: Any) -> Any:
+        return model
+
     names = ("from_numpy", "frombuffer")
     return [
         *((torch, name, take_result(getattr(torch, name))) for name in names),
         (torch, "compile", functools.wraps(torch.compile)(leave_as_it_is)),
+        # The tracer crashes where a mode calls functions of its own.
+        (torch.jit, "trace", functools.wraps(torch.jit.trace)(leave_untraced)),
         (torch.autograd, run.__name__, run_backward),
     ]
 

@@ -47,6 +47,9 @@ exec("def make_up():\\n    return torch.ones(3)")
 def create_by_made_up_function(x):
     return x + make_up()  # made up
 
+def create_in_trace(x):
+    return torch.jit.trace(lambda y: y + torch.ones(3), (x,))(x)  # trace
+
 def convert(x):
     return x + torch.from_numpy(np.ones(3, "float32"))  # numpy
 
@@ -160,6 +163,7 @@ KINDS = {
     "create_new": ("mix", "new", "creates"),
     "create_on_device": ("mix", "default", "creates"),
     "create_by_made_up_function": ("mix", "made up", "creates"),
+    "create_in_trace": ("mix", "trace", "creates"),
     "convert": ("mix", "numpy", "creates"),
     "construct": ("mix", "constructor", "creates"),
     "return_it": ("result", "result", "creates"),
