@@ -124,7 +124,10 @@ def conformance(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODULE", help="Only this module: devices, tensors, models ..."),
+        typer.Option(
+            metavar="MODULE",
+            help="This module only: devices, tensors, models ... Repeat it for several.",
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(**_FOLDER, help="Write the report into this folder.")

@@ -13,6 +13,7 @@ from d2ldev_tinygrad.models import Model
 from d2ldev_tinygrad.training import AdaGrad
 
 CANNOT = {
+    "attention_models": "every tensor in an attribute of a model is one of its weights",
     "composites": "tinygrad has no containers",
     "modules": "tinygrad has no class for D2L's Module",
 }
@@ -53,17 +54,6 @@ class Masked(Model):
 
     def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.layer(x) * mask
-
-
-class Attention(Model):
-    """A model that keeps the weights of its last call."""
-
-    def __init__(self, net: Any) -> None:
-        self.net = net
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.attention_weights = x.softmax().detach()
-        return self.net(x)
 
 
 def samples(backend: Any) -> Builders:
@@ -179,10 +169,6 @@ def models_without_parameters(backend: Any) -> Builders:
 
 def models_with_masks(backend: Any) -> Builders:
     return {"product": lambda device: Masked(backend.mlp([3, 3], device=device).layers[0])}
-
-
-def attention_models(backend: Any) -> Builders:
-    return {"weights": lambda device: Attention(backend.mlp([2, 1], device=device))}
 
 
 def _parameters(model: Any, *, everything: bool = False) -> list[Tensor]:

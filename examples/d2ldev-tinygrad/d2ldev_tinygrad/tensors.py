@@ -61,6 +61,7 @@ class TinygradTensors(Tensors):
         return NAMES.get(spec) if isinstance(spec, DType) else super().dtype_name(spec)
 
     def address(self, x: Tensor) -> int:
+        self.device_of(x)  # refuses constants, and tensors on several devices
         return x.realize().uop.buffer.get_buf(x.device).va_addr if prod(x.shape) else 0
 
     def nbytes(self, x: Tensor) -> int:
@@ -134,7 +135,13 @@ class TinygradTensors(Tensors):
     # -- for logs ---------------------------------------------------------------------------------
 
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
-        return Tensor.stack(*xs).realize()
+        # A program for the CPU takes 63 tensors, the result among them.
+        parts = [Tensor.stack(*xs[i : i + 32]).realize() for i in range(0, len(xs), 32)]
+        while len(parts) > 1:
+            parts = [
+                parts[i].cat(*parts[i + 1 : i + 32]).realize() for i in range(0, len(parts), 32)
+            ]
+        return parts[0]
 
     def detach(self, x: Tensor) -> Tensor:
         return x.detach().realize()

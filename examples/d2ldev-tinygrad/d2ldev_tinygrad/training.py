@@ -180,10 +180,16 @@ class TinygradLearner(Learner[Tensor]):
         parameters = self._parameters()
         for x, gradient in zip(parameters, gradients, strict=True):
             x.grad = gradient.cast(x.dtype)
+        # An optimizer of tinygrad takes gradients for all of its parameters, and changes all.
+        frozen = [x for x in self._optimizer.params if not x.is_param]
+        values = [Tensor(x.uop.clone()).realize() for x in frozen]
+        for x in frozen:
+            x.grad = x.zeros_like()
         with Context(TRAINING=1):
             self._optimizer.step()
-        for x in parameters:
-            x.grad = None
+        for x, value in zip(frozen, values, strict=True):
+            x.uop = value.uop
+        self._optimizer.zero_grad()
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with Context(TRAINING=0):
@@ -241,7 +247,14 @@ def mean_squares(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -
 def binary_entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the mean binary cross-entropy of logits."""
     prediction, y, shares = _comparable(prediction, y, weights)
-    losses = prediction.relu() - prediction * y + (1 + (-prediction.abs()).exp()).log()
+    value = prediction.detach()
+    small = (-value.abs()).exp()
+    # log(1 + small), by its series where the sum would lose the small digits.
+    series = small * (1 - small * (1 / 2 - small * (1 / 3 - small * (1 / 4 - small / 5))))
+    logarithms = (small < 0.1).where(series, (1 + small).log())
+    losses = value.relu() - value * y + logarithms
+    # Its gradient, which tinygrad would take from several terms, and wrongly where they are 0.
+    losses = losses + (prediction - value) * (value.sigmoid() - y)
     return (losses * shares).sum()
 
 

@@ -4,7 +4,7 @@ import pytest
 from d2ldev.framework.testing import MODULES, check_conformance
 
 
-@pytest.mark.parametrize("module", [each for each in MODULES if each != "training"])
+@pytest.mark.parametrize("module", MODULES)
 def test_conformance(module: str) -> None:
     """Run one module in a process of its own."""
     check_conformance("tinygrad", module, "--virtual-gpus=2")
