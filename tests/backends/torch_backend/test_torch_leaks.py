@@ -50,6 +50,31 @@ def create_by_made_up_function(x):
 def create_in_trace(x):
     return torch.jit.trace(lambda y: y + torch.ones(3), (x,))(x)  # trace
 
+def create_in_vmap(x):
+    return torch.func.vmap(lambda row: row + torch.ones(3))(x[None])  # vmap
+
+def create_in_gradient(x):
+    return torch.func.grad(lambda y: (y * torch.ones(3)).sum())(x)  # grad
+
+def create_in_generator(x):
+    return next(x + torch.ones(3) for _ in range(1))  # generator
+
+@torch.compile
+def create_in_compiled(x):
+    return x + torch.ones(3)  # compiled
+
+def create_in_hook(x):
+    x = x.clone().requires_grad_()
+    x.register_hook(lambda gradient: gradient * torch.ones(3))  # hook
+    x.sum().backward()
+    return x.grad
+
+def catch(x):
+    try:
+        return x + torch.ones(3)  # catch
+    except RuntimeError:
+        return x
+
 def convert(x):
     return x + torch.from_numpy(np.ones(3, "float32"))  # numpy
 
@@ -164,6 +189,12 @@ KINDS = {
     "create_on_device": ("mix", "default", "creates"),
     "create_by_made_up_function": ("mix", "made up", "creates"),
     "create_in_trace": ("mix", "trace", "creates"),
+    "create_in_vmap": ("mix", "vmap", "creates"),
+    "create_in_gradient": ("mix", "grad", "creates"),
+    "create_in_generator": ("mix", "generator", "creates"),
+    "create_in_compiled": ("mix", "compiled", "creates"),
+    "create_in_hook": ("mix", "hook", "creates"),
+    "catch": ("mix", "catch", "creates"),
     "convert": ("mix", "numpy", "creates"),
     "construct": ("mix", "constructor", "creates"),
     "return_it": ("result", "result", "creates"),

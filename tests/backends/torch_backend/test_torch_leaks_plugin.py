@@ -85,6 +85,46 @@ def test_both(d2ldev_backend, d2ldev_device):
 def test_given_device(d2ldev_device):
     assert str(d2ldev_device) == "gpu:0"
 """
+OTHER_FORMS = """
+import asyncio
+import unittest
+
+import torch
+import library
+
+class TestPlain(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.shared = torch.ones(3)
+
+    def setUp(self):
+        self.x = torch.ones(3)
+
+    def test_shared(self):
+        library.leak(self.shared)
+
+    def test_own(self):
+        with self.subTest():
+            library.leak(self.x)
+
+class TestTask(unittest.IsolatedAsyncioTestCase):
+    async def test_task(self):
+        await asyncio.sleep(0)
+        library.leak(torch.ones(3))
+
+class TestSetup:
+    def setup_method(self):
+        self.x = torch.ones(3)
+
+    def test_setup(self):
+        library.leak(self.x)
+
+def test_run():
+    async def leak():
+        return library.leak(torch.ones(3))
+
+    asyncio.run(leak())
+"""
 # A wheel announces the plugin; a checkout that was installed before there was one does not.
 _NAMED = {point.name for point in entry_points(group="pytest11")}
 PLUGIN = [] if "d2ldev_leaks" in _NAMED else ["-p", "d2ldev.leaks.plugin"]
@@ -187,3 +227,12 @@ def test_a_framework_that_cannot_is_named_once(project):
     status, text = run(project, "--d2ldev-leaks", "--d2ldev-leaks-backend", "reference")
     assert status == pytest.ExitCode.USAGE_ERROR
     assert text.count("cannot find leaks of gpu:1") == 1
+
+
+def test_tests_of_other_forms_are_followed(project):
+    (project / "tests" / "other_forms.py").write_text(OTHER_FORMS)
+    report = project / "other_forms.json"
+    run(project, "--d2ldev-leaks", f"--d2ldev-leaks-json={report}", "tests/other_forms.py")
+    outcomes = json.loads(report.read_text())["tests"]
+    assert len(outcomes) == 5
+    assert set(outcomes.values()) == {"leaking"}
