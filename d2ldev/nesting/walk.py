@@ -139,13 +139,16 @@ def flatten_changing(
     Raises:
         UnsupportedValueError: see ``flatten``.
     """
+    kind = kinds[type(x)]
+    is_alone = kind is TENSOR or kind is PLAIN
+    whole, kind = ((x,), TUPLE) if is_alone else (x, kind)
     tensors: dict[int, Any] = {}
     containers: list[Entry] = []
     others: list[Any] = [MOST_CONTAINERS]
     try:
-        # In a tuple, because it may be a leaf.
-        if find((x,), TUPLE, kinds, ask, answer, tensors, containers, others):
-            containers.pop()
+        if find(whole, kind, kinds, ask, answer, tensors, containers, others):
+            if is_alone:
+                containers.pop()
         elif len(others) == 1:
             return None
     except Exception:  # such as a cycle, which this walk names
