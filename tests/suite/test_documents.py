@@ -12,6 +12,7 @@ from d2ldev_conformance.lines import format_lines
 from d2ldev_reference import ReferenceFramework
 
 import d2ldev
+import d2ldev.framework
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = {
@@ -55,7 +56,21 @@ def test_the_contract_has_every_method():
     assert methods <= named
 
 
-@pytest.mark.parametrize("program", blocks("python"))
+API = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md")}
+
+
+def test_the_reference_has_every_public_name_once():
+    directive = r"^\.\. (?:auto(?:class|data|exception|function)|py:data):: (\w+)$"
+    named = re.findall(directive, "\n".join(API.values()), re.MULTILINE)
+    assert sorted(named) == d2ldev.__all__
+
+
+def test_the_page_of_the_interface_leaves_to_other_pages_what_they_have():
+    (excluded,) = re.findall(r":exclude-members: (.+)", API["framework.md"])
+    assert excluded.split(", ") == sorted({*d2ldev.framework.__all__} & {*d2ldev.__all__})
+
+
+@pytest.mark.parametrize("program", [*blocks("python"), *blocks("python", DOCUMENTS["index.md"])])
 def test_a_program_runs_on_two_virtual_gpus(program, reference):
     with d2ldev.use_backend(reference):
         namespace = {}
