@@ -104,7 +104,7 @@ def find(
     left = others[0] = others[0] - 1
     if left < 0:
         raise RecursionError
-    first = len(tensors)
+    first = len(tensors) if tensors else 0  # mostly nothing is found: a call less
     has_tensors = has_inner = False
     for child in children:
         kind_of_child = kinds[type(child)]

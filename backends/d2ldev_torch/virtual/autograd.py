@@ -63,7 +63,7 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
             # The engine finds the streams of one kind of accelerator only, and ends with an
             # assertion on another: https://github.com/pytorch/pytorch/issues/161129.
             found = next((x for x in outputs if getattr(x, "is_cuda", False)), None)
-            if found is None:
+            if found is None or not found.requires_grad:
                 raise
             raise UnsupportedValueError(
                 f"compute gradients on {found.device}",

@@ -145,6 +145,7 @@ def run(project, *options):
     """Run the tests of the project; the status, and what was written."""
     variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     variables |= {"PYTHONPATH": extend_path([project]), "D2LDEV_BACKEND": "torch"}
+    variables["CUDA_VISIBLE_DEVICES"] = ""  # the tests count on a machine without a GPU
     command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, *options]
     done = subprocess.run(
         command, cwd=project, env=variables, capture_output=True, text=True, timeout=120

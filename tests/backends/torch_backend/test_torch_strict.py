@@ -96,12 +96,6 @@ def test_mixing_that_torch_refuses_is_an_error_of_the_operation(plain, name, rou
     _assert_refused(plain, name, route)
 
 
-@refused
-@pytest.mark.parametrize("route", [("cpu", "gpu:0"), ("gpu:0", "cpu")], ids="-".join)
-def test_mixing_that_torch_refuses_on_hardware_is_an_error_of_the_operation(hardware, name, route):
-    _assert_refused(hardware, name, route)
-
-
 def _assert_refused(backend, name, route):
     if name == "getitem" and route[1] == "cpu":
         route = route[::-1]  # the host's tensors index all others
@@ -244,11 +238,6 @@ def test_errors_for_other_reasons_stay_torchs_own(plain, name):
     _assert_left_alone(plain, "gpu:1", name)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_errors_on_hardware_for_other_reasons_stay_torchs_own(hardware, name):
-    _assert_left_alone(hardware, "gpu:0", name)
-
-
 def _assert_left_alone(backend, device, name):
     errors = []
     for block in (contextlib.nullcontext(), backend.strict()):
@@ -346,21 +335,36 @@ def test_an_operation_in_a_backward_pass_is_refused(plain, goes_backward, functi
     _assert_refused_backward(plain, "gpu:1", goes_backward, function)
 
 
-@pytest.mark.usefixtures("hardware")
-def test_operations_in_a_backward_pass_on_hardware_are_refused():
-    # A thread of torch's own runs them, in a process that has never had virtual GPUs.
-    code = """
-import d2ldev
-import test_torch_strict as tests
-
-backend = d2ldev.get_backend("torch")
-for function in (tests.Mixing.apply, tests._hook):
-    for name, goes_backward in tests.BACKWARD.items():
+# A thread of torch's own runs the backward pass on a GPU.
+ON_HARDWARE = {
+    "operations": """
+for name in tests.OPERATIONS:
+    for route in (("cpu", "gpu:0"), ("gpu:0", "cpu")):
+        tests._assert_refused(backend, name, route)
+    show(name)
+""",
+    "backward passes": """
+for name, goes_backward in tests.BACKWARD.items():
+    for function in (tests.Mixing.apply, tests._hook):
         tests._assert_refused_backward(backend, "gpu:0", goes_backward, function)
-        show(name)
-"""
-    shown = run_python(code, hide=(), path=[HELPERS, Path(__file__).parent])
-    assert shown == [*BACKWARD, *BACKWARD]
+    show(name)
+""",
+    "other errors": """
+for name in tests.WRONG:
+    tests._assert_left_alone(backend, "gpu:0", name)
+    show(name)
+""",
+}
+TRIED = {"operations": OPERATIONS, "backward passes": BACKWARD, "other errors": WRONG}
+
+
+@pytest.mark.usefixtures("hardware")
+@pytest.mark.parametrize("title", ON_HARDWARE)
+def test_on_hardware_strict_refuses_the_same(title):
+    # In a process that has never had virtual GPUs: beside them torch computes no gradients there.
+    code = "import d2ldev, test_torch_strict as tests\nbackend = d2ldev.get_backend('torch')"
+    shown = run_python(code + ON_HARDWARE[title], hide=(), path=[HELPERS, Path(__file__).parent])
+    assert shown == [*TRIED[title]]
 
 
 def _assert_refused_backward(backend, device, goes_backward, function):
