@@ -32,7 +32,7 @@ include_patterns = [
     "*.md",
     "docs/**",
     "examples/README.md",
-    "examples/leaks/README.md",
+    "examples/*/README.md",
     "conformance/results/README.md",
 ]
 # Sphinx looks through every folder that it is not told to leave out, also environments of tox.
