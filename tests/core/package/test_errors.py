@@ -37,7 +37,7 @@ def an_error(cls):
 def test_the_family_has_no_other_members():
     assert {
         cls.__name__ for cls in D2LDevError.__subclasses__() if cls.__module__ == errors.__name__
-    } == set(BUILT_IN_BASES)
+    } == {*BUILT_IN_BASES, "NotBegunError"}  # the last is for authors of backends alone
 
 
 @pytest.mark.parametrize(("name", "base"), BUILT_IN_BASES.items())
