@@ -11,9 +11,11 @@ from pathlib import Path
 from d2ldev_conformance.matrix import merge_reports
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.typing import stringify_annotation
 
 import d2ldev
 import d2ldev.framework
+from d2ldev import typing
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"conformance", "docs", "examples"}
@@ -93,6 +95,24 @@ def keep_colons(
         lines[:0] = ["..", ""]
 
 
+def name_unions(
+    app: Sphinx,
+    what: str,
+    name: str,
+    value: object,
+    options: object,
+    signature: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """Write the names of types that are unions, also of private protocols, into signatures."""
+    named = {"~d2ldev.DTypeLike": typing.DTypeLike, "~d2ldev.typing.Callback": typing.Callback}
+    for alias, annotation in named.items():
+        union = stringify_annotation(annotation, "smart", short_literals=True)
+        signature = signature and signature.replace(union, alias)
+        returned = returned and returned.replace(union, alias)
+    return signature, returned
+
+
 def write_matrix(app: Sphinx, error: Exception | None) -> None:
     """Write the matrix of all kept reports beside the page that links to it."""
     if error is None and app.builder.format == "html":
@@ -103,4 +123,5 @@ def setup(app: Sphinx) -> None:
     """Connect what the build writes beside the pages."""
     app.connect("builder-inited", find_comments)
     app.connect("autodoc-process-docstring", keep_colons, priority=1)  # before napoleon
+    app.connect("autodoc-process-signature", name_unions)
     app.connect("build-finished", write_matrix)
