@@ -47,7 +47,7 @@ in the walk's order, which the walk has not seen before. The others are
 def join_path(path: str, label: object) -> str:
     """Return the name of the child ``label`` of the container with the name ``path``.
 
-    >>> joined("layers", 0), joined("", "weight")
+    >>> join_path("layers", 0), join_path("", "weight")
     ('layers.0', 'weight')
     """
     return f"{path}.{text_of(label)}" if path else text_of(label)
@@ -187,9 +187,11 @@ def put_tensors(tensors: dict[int, Any], containers: list[Entry], new: list[Any]
     changed: dict[int, Any] = {}
     new_of, has_tensors = changed.get, False
     for x, kind, children, end in containers:
+        if id(x) in changed:  # a container in two places is found in both
+            continue
         if end > 0:
             changed[id(x)] = kind.rebuild(x, new[children:end])
-        elif id(x) not in changed:  # a container in two places is found in both
+        else:
             if end == 0 and not has_tensors:
                 changed.update(zip(tensors, new, strict=True))
                 has_tensors = True

@@ -86,3 +86,16 @@ def test_a_container_whose_children_are_new_each_time_moves(reference, x):
     )
     (moved,) = reference.to([Fresh((x, 1))], gpu(0))
     assert reference.device_of(moved[0]) is gpu(0)
+
+
+@pytest.mark.parametrize("move", ["to", "copy"])
+def test_a_container_whose_tensors_are_new_each_time_stays_one_object(reference, x, move):
+    class Rows(Counted):
+        pass
+
+    d2ldev.register_container(
+        Rows, lambda old: [reference.copy(each) for each in old], lambda old, new: Rows(new)
+    )
+    rows = Rows([x])
+    first, (again,) = getattr(reference, move)((rows, [rows]), gpu(0))
+    assert first is again
