@@ -97,5 +97,5 @@ def test_a_container_whose_tensors_are_new_each_time_stays_one_object(reference,
         Rows, lambda old: [reference.copy(each) for each in old], lambda old, new: Rows(new)
     )
     rows = Rows([x])
-    first, (again,) = getattr(reference, move)((rows, [rows]), gpu(0))
+    (first,), (again,) = getattr(reference, move)(([rows], [rows]), gpu(0))
     assert first is again
