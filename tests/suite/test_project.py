@@ -65,6 +65,7 @@ def test_tox_has_no_key_that_tox_does_not_know(name):
         "base_python",
         "extras",
         "deps",
+        "dependency_groups",
         "set_env",
     }
     known |= {"change_dir", "allowlist_externals", "commands", "commands_pre", "skip_install"}
