@@ -40,8 +40,8 @@ def to(framework: Framework, x: Any, target: Device) -> Any:
 
     The nesting is walked once, and a second time where its containers are made again.
     """
-    kinds, room = framework.state.kinds, framework.tensors
-    kind, device_of = kinds[type(x)], room.device_committed_to
+    kinds, device_of = framework.state.kinds, framework.tensors.device_committed_to
+    kind = kinds[type(x)]
     if kind is TENSOR:
         return x if device_of(x) is target else to(framework, (x,), target)[0]
     if kind is PLAIN:
@@ -54,8 +54,8 @@ def to(framework: Framework, x: Any, target: Device) -> Any:
             return x
     except Exception:  # a cycle, or a container that cannot be walked: another walk names it
         flat = find_elsewhere(framework, x, target)
-        return x if flat is None else move(framework, flat, target, room.move_all)
-    attempted, copy_all = _moving_a_batch[target], room.move_all
+        return x if flat is None else move(framework, flat, target, framework.tensors.move_all)
+    attempted, copy_all = _moving_a_batch[target], framework.tensors.move_all
     if len(others) == 1:
         stays = select_host_rule(framework, target)
         if stays is None or not any(map(stays, tensors.values())):
@@ -120,10 +120,10 @@ def move(framework: Framework, flat: Flattened, target: Device, copy_all: CopyAl
 
 def select_host_rule(framework: Framework, target: Device) -> Callable[[Tensor], bool] | None:
     """Return a function that tells whether a tensor stays on the host; None if none does."""
-    room = framework.tensors
-    if target is CPU or type(room).stays_on_host is Tensors.stays_on_host:
+    tensors = framework.tensors
+    if target is CPU or type(tensors).stays_on_host is Tensors.stays_on_host:
         return None
-    return room.stays_on_host
+    return tensors.stays_on_host
 
 
 def is_text(x: Any) -> bool:
