@@ -7,21 +7,19 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 from d2ldev.framework.testing import MODULES
 from d2ldev_conformance.explanation import Explanation, explain
-
-# By its folder: the suite imports the plugin, which writes reports with these texts.
-_SUITE = Path(__file__).parent / "suite"
+from d2ldev_conformance.requirement import SUITE
 
 
 @cache
 def list_explanations() -> tuple[Explanation, ...]:
     """Return one explanation for each test of the suite, in the order of modules and files."""
+    # By its folder: the suite imports the plugin, which writes reports with these texts.
     names = [
         module.name
-        for module in pkgutil.walk_packages([str(_SUITE)], f"{__package__}.suite.")
+        for module in pkgutil.walk_packages([str(SUITE)], f"{__package__}.suite.")
         if module.name.rpartition(".")[2].startswith("test_")
     ]
     found = [each for name in names for each in _explain_all(name)]

@@ -9,8 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import d2ldev
-
-_SUITE = Path(__file__).parent / "suite"
+from d2ldev_conformance.requirement import SUITE
 
 
 def find_commit() -> str:
@@ -41,7 +40,7 @@ def _find_installed_commit() -> str:
 def digest_suite() -> str:
     """Return eight digits that are the same for two suites only if all their tests are."""
     digest = hashlib.sha256()
-    for path in sorted(_SUITE.rglob("*.py")):
-        name = path.relative_to(_SUITE).as_posix()
+    for path in sorted(SUITE.rglob("*.py")):
+        name = path.relative_to(SUITE).as_posix()
         digest.update(f"{name}\0{path.read_text(encoding='utf-8')}\0".encode())
     return digest.hexdigest()[:8]

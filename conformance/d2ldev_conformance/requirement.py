@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-_SUITE = Path(__file__).parent / "suite"
+SUITE = Path(__file__).parent / "suite"
+"""The folder of the tests."""
 _ID = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
 
 SECTIONS = {
@@ -162,6 +163,6 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
 
 def module_of(path: Path) -> str:
     """Return the module of a file of tests, at any depth in the suite; its folder outside of it."""
-    if path.is_relative_to(_SUITE):
-        return path.relative_to(_SUITE).parts[0]
+    if path.is_relative_to(SUITE):
+        return path.relative_to(SUITE).parts[0]
     return path.parent.name
