@@ -70,7 +70,7 @@ html_theme_options = {
 }
 
 
-def find_comments(app: Sphinx) -> None:
+def attach_comments(app: Sphinx) -> None:
     """Give the constants that a public module imports the docstrings beside their definitions.
 
     autodoc looks for them in the public module alone, in the analyzer that Sphinx keeps of it.
@@ -121,7 +121,7 @@ def write_matrix(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     """Connect what the build writes beside the pages."""
-    app.connect("builder-inited", find_comments)
+    app.connect("builder-inited", attach_comments)
     app.connect("autodoc-process-docstring", keep_colons, priority=1)  # before napoleon
     app.connect("autodoc-process-signature", name_unions)
     app.connect("build-finished", write_matrix)

@@ -23,7 +23,7 @@ from typing import Any
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import Explanation
 from d2ldev_conformance.progress import count_by_module
-from d2ldev_conformance.runs import Run, count_platforms, platform_of, select_newest
+from d2ldev_conformance.runs import Run, name_gpus, platform_of, select_newest
 from d2ldev_conformance.schema import read_report
 
 from d2ldev.framework.testing import MODULES
@@ -136,7 +136,7 @@ def module_rows() -> Iterator[str]:
     for report in newest_reports():
         counts = count_by_module(report["requirements"])
         cells = [_count_passed(counts[module]) if module in counts else "" for module in MODULES]
-        yield f"| {report['backend']} | {count_platforms(report)} | {' | '.join(cells)} |"
+        yield f"| {report['backend']} | {name_gpus(report)} | {' | '.join(cells)} |"
 
 
 def _count_passed(count: Counter[str]) -> str:

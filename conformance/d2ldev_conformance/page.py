@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from d2ldev_conformance.progress import OUTCOMES
-from d2ldev_conformance.runs import count_platforms, name_framework, name_origin
+from d2ldev_conformance.runs import name_framework, name_gpus, name_origin
 
 _NOT_RUN = "not in this run"
 # Colour alone says nothing to some readers, and nothing on paper.
@@ -246,7 +246,7 @@ def _format_run(run: dict[str, Any]) -> str:
 
 def _format_head(run: dict[str, Any]) -> str:
     """Return the head of a run's column."""
-    facts = (name_framework(run), count_platforms(run), *name_origin(run), run["date"][:10])
+    facts = (name_framework(run), name_gpus(run), *name_origin(run), run["date"][:10])
     told = "<br>".join(map(escape, facts))
     return f'<th scope="col"><b>{escape(run["backend"])}</b><br><small>{told}</small></th>'
 

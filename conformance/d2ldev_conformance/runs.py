@@ -22,10 +22,10 @@ def platform_of(run: Run) -> str:
     return str(run["devices"][-1]["platform"])
 
 
-def count_platforms(run: Run) -> str:
-    """Return how many GPUs of each platform a run had.
+def name_gpus(run: Run) -> str:
+    """Return the number of GPUs of each platform in words; ``'cpu'`` for a run without GPUs.
 
-    >>> count_platforms({"devices": [{"platform": "cpu"}, *[{"platform": "virtual"}] * 2]})
+    >>> name_gpus({"devices": [{"platform": "cpu"}, *[{"platform": "virtual"}] * 2]})
     '2 virtual'
     """
     found = Counter(each["platform"] for each in run["devices"][1:])
@@ -86,7 +86,7 @@ def compare_runs(runs: Sequence[Run]) -> Iterator[str]:
         ]
         told = "; ".join(f"{key}: {names}" for key, names in _group(runs, origins).items())
         yield f"The runs may be of different suites. {told}."
-    same = [(run["backend"], name_framework(run), count_platforms(run)) for run in runs]
+    same = [(run["backend"], name_framework(run), name_gpus(run)) for run in runs]
     for key, names in _group(runs, same).items():
         if same.count(key) > 1:
             yield f"{key[1]} on {key[2]} ran {same.count(key)} times: {names}."
