@@ -12,7 +12,7 @@ from d2ldev._backend import framework_of
 from d2ldev.areas.abilities import describe_inability
 from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.provision import NotProvidedError
-from d2ldev_conformance.requirement import Requirement, requirement_of
+from d2ldev_conformance.requirement import SUITE, Requirement, requirement_of
 from d2ldev_conformance.unbegun import (
     find_unbegun_default,
     find_unbegun_method,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from d2ldev import Backend
     from d2ldev_conformance.report import Report
 
-_SUITE = Path(__file__).parent
 _PROPERTY = "d2ldev outcome"
 
 
@@ -71,7 +70,7 @@ class Outcomes:
         """Note the outcome of a test in its report, which goes from worker to controller."""
         result = yield
         requirement = requirement_of(item)
-        if requirement is None or not item.path.is_relative_to(_SUITE):
+        if requirement is None or not item.path.is_relative_to(SUITE):
             return result
         outcome, reason = _outcome(result), _reason(result, call)
         if call.excinfo is not None and outcome == "failed":

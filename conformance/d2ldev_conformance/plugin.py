@@ -34,13 +34,12 @@ from d2ldev_conformance.progress import (
     tell_progress,
     was_tested,
 )
-from d2ldev_conformance.requirement import module_of, requirement_of
+from d2ldev_conformance.requirement import SUITE, module_of, requirement_of
 
 if TYPE_CHECKING:
     from d2ldev import Backend
     from d2ldev_conformance.report import Report
 
-_SUITE = Path(__file__).parent
 _BACKEND: pytest.StashKey[Backend] = pytest.StashKey()
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 _NOTES: pytest.StashKey[list[str]] = pytest.StashKey()
@@ -96,7 +95,7 @@ def _read_only(config: pytest.Config) -> Sequence[str]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the modules that ``--d2ldev-only`` does not name."""
     only = config.stash.get(_ONLY, ())
-    is_module = collection_path.parent == _SUITE / "suite" and collection_path.name in MODULES
+    is_module = collection_path.parent == SUITE and collection_path.name in MODULES
     return True if only and is_module and collection_path.name not in only else None
 
 
@@ -215,7 +214,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gaps = read_known_gaps(framework_of(backend))
     found = set(platforms(backend).values())
     for item in items:
-        if not item.path.is_relative_to(_SUITE):
+        if not item.path.is_relative_to(SUITE):
             continue
         requirement = requirement_of(item)
         if requirement is None:
@@ -241,7 +240,7 @@ def freeze_what_is_loaded() -> None:
 def _stage(item: pytest.Item) -> int:
     """Return the position of a test's area in the order in which a backend is written."""
     module = module_of(item.path)
-    in_suite = item.path.is_relative_to(_SUITE) and module in MODULES
+    in_suite = item.path.is_relative_to(SUITE) and module in MODULES
     return MODULES.index(module) if in_suite else len(MODULES)
 
 
@@ -274,7 +273,7 @@ def _select_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [
         item
         for item in items
-        if item.path.is_relative_to(_SUITE)
+        if item.path.is_relative_to(SUITE)
         and not (
             profile.selects(_traits(item), virtual_gpus)
             # A process of the nightly profile that has GPUs runs them.
@@ -303,7 +302,7 @@ def _waits(item: pytest.Item) -> bool:
     profile = _profile(item.config)
     has_gpus = item.config.stash[_BACKEND].num_gpus() > 0
     is_asked_for = profile is not None and profile.is_nightly and has_gpus
-    return is_nightly and not is_asked_for and item.path.is_relative_to(_SUITE)
+    return is_nightly and not is_asked_for and item.path.is_relative_to(SUITE)
 
 
 def _skip_by_day(item: pytest.Item) -> None:
@@ -384,7 +383,7 @@ def pytest_terminal_summary(
 def _has_whole_modules(config: pytest.Config) -> bool:
     """Return whether a run has all tests of each of its modules."""
     selecting = ("keyword", "markexpr", "deselect", "--d2ldev-requirement", "--d2ldev-profile")
-    folders = {_SUITE, _SUITE / "suite"}
+    folders = {SUITE.parent, SUITE}
     return not any(config.getoption(name, None) for name in selecting) and all(
         Path(each).resolve() in folders for each in config.args
     )
