@@ -232,14 +232,29 @@ def map_tensors(function: Callable[[Any], Any], x: Any, kinds: Kinds, attempted:
 
 def unwrap_broadcasts(x: Any, kinds: Kinds) -> Any:
     """Return a nesting with the values of ``Broadcast`` in their places."""
+    return _unwrap(x, kinds, {})
+
+
+def _unwrap(x: Any, kinds: Kinds, known: dict[int, tuple[Any, Any]]) -> Any:
+    """Return a nesting without ``Broadcast``.
+
+    Args:
+        known: id -> the container, kept so that its id stays its own; the container without
+            ``Broadcast``.
+    """
     kind = kinds[type(x)]
     if isinstance(kind, Kind):
         return x
+    if id(x) in known:
+        return known[id(x)][1]
     if kind is BROADCAST:
-        return unwrap_broadcasts(x.value, kinds)
-    old = list(kind.children(x))
-    new = [unwrap_broadcasts(child, kinds) for child in old]
-    return kind.rebuild(x, new) if any(map(is_not, new, old)) else x
+        made = _unwrap(x.value, kinds, known)
+    else:
+        old = list(kind.children(x))
+        new = [_unwrap(child, kinds, known) for child in old]
+        made = kind.rebuild(x, new) if any(map(is_not, new, old)) else x
+    known[id(x)] = x, made
+    return made
 
 
 class Flattened:

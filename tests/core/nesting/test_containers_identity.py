@@ -1,6 +1,8 @@
 """What did not move comes back as itself, what was one object stays one, inputs do not change."""
 
-from d2ldev import cpu, gpu
+from d2ldev import Broadcast, cpu, gpu
+from d2ldev._backend import framework_of
+from d2ldev.nesting.walk import unwrap_broadcasts
 
 
 def test_a_nesting_in_which_nothing_moved_is_itself(reference, x):
@@ -68,3 +70,14 @@ def test_a_nesting_full_of_shared_lists_takes_no_exponential_time(reference):
     moved = reference.to(batch, "gpu:0")
     assert moved[0] is moved[1]
     assert reference.to(moved, "gpu:0") is moved
+
+
+def test_a_list_in_two_places_stays_one_list_without_its_broadcasts(reference):
+    batch = [Broadcast("all")]
+    for _ in range(60):  # 2**60 paths to one mark
+        batch = [batch, batch]
+    first, again = unwrap_broadcasts(batch, framework_of(reference).state.kinds)
+    assert first is again
+    while isinstance(first, list):
+        first = first[0]
+    assert first == "all"
