@@ -278,6 +278,11 @@ _CODE = (FunctionType, BuiltinFunctionType, ModuleType, property, staticmethod, 
 class Watch:
     """What is known of the tensors of a block, and the leaks found so far.
 
+    ``Strict.follow`` sets ``has_inputs`` at the first operation on a tensor of the device. Without
+    it, the search says that nothing ran there. A line belongs to the innermost frame of a test or a
+    library: ``frames.nearest(sys._getframe())``. That skips the frames of d2ldev, of the backend,
+    and of the framework's modules, which ``requires`` of the backend names.
+
     Args:
         framework: whose tensors they are.
         device: the device of the inputs.
@@ -285,7 +290,7 @@ class Watch:
         report: takes each leak.
 
     Attributes:
-        has_inputs: whether an operation had a tensor on the device.
+        has_inputs: whether an operation had a tensor on the device; ``follow`` sets it.
         strays: what is known of tensors on other devices, by their identity.
     """
 

@@ -156,7 +156,10 @@ class Parallel:
             model: on this process's device, where ``sync`` leaves it. With ``settings.shard`` it is
                 on the CPU, and the device of the batches gets a shard of it.
             settings: of the training.
-            group: the processes; ``join`` has started their engine.
+            group: the processes; ``join`` has started their engine. Without an engine,
+                ``group.gather('the gradients', values)`` alone suffices. It sends what JSON holds.
+                Name the exchange of a step ``'the gradients'``: errors about a lost process quote
+                it.
 
         Returns:
             A learner for this process's shard of a batch: inputs, targets, losses and predictions.

@@ -30,9 +30,10 @@ class Strict:
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
         """Make the framework refuse operands of different devices; return a function that ends it.
 
-        For a framework that does not refuse them by itself: its functions are replaced. Where
-        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they work as before. Called when
-        the first block begins; the returned function is called when the last one has ended.
+        The functions of the framework are replaced. Where ``in_force()`` they raise
+        ``mismatch(...)``, and elsewhere they work as before. A framework that refuses mixing by
+        itself needs this too, because its own error is not d2ldev's. Called when the first block
+        begins; the returned function is called when the last one has ended.
         """
         return lambda: None
 
@@ -47,7 +48,8 @@ class Strict:
         """Return a context that reports to a watch what functions create, move and read.
 
         For ``d2ldev.find_leaks``. In the context, tensors that tests create are on the device of
-        the watch. Its end leaves the framework as it was.
+        the watch. The first operation on a tensor of that device sets
+        ``watch.has_inputs``. The end of the context leaves the framework as it was.
 
         The context gives a function for inputs that were made before. The function moves the
         tensors among the values of a dict to the device.

@@ -265,6 +265,11 @@ _RARE = {
 }
 
 
+def __dir__() -> list[str]:
+    """Return all names of the module, those that are not imported yet too, for ``help``."""
+    return sorted({*globals(), *_RARE})
+
+
 def __getattr__(name: str) -> Any:
     """Return a name that is imported at its first use."""
     if name in _RARE:

@@ -206,7 +206,7 @@ def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
         UnsupportedValueError: if a container contains itself, is nested deeper than Python
             can follow, or cannot be taken apart.
 
-    >>> flat = flatten(batch, backend.kinds, "double a batch")             # doctest: +SKIP
+    >>> flat = flatten(batch, framework.state.kinds, "double a batch")     # doctest: +SKIP
     >>> flat.unflatten({key: 2 * x for key, x in flat.tensors.items()})    # doctest: +SKIP
     """
     return flatten_all((("", x),), kinds, attempted)
@@ -231,7 +231,12 @@ def map_tensors(function: Callable[[Any], Any], x: Any, kinds: Kinds, attempted:
 
 
 def unwrap_broadcasts(x: Any, kinds: Kinds) -> Any:
-    """Return a nesting with the values of ``Broadcast`` in their places."""
+    """Return a nesting with the values of ``Broadcast`` in their places.
+
+    Args:
+        x: a nesting, such as the inputs and the target of a step.
+        kinds: of the framework: ``framework.state.kinds``.
+    """
     return _unwrap(x, kinds, {})
 
 

@@ -32,7 +32,7 @@ class BatchShard(NamedTuple):
     Args:
         operands: the nesting, on the device.
         number: how many examples of the batch are in it.
-        share: their share of the batch, from 0 to 1.
+        share: ``number``, divided by the number of examples in the batch: from 0 to 1.
     """
 
     operands: Any
@@ -49,7 +49,14 @@ def shard_batch(
     *,
     is_filled: bool = False,
 ) -> list[BatchShard]:
-    """Return a shard of a batch for each device, with its share in the mean over the batch.
+    """Return a shard of a batch for each device, with its share of the examples.
+
+    The share is the shard's weight in the mean over the batch if all examples count alike. With a
+    ``Weighted`` target, or while ``may_leave_out(learner)``, the weight is another. It is the sum
+    of the weights of the shard's counted labels, divided by the sum over the batch.
+
+    Values in a ``Broadcast`` are whole in each shard, without the mark. Only a learner with
+    ``takes_marks = True`` is given the marks.
 
     Args:
         framework: whose batch it is.

@@ -47,7 +47,9 @@ class TrainingSettings(NamedTuple):
     """The settings of a training.
 
     Args:
-        loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function or an object: see ``Loss``.
+        loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``, a
+            function or an object. Its first parameter may be ``y_true``, as in Keras, and then the
+            second is the prediction.
             ``'mse'`` is the mean of the squared errors. ``'cross_entropy'`` is the mean over all
             valid labels, 0 if there are none, without a wait for the device. It takes integers of
             shape ``(n, ...)`` and logits of shape ``(n, ..., classes)``. ``'bce'`` is the mean
@@ -216,7 +218,9 @@ class Learner(ABC, Generic[TensorT]):
     def takes_marks(self) -> bool:
         """Return whether ``step`` and ``evaluate`` take ``Broadcast`` itself, not its value.
 
-        A learner needs it to know which values of a batch it does not split.
+        A learner for several devices needs it, to know which values of a batch it does not split.
+        ``shard_batch`` splits such a batch, and its shards have no marks. Where the learner does
+        not split, it calls ``unwrap_broadcasts(operands, framework.state.kinds)`` itself.
         """
         return False
 
@@ -230,6 +234,8 @@ class Learner(ABC, Generic[TensorT]):
         """Run one training step on a batch, without waiting for it.
 
         With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
+        Between two epochs a callback may freeze or unfreeze parameters. So the optimizer has a
+        state for all of them. A frozen parameter has the gradient None, and stays as it is.
 
         Args:
             inputs: the arguments of the model, on its device. They are ``(batch,)`` with

@@ -1,6 +1,9 @@
 """``d2ldev.framework``: all that a backend imports is there, and each name says what it is."""
 
 import ast
+import pydoc
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -79,6 +82,19 @@ def test_each_public_name_has_a_docstring(name):
 @pytest.mark.parametrize("name", testing.__all__)
 def test_each_public_name_of_the_set_up_has_a_docstring(name):
     assert _has_docstring(testing, name)
+
+
+def test_a_fresh_module_lists_all_public_names():
+    """A process of its own: in this one a test may have imported the rare names."""
+    program = "from d2ldev import framework; print(*set(framework.__all__) - set(dir(framework)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, [])
+
+
+@pytest.mark.parametrize("name", ["check_labels", "loss_among", "shard_batch", "Group", "Watch"])
+def test_help_shows_the_names_that_are_imported_at_their_first_use(name):
+    text = pydoc.render_doc(framework, renderer=pydoc.plaintext)
+    assert f" {name}(" in text
 
 
 def test_the_public_names_are_objects_of_the_core():
