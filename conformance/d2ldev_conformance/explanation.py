@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from d2ldev_conformance.requirement import link_source, module_of
+from d2ldev_conformance.requirement import Requirement, link_source, module_of
 
 PAGE = "docs/requirements.md"
 """The page of the documentation with all requirements. Each has its id as an anchor."""
@@ -62,11 +62,11 @@ def explain(test: Callable[..., Any]) -> Explanation | None:
     mark = next((m for m in getattr(test, "pytestmark", ()) if m.name == "requirement"), None)
     if mark is None:
         return None
-    id, section = mark.args  # noqa: A001
+    found = Requirement(*mark.args)
     file = _read_file(test.__module__)
     asks, reason, *_ = *_read_paragraphs(test), "", ""
-    source, link = link_source(mark.kwargs["source"] or file.source, section)
-    return Explanation(id, asks, reason or file.reason, source, link, file)
+    source, link = link_source(mark.kwargs["source"] or file.source, found.section)
+    return Explanation(found.id, asks, reason or file.reason, source, link, file)
 
 
 def describe(test: Callable[..., Any]) -> str:

@@ -157,8 +157,7 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
     mark = item.get_closest_marker("requirement")
     if mark is None:
         return None
-    id, section = mark.args  # noqa: A001
-    return Requirement(id, section, module_of(item.path))
+    return Requirement(*mark.args)._replace(module=module_of(item.path))
 
 
 def module_of(path: Path) -> str:
