@@ -4,7 +4,7 @@ import pytest
 import torch
 from d2ldev_torch.virtual import kernels
 from d2ldev_torch.virtual.memory import origin_of
-from torch_versions import needs_torch
+from torch_versions import needs_other_memory
 
 from d2ldev.errors import DeviceMismatchError
 
@@ -83,7 +83,7 @@ def test_tensors_on_one_memory_see_what_is_written(vgpu):
     assert x.add_(1) is x
 
 
-@needs_torch(2, 12, "cannot give other memory to a storage of a backend in Python")
+@needs_other_memory
 def test_memory_that_was_freed_is_not_kept(vgpu):
     x = torch.ones(4, device=vgpu)
     assert origin_of(x) is not None

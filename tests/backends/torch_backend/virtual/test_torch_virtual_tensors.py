@@ -13,7 +13,7 @@ from d2ldev_torch.tensors import TorchTensors
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch_versions import needs_torch
+from torch_versions import needs_other_memory
 
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 
@@ -420,7 +420,7 @@ def test_a_storage_keeps_the_bytes_it_is_made_of(vgpu):
     assert (storage.device, storage.tolist()) == (vgpu, [1, 2, 3])
 
 
-@needs_torch(2, 12, "cannot give other memory to a storage of a backend in Python")
+@needs_other_memory
 def test_a_storage_changes_its_size_for_all_that_have_it(vgpu):
     x = torch.arange(4, dtype=torch.uint8, device=vgpu)
     view = x[1:]
