@@ -337,34 +337,42 @@ def test_an_operation_in_a_backward_pass_is_refused(plain, goes_backward, functi
 
 # A thread of torch's own runs the backward pass on a GPU.
 ON_HARDWARE = {
-    "operations": """
+    "operations": (
+        OPERATIONS,
+        """
 for name in tests.OPERATIONS:
     for route in (("cpu", "gpu:0"), ("gpu:0", "cpu")):
         tests._assert_refused(backend, name, route)
     show(name)
 """,
-    "backward passes": """
+    ),
+    "backward passes": (
+        BACKWARD,
+        """
 for name, goes_backward in tests.BACKWARD.items():
     for function in (tests.Mixing.apply, tests._hook):
         tests._assert_refused_backward(backend, "gpu:0", goes_backward, function)
     show(name)
 """,
-    "other errors": """
+    ),
+    "other errors": (
+        WRONG,
+        """
 for name in tests.WRONG:
     tests._assert_left_alone(backend, "gpu:0", name)
     show(name)
 """,
+    ),
 }
-TRIED = {"operations": OPERATIONS, "backward passes": BACKWARD, "other errors": WRONG}
 
 
 @pytest.mark.usefixtures("hardware")
-@pytest.mark.parametrize("title", ON_HARDWARE)
-def test_on_hardware_strict_refuses_the_same(title):
+@pytest.mark.parametrize(("names", "program"), ON_HARDWARE.values(), ids=ON_HARDWARE)
+def test_on_hardware_strict_refuses_the_same(names, program):
     # In a process that has never had virtual GPUs: beside them torch computes no gradients there.
     code = "import d2ldev, test_torch_strict as tests\nbackend = d2ldev.get_backend('torch')"
-    shown = run_python(code + ON_HARDWARE[title], hide=(), path=[HELPERS, Path(__file__).parent])
-    assert shown == [*TRIED[title]]
+    shown = run_python(code + program, hide=(), path=[HELPERS, Path(__file__).parent])
+    assert shown == [*names]
 
 
 def _assert_refused_backward(backend, device, goes_backward, function):
