@@ -132,7 +132,7 @@ def test_a_merge_prints_its_notes_without_control_characters(tmp_path):
     kept = Path(__file__).parents[3] / "conformance" / "results" / "torch-cpu.json"
     report = json.loads(kept.read_text(encoding="utf-8"))
     for name in ("a", "b"):
-        report["commit"] = f"{name}\x1b[2J"
+        report["commit"], report["suite"] = f"{name}\x1b[2J", name
         (tmp_path / f"{name}.json").write_text(json.dumps(report), encoding="utf-8")
     done = run_command("conformance", "--merge", str(tmp_path), "--report", str(tmp_path / "out"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -243,9 +243,9 @@ def test_more_processes_than_gpus_are_an_error_of_those_without():
         ({"MASTER_PORT": None}, "from MASTER_PORT): it is not set"),
         ({"MASTER_PORT": "http"}, "'http' is not an integer from 1 to 65534"),
         ({"MASTER_PORT": "70000"}, "'70000' is not an integer"),
-        ({"D2LDEV_PEER_TIMEOUT": "soon"}, "not a number of seconds"),
-        ({"D2LDEV_PEER_TIMEOUT": "nan"}, "not a number of seconds"),
-        ({"D2LDEV_PEER_TIMEOUT": "0"}, "not a number of seconds"),
+        ({"D2LDEV_PEER_TIMEOUT": "soon"}, "it must be a number of seconds from 1 to 86400"),
+        ({"D2LDEV_PEER_TIMEOUT": "nan"}, "it must be a number of seconds from 1 to 86400"),
+        ({"D2LDEV_PEER_TIMEOUT": "0"}, "it must be a number of seconds from 1 to 86400"),
     ],
 )
 def test_a_variable_that_is_wrong_is_named(variables, text):
