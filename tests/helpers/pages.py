@@ -1,0 +1,81 @@
+"""The programs of a page: ``python pages.py PAGE NAME`` runs those that are for a backend.
+
+A block that begins with ```` ```python ```` runs on the reference backend. One that begins with
+```` ```python torch ```` runs where PyTorch is installed; the other frameworks likewise. ``all`` is
+where all are. Of a block of ``pycon`` the output is compared. The blocks of a page for one backend
+are one program. A block whose first line names a file, such as ``# train.py``, is that file.
+A block with the word ``fragment`` is part of a program: a test of its own runs it, or nothing can.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+BLOCK = re.compile(r"^( *)```(python|pycon)(?: (\w+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# ([\w/.-]+\.\w+)\n")
+
+
+def find_blocks(page: Path, backend: str) -> Iterator[tuple[int, str, str]]:
+    """Find the blocks of a page for a backend; yield the line, the language and the code."""
+    text = page.read_text(encoding="utf-8")
+    for block in BLOCK.finditer(text):
+        indent, language, named, code = block.groups()
+        if (named or "reference") == backend:
+            lines = [line.removeprefix(indent) for line in code.splitlines(keepends=True)]
+            yield text.count("\n", 0, block.start()) + 1, language, "".join(lines)
+
+
+def find_pages(backend: str) -> list[Path]:
+    """Find the pages with a program for a backend."""
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [page for page in pages if any(find_blocks(page, backend))]
+
+
+def parametrize_pages(backend: str) -> pytest.MarkDecorator:
+    """Make a test of each page with a program for a backend; the argument is ``page``."""
+    pages = find_pages(backend)
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def run_page(page: Path, backend: str, folder: Path) -> None:
+    """Run a page's program for a backend in a process of its own, on two virtual GPUs."""
+    environment = {key: each for key, each in os.environ.items() if not key.startswith("D2LDEV_")}
+    if backend != "all":
+        environment["D2LDEV_BACKEND"] = backend
+    environment |= {"D2LDEV_VIRTUAL_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, __file__, str(page), backend]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def main(page: str, backend: str) -> int:
+    """Run the blocks in order, in one namespace; return 1 if an output is another one."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    sys.path.insert(0, "")
+    for line, language, code in find_blocks(Path(page), backend):
+        if file := FILE.match(code):
+            Path(file[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(file[1]).write_text(code, encoding="utf-8")
+        elif language == "python":
+            exec(compile("\n" * line + code, page, "exec"), namespace)
+        else:
+            test = doctest.DocTestParser().get_doctest(code, {}, page, page, line)
+            test.globs = namespace
+            runner.run(test, clear_globs=False)
+    return int(runner.failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
