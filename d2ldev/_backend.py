@@ -711,7 +711,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Args:
             batch: a nesting of tensors and NumPy arrays of shape ``(n, ...)``, and of sequences
                 with n items. Each device also gets tensors without an axis, plain values, and the
-                value of ``d2ldev.Broadcast``. The rule is in docs/several-gpus.md.
+                value of ``d2ldev.Broadcast``. The rule is in docs/guides/split-batches.md.
             devices: one or more.
 
         Returns:

@@ -112,12 +112,12 @@ class Trainer(TrainerState):
     Several GPUs train one model together. The data yields the global batch, and each GPU computes a
     shard of it. The loss is the mean over the global batch. So the model learns the same as on one
     GPU, to rounding. PyTorch needs a process for each GPU. ``fit`` starts these processes and ends
-    them: docs/several-gpus.md says what it sends, and what comes back.
+    them: docs/guides/several-gpus.md says what it sends, and what comes back.
 
     The processes of a launch (``d2ldev launch``, torchrun) train one model in the same way, on any
-    number of machines. Each process computes on the CPU or on ``gpu(LOCAL_RANK)``: see
-    docs/several-machines.md. Only rank 0 writes checkpoints and shows the progress. Every process
-    calls the hooks and callbacks; ``on_step_end`` gets the loss of the process's own shard.
+    number of machines: docs/guides/several-machines.md. Each process computes on the CPU or on
+    ``gpu(LOCAL_RANK)``. Only rank 0 writes checkpoints and shows the progress. Every process calls
+    the hooks and callbacks; ``on_step_end`` gets the loss of the process's own shard.
 
     Args:
         max_epochs: the number of passes through the data.
@@ -308,7 +308,7 @@ class Trainer(TrainerState):
 
                 Floats are cast to the dtype of the model, and integers stay. Several GPUs or
                 processes split a list like an array if it has an item for each example.
-                ``d2ldev.Broadcast(value)`` is the same for all of them: see docs/several-gpus.md.
+                ``d2ldev.Broadcast(value)`` is the same for all: see docs/guides/split-batches.md.
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function ``(prediction, y) ->
                 scalar tensor``. If its first parameter is ``y_true``, it gets ``y`` first, as in

@@ -46,17 +46,31 @@ def parametrize_pages(backend: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def run_page(page: Path, backend: str, folder: Path) -> None:
-    """Run a page's program for a backend in a process of its own, on two virtual GPUs."""
+def run_page(page: Path, backend: str, folder: Path, active: str | None = None) -> None:
+    """Run a page's program for a backend in a process of its own, on two virtual GPUs.
+
+    Args:
+        page: the page.
+        backend: the name in the blocks.
+        folder: an empty folder to run it in.
+        active: the backend that runs the program; None is ``backend``.
+    """
     environment = {key: each for key, each in os.environ.items() if not key.startswith("D2LDEV_")}
     if backend != "all":
-        environment["D2LDEV_BACKEND"] = backend
+        environment["D2LDEV_BACKEND"] = active or backend
     environment |= {"D2LDEV_VIRTUAL_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, __file__, str(page), backend]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files of the blocks that name one, for any backend."""
+    for _, _, code in find_blocks(page, "reference"):
+        if file := FILE.match(code):
+            (folder / file[1]).write_text(code, encoding="utf-8")
 
 
 def main(page: str, backend: str) -> int:
