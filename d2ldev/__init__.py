@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from d2ldev.areas.leaks import Leak
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.files.load_into import Loaded
+    from d2ldev.history import History
     from d2ldev.leaks.finding import Leaks, find_leaks
     from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
@@ -100,6 +101,7 @@ _RARE = {
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
     "Group": "processes.group",
+    "History": "history",
     "Leak": "areas.leaks",
     "Leaks": "leaks.finding",
     "LiveTensor": "operations.live_tensors",
@@ -134,6 +136,7 @@ __all__ = [
     "DeviceUnavailableError",
     "EarlyStopping",
     "Group",
+    "History",
     "InvalidDeviceError",
     "Leak",
     "Leaks",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from d2ldev.device import Device
+from d2ldev.history import History
 from d2ldev.options import (
     Activation,
     Keep,
@@ -91,9 +92,6 @@ Target: TypeAlias = TensorT | Sequence[Any] | Mapping[str, Any] | None
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 """A value that JSON can hold."""
-
-History: TypeAlias = dict[str, list[float]]
-"""Name -> one number per epoch."""
 
 
 class _HasItemSize(Protocol):

@@ -32,6 +32,7 @@ from d2ldev.files.load import Checkpoint, open_checkpoint
 from d2ldev.files.load_into import prepare
 from d2ldev.files.save import save
 from d2ldev.files.structure import Outline
+from d2ldev.history import History
 from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.options import KEEPS, Keep, nearest, problem_of
 from d2ldev.training.callbacks import check_states
@@ -119,7 +120,7 @@ class Run:
         team: Team,
     ) -> None:
         self.epoch = self.step = 0
-        self.history: dict[str, list[float]] = {name: [] for name in names}
+        self.history = History({name: [] for name in names})
         self._backend, self._framework = backend, framework_of(backend)
         self._learner = learner
         self._data = data
@@ -347,7 +348,7 @@ class Run:
         set_modes()
         # Last, because a new loader may draw from the framework's random numbers.
         set_random_state()
-        self.epoch, self.step, self.history = run["epoch"], run["step"], run["history"]
+        self.epoch, self.step, self.history = run["epoch"], run["step"], History(run["history"])
         self._epoch_start = {"random": run["random"], "data": run["data"]}
         self._position = position
 

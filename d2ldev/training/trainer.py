@@ -131,8 +131,8 @@ class Trainer(TrainerState):
             ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both. The checkpoint
             holds the state of an object with ``state_dict`` and ``load_state_dict``. The Trainer
             sets an attribute ``trainer`` that is None to itself.
-        enable_progress_bar: whether to show bars in the terminal. They wait for the loss twice a
-            second.
+        enable_progress_bar: whether to show bars in the terminal, or a line in a notebook. They
+            wait for the loss twice a second. In a pipe or a file they show nothing.
         accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
             their gradients. The last step of an epoch takes the remaining batches.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means.
@@ -338,10 +338,11 @@ class Trainer(TrainerState):
                 ``'loss'``.
 
         Returns:
-            The history: one float for each epoch, the mean over the examples. Its keys are
-            ``'loss'`` and the name of each metric, with ``'val_'`` in front for ``val_data``. If
-            you define ``fit_epoch``, as in D2L's section 3.4, it runs the epochs, and the history
-            is empty. It finds the book's attributes, such as ``optim``.
+            The history: a dict with one float for each epoch, the mean over the examples. Its keys
+            are ``'loss'`` and the name of each metric, with ``'val_'`` in front for ``val_data``.
+            ``history.plot()`` draws it. If you define ``fit_epoch``, as in D2L's section 3.4, it
+            runs the epochs, and the history is empty. It finds the book's attributes, such as
+            ``optim``.
 
         Raises:
             UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used. For
@@ -355,7 +356,7 @@ class Trainer(TrainerState):
         # In a process that ``fit`` started, the parent may have set it already.
         if find_result_path() is None:
             self.should_stop = False
-        self.history = {}
+        self.history = History()
         callbacks = self._check_callbacks()
         resume = flag("train", "resume", resume)
         find_metrics(self.backend, metrics)
@@ -586,10 +587,10 @@ class Trainer(TrainerState):
         for epoch in range(self.max_epochs):
             self.epoch = epoch
             self.fit_epoch()  # type: ignore[attr-defined]
-            notify(find_listeners(self, callbacks, "on_epoch_end"), epoch, {})
+            notify(find_listeners(self, callbacks, "on_epoch_end"), epoch, History())
             if self.should_stop:
                 break
-        return {}
+        return History()
 
     def _find_data(
         self, train_data: Iterable[Any] | DataModule, val_data: Iterable[Any] | None

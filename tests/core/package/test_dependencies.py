@@ -21,6 +21,7 @@ MODULES = {
     "cuda": ("pynvml",),
     "files": ("ml_dtypes", "safetensors", "xxhash"),
     "memory": ("psutil",),
+    "plots": ("matplotlib",),
     "reference": ("array_api_strict",),
     "test": ("hypothesis", "pytest", "xdist"),
 }
@@ -185,6 +186,7 @@ def test_the_command_names_its_extra_in_one_line(module, arguments):
 
 def test_progress_is_shown_in_lines_without_rich(reference, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     net, x = reference.mlp([2, 1]), reference.ones((4, 2))
     trainer = d2ldev.Trainer(2, backend=reference, enable_progress_bar=True)
     trainer.fit(net, [(x, reference.ones((4, 1)))])

@@ -141,7 +141,8 @@ def test_every_type_in_a_signature_is_exported():
         if isinstance(node, ast.Name)
     }
     modules = {"np", "npt", "os"}
-    assert found - standard - exported - modules == {"T"}
+    of_matplotlib = {"Axes"}
+    assert found - standard - exported - modules - of_matplotlib == {"T"}
 
 
 def test_a_backend_is_generic_in_its_tensors_and_its_devices():

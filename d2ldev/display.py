@@ -1,0 +1,79 @@
+"""Tables for notebooks and for the terminal.
+
+A table in HTML takes its colours from the page, so that it is readable in a dark notebook.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Sequence
+
+_TABLE = '<table style="border-collapse: collapse">'
+_CAPTION = '<caption style="text-align: left">'
+
+
+def is_notebook() -> bool:
+    """Return whether a notebook shows what this program displays; IPython is not imported."""
+    ipython = sys.modules.get("IPython")
+    # During the import of IPython the function does not exist yet.
+    find_shell = getattr(ipython, "get_ipython", None)
+    return find_shell is not None and getattr(find_shell(), "kernel", None) is not None
+
+
+def format_html_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    caption: str = "",
+    numbers: Collection[str] = (),
+) -> str:
+    """Return a table in HTML, with all text escaped.
+
+    Args:
+        header: the names of the columns; empty for a table whose first column names its rows.
+        rows: the cells of each row.
+        caption: a line above the table.
+        numbers: the names of the columns with numbers, which are aligned to the right.
+    """
+    # Imported late, because only notebooks need it.
+    from html import escape
+
+    def cell(tag: str, value: object, column: int) -> str:
+        is_number = column < len(header) and header[column] in numbers
+        align = "right" if is_number else "left"
+        return f'<{tag} style="text-align: {align}">{escape(str(value))}</{tag}>'
+
+    lines = [_TABLE]
+    if caption:
+        lines.append(f"{_CAPTION}{escape(caption)}</caption>")
+    if header:
+        cells = "".join(cell("th", name, column) for column, name in enumerate(header))
+        lines.append(f"<thead><tr>{cells}</tr></thead>")
+    lines.append("<tbody>")
+    for row in rows:
+        first = "td" if header else "th"
+        cells = "".join(
+            cell("td" if column else first, value, column) for column, value in enumerate(row)
+        )
+        lines.append(f"<tr>{cells}</tr>")
+    lines.append("</tbody></table>")
+    return "\n".join(lines)
+
+
+def format_text_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[str] = ()
+) -> str:
+    """Return a table in text, whose columns are as wide as their cells.
+
+    Args:
+        header, rows, numbers: see ``format_html_table``.
+    """
+    lines = [list(header), *([str(value) for value in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            value.rjust(width) if name in numbers else value.ljust(width)
+            for name, value, width in zip(header, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
