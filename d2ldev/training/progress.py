@@ -1,6 +1,6 @@
-"""The progress of a run in the terminal or a notebook: bars, or lines of text.
+"""The progress of a run: bars in a terminal, one line in a notebook, and nothing elsewhere.
 
-Rich draws the bars. Lines replace them without rich, and in a notebook without ipywidgets.
+Rich draws the bars. Without rich, a terminal gets a line of text for each epoch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from d2ldev.display import is_notebook
 from d2ldev.training.log import DeviceLog
 
 if TYPE_CHECKING:
@@ -27,36 +27,46 @@ def show_progress(is_wanted: bool, epochs: int, done: int) -> Iterator[Progress 
     """Show the progress of a run during a block.
 
     Args:
-        is_wanted: whether to show it; False gives None to the block.
+        is_wanted: whether to show it. Without it, or where nobody looks, the block gets None.
         epochs: the number of epochs of the run.
         done: how many epochs are done at the beginning.
     """
     if not is_wanted:
         yield None
-        return
-    if not _has_bars():
+    elif is_notebook():
+        yield NotebookLine(epochs, done)
+    elif not _is_terminal():
+        yield None
+    elif (bars := _make_bars()) is None:
         yield Lines(epochs, done)
-        return
-    from rich import progress
+    else:
+        with bars:
+            yield Bars(bars, epochs, done)
 
-    columns = (
+
+def _make_bars() -> rich.progress.Progress | None:
+    """Return the bars of rich; None without rich."""
+    try:
+        from rich import progress
+    except ImportError:
+        return None
+    return progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.MofNCompleteColumn(),
         progress.BarColumn(),
         progress.TextColumn("{task.fields[words]}"),
         progress.TimeElapsedColumn(),
     )
-    with progress.Progress(*columns) as bars:
-        yield Bars(bars, epochs, done)
 
 
-def _has_bars() -> bool:
-    """Return whether rich is installed, and can show bars here."""
+def _is_terminal() -> bool:
+    """Return whether somebody looks at the output; in a pipe or a file bars are only noise."""
+    # A program may have closed the output, or replaced it by an object of its own.
+    is_terminal = getattr(sys.stdout, "isatty", None)
     try:
-        import rich
-    except ImportError:
+        return is_terminal is not None and bool(is_terminal())
+    except ValueError:
         return False
-    return not rich.get_console().is_jupyter or find_spec("ipywidgets") is not None
 
 
 class Progress(ABC):
@@ -162,11 +172,46 @@ class Lines(Progress):
     def _show_epoch(self, words: str) -> None:
         seconds = time.monotonic() - self._start
         self._write(f"epoch {self._done}/{self._epochs}: {words}, {self._words}, {seconds:.1f} s")
-        sys.stdout.write("\n")
-        self._length = 0
+        self._end_line()
 
     def _write(self, line: str) -> None:
         """Replace the current line."""
         sys.stdout.write(f"\r{line:<{self._length}}")
         sys.stdout.flush()
         self._length = len(line)
+
+    def _end_line(self) -> None:
+        """Keep the current line, and begin another one."""
+        sys.stdout.write("\n")
+        self._length = 0
+
+
+class NotebookLine(Lines):
+    """One line below the cell of a notebook, with a bar; each update replaces it.
+
+    It needs no widgets. A saved notebook keeps the last line.
+    """
+
+    def __init__(self, epochs: int, done: int) -> None:
+        super().__init__(epochs, done)
+        from IPython.display import display
+
+        self._handle: Any = display(self._bundle(""), raw=True, display_id=True)
+
+    def _show_epoch(self, words: str) -> None:
+        self._batch = 0  # of the next epoch
+        super()._show_epoch(words)
+
+    def _write(self, line: str) -> None:
+        self._handle.update(self._bundle(line), raw=True)
+
+    def _end_line(self) -> None:
+        """Let the next epoch replace the line."""
+
+    def _bundle(self, line: str) -> dict[str, str]:
+        from html import escape
+
+        share = self._batch / self._batches if self._batches else 0.0
+        value = min(self._done + share, self._epochs)
+        bar = f'<progress value="{value:.4g}" max="{max(self._epochs, 1)}"></progress>'
+        return {"text/plain": line, "text/html": f"{bar} {escape(line)}"}

@@ -224,9 +224,11 @@ def test_rank_0_alone_shows_the_progress_and_counts_the_examples_of_all():
         rich.reconfigure(width=200)
         backend = d2ldev.get_backend("reference")
         trainer = Trainer(2, backend=backend, enable_progress_bar=True)
-        with redirect_stdout(io.StringIO()) as shown:
+        terminal = io.StringIO()
+        terminal.isatty = lambda: True
+        with redirect_stdout(terminal):
             trainer.fit(backend.mlp([4, 3]), data(examples=15), loss="cross_entropy")
-        return shown.getvalue()
+        return terminal.getvalue()
 
     first, second = together(body)
     assert "2/2" in first.value

@@ -1,13 +1,11 @@
-"""Callbacks, schedules, bars within an epoch, and Ctrl-C, on the reference backend."""
+"""Callbacks, schedules, and Ctrl-C, on the reference backend."""
 
 import signal
-import sys
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import rich
 from d2ldev_conformance.suite.training.conftest import ctrl_c  # noqa: F401  # a fixture
 
 from d2ldev import CheckpointError, Schedule, UnsupportedValueError
@@ -218,27 +216,6 @@ def test_a_state_that_cannot_be_loaded_is_refused_before_the_run(reference, net)
 
     with pytest.raises(UnsupportedValueError, match="state_dict and load_state_dict"):
         Trainer(1, backend=reference, callbacks=Half()).fit(net, [BATCH])
-
-
-# -- bars --------------------------------------------------------------------------------------
-
-
-def test_a_bar_shows_the_batches_with_their_loss_and_rate(reference, net, capsys):
-    Trainer(2, backend=reference, enable_progress_bar=True).fit(net, [BATCH] * 3)
-    out = capsys.readouterr().out
-    assert "batch 3/3" in out
-    assert "examples/s" in out
-
-
-def test_a_notebook_without_widgets_gets_a_line_for_each_epoch(reference, net, capsys, monkeypatch):
-    monkeypatch.setattr(rich.get_console(), "is_jupyter", True)
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    Trainer(2, backend=reference, enable_progress_bar=True).fit(net, [BATCH] * 3, [BATCH])
-    # What is written over what stands there begins with a carriage return.
-    shown = [line.split("\r")[-1] for line in capsys.readouterr().out.split("\n")]
-    shown = [line for line in shown if line]
-    assert [line.partition(":")[0] for line in shown] == ["epoch 1/2", "epoch 2/2"]
-    assert all("val_loss" in line and "examples/s" in line for line in shown)
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------

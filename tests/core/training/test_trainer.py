@@ -331,13 +331,6 @@ def test_a_precision_that_the_framework_has_not_is_refused_with_the_reason(refer
 # -- the bar ----------------------------------------------------------------------------------
 
 
-def test_a_bar_is_shown_if_it_is_wanted(reference, net, capsys):
-    Trainer(2, backend=reference, enable_progress_bar=True).fit(net, [BATCH])
-    out = capsys.readouterr().out
-    assert "2/2" in out
-    assert "loss" in out
-
-
 def test_without_a_bar_nothing_is_shown_and_rich_is_not_imported():
     program = (
         "import sys, numpy as np, d2ldev\n"
