@@ -149,6 +149,9 @@ class Device:
     def __repr__(self) -> str:
         return f"Device({self.kind!r})" if self.kind == _CPU else f"Device('gpu', {self.index})"
 
+    def _repr_html_(self) -> str:
+        return f"<code>{self!r}</code>"
+
     # Equality and hash are the object's own, which is right because devices are interned.
 
     def __lt__(self, other: object) -> bool:

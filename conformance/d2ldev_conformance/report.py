@@ -18,7 +18,7 @@ from d2ldev_conformance.origin import digest_suite, find_commit
 from d2ldev_conformance.page import write_page
 from d2ldev_conformance.progress import OUTCOMES, judge
 from d2ldev_conformance.requirement import Requirement
-from d2ldev_conformance.schema import REPORT, SCHEMA
+from d2ldev_conformance.schema import REPORT, SCHEMA, ReportDocument
 
 # A requirement may fail in a hundred tests, with an array in each message.
 _MOST_ERRORS = 3
@@ -104,7 +104,7 @@ class Report:
             lines.append(f"{outcome}: {', '.join(requirements)}: {reasons}")
         return lines
 
-    def document(self, exit_status: int) -> dict[str, Any]:
+    def document(self, exit_status: int) -> ReportDocument:
         """Return the whole report, as it is written to ``conformance.json``.
 
         ``schema.find_problems`` names what a document has to have. ``origin`` finds ``commit`` and
@@ -114,7 +114,7 @@ class Report:
             exit_status: the run's.
         """
         backend = self._backend
-        return {
+        document = {
             "schema": SCHEMA,
             "backend": backend.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -130,6 +130,7 @@ class Report:
             "summary": self.summary(),
             "requirements": self.rows(),
         }
+        return ReportDocument(document)
 
     def write(self, folder: Path, exit_status: int) -> None:
         """Write ``conformance.json`` and ``conformance.html`` into a folder.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
+from d2ldev.display import format_html_table, format_text_table
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework.testing import MODULES
-from d2ldev_conformance.progress import OUTCOMES, judge
+from d2ldev_conformance.progress import OUTCOMES, count_by_module, judge
 
 SCHEMA = 1
 """The version of ``conformance.json`` and ``matrix.json``.
@@ -19,6 +20,7 @@ SCHEMA = 1
 It changes if a key goes or means something else.
 """
 REPORT = "conformance.json"
+_UNMET = ("failed", "not begun", "known gap")
 # ``[x]`` is a list of x, ``{str: x}`` a dict of x, and a tuple has the values that are allowed.
 _DOCUMENT: dict[Any, Any] = {
     "schema": int,
@@ -46,7 +48,47 @@ _DOCUMENT: dict[Any, Any] = {
 }
 
 
-def read_report(path: Path) -> dict[str, Any]:
+class ReportDocument(dict[str, Any]):
+    """The document of a report: a dict as in ``conformance.json``, which a notebook shows briefly.
+
+    One table counts the requirements of each area by outcome. Another one has the requirements
+    that are not met, with the reasons.
+    """
+
+    def __repr__(self) -> str:
+        tables = [format_text_table(*table, numbers=OUTCOMES) for table in self._tables()]
+        return "\n\n".join([self._title(), *tables])
+
+    def _repr_html_(self) -> str:
+        first, *others = self._tables()
+        tables = [format_html_table(*first, caption=self._title(), numbers=OUTCOMES)]
+        tables += [format_html_table(*table) for table in others]
+        return "\n".join(tables)
+
+    def _title(self) -> str:
+        devices = ", ".join(f"{each['device']} ({each['platform']})" for each in self["devices"])
+        versions = ", ".join(f"{name} {number}" for name, number in self["versions"].items())
+        return f"{self['backend']} on {devices}: {versions}"
+
+    def _tables(self) -> list[tuple[Sequence[str], list[list[str]]]]:
+        """Return the header and the rows of each table."""
+        counts = count_by_module(self["requirements"])
+        total = sum(counts.values(), Counter[str]())
+        shown = [outcome for outcome in OUTCOMES if total[outcome]]
+        rows = [
+            [area, *(str(count[outcome]) for outcome in shown)]
+            for area, count in [*counts.items(), ("total", total)]
+        ]
+        unmet = [
+            [row["requirement"], row["outcome"], "; ".join(row["reasons"])]
+            for row in self["requirements"]
+            if row["outcome"] in _UNMET
+        ]
+        tables: list[tuple[Sequence[str], list[list[str]]]] = [(["area", *shown], rows)]
+        return tables + ([(("requirement", "outcome", "reasons"), unmet)] if unmet else [])
+
+
+def read_report(path: Path) -> ReportDocument:
     """Return the document of a report.
 
     Args:
@@ -61,7 +103,7 @@ def read_report(path: Path) -> dict[str, Any]:
         raise _refusal(path, f"{type(error).__name__}: {error}") from error
     if problem := next(find_problems(document), ""):
         raise _refusal(path, problem)
-    return dict(document)
+    return ReportDocument(document)
 
 
 def find_problems(document: Any) -> Iterator[str]:

@@ -5,7 +5,6 @@ Held by ``tests/backends/torch_backend/test_torch_leaks.py``.
 
 from __future__ import annotations
 
-import html
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from d2ldev.active import active_backend
 from d2ldev.areas.abilities import require
 from d2ldev.areas.leaks import FAILING, Frames, Leak, Line, Watch, place_of
 from d2ldev.device import CPU
+from d2ldev.display import format_html_table
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.operations.devices import resolve
 from d2ldev.registry.discovery import libraries_of, read_required_modules
@@ -93,11 +93,8 @@ class Leaks(Sequence[Leak]):
         """Return a table of the lines, which a notebook shows."""
         if not self._leaks:
             return f"<p>{self}</p>"
-        rows = (
-            f"<tr><td>{count} x</td><td>{leak.kind}</td><td>{html.escape(str(leak))}</td></tr>"
-            for leak, count in self.by_line()
-        )
-        return f"<table>{''.join(rows)}</table>"
+        rows = [(count, leak.kind, leak) for leak, count in self.by_line()]
+        return format_html_table(("times", "kind", "leak"), rows, numbers=["times"])
 
 
 def is_allowed(leak: Leak, patterns: Iterable[str]) -> bool:

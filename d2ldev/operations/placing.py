@@ -13,6 +13,7 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from weakref import WeakKeyDictionary
 from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
 from d2ldev.areas.models import optimizer_refusal
 from d2ldev.device import Device
+from d2ldev.display import format_html_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
 from d2ldev.nesting.containers import TUPLE
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
@@ -595,7 +597,18 @@ def place_of_fixed(framework: Framework, x: Any) -> Device | None:
         return None
 
 
-def placement(framework: Framework, obj: Any) -> dict[str, Device]:
+class Placement(dict[str, Device]):
+    """The device of each tensor by its name, as ``Backend.placement`` returns it."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        counts = Counter(self.values())
+        caption = ", ".join(f"{count} on {device}" for device, count in sorted(counts.items()))
+        return format_html_table(("tensor", "device"), self.items(), caption=caption)
+
+
+def placement(framework: Framework, obj: Any) -> Placement:
     """Return where everything is that ``obj`` holds; see ``Backend.placement``."""
     attempted, device_of = "list the tensors of an object", framework.tensors.device_of
     search, places = _ask_tensors(
@@ -608,7 +621,7 @@ def placement(framework: Framework, obj: Any) -> dict[str, Device]:
         place = place_of_fixed(framework, x)
         if place is not None:
             places[name] = place
-    return places
+    return Placement(places)
 
 
 def _settle(search: Search, device: Device) -> None:

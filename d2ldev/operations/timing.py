@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from d2ldev.areas import Framework
 from d2ldev.device import Device
+from d2ldev.display import format_html_table
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.operations import creation
 from d2ldev.operations.devices import all_devices, on
@@ -55,12 +56,28 @@ class Timing(NamedTuple):
         return hash(self[:-1])  # a mapping has none
 
     def __repr__(self) -> str:
-        unit, factor = _unit(self.median)
-        numbers = [f"{each / factor:.4g}" for each in (self.median, self.low, self.high)]
-        where = ", ".join(map(str, self.devices))
-        times = f"{self.runs} runs of {self.calls}" if self.calls > 1 else f"{self.runs} runs"
-        clocks = "".join(map(_by_clock, self.on_devices.items()))
-        return f"<{numbers[0]} {unit} ({numbers[1]} to {numbers[2]}), {times}, {where}{clocks}>"
+        median, quartiles, runs, where = self._words()
+        clocks = [
+            f"; {_in_words(seconds)} by the clock of {device}"
+            for device, seconds in self.on_devices.items()
+        ]
+        return f"<{median} ({quartiles}), {runs}, {where}{''.join(clocks)}>"
+
+    def _repr_html_(self) -> str:
+        median, quartiles, runs, where = self._words()
+        rows = [("median", median), ("quartiles", quartiles), ("measured", runs), ("on", where)]
+        rows += [
+            (f"by the clock of {device}", _in_words(seconds))
+            for device, seconds in self.on_devices.items()
+        ]
+        return format_html_table((), rows)
+
+    def _words(self) -> tuple[str, str, str, str]:
+        """Return the median, the quartiles in its unit, the runs, and the devices, in words."""
+        _, factor = _unit(self.median)
+        quartiles = f"{self.low / factor:.4g} to {self.high / factor:.4g}"
+        runs = f"{self.runs} runs of {self.calls}" if self.calls > 1 else f"{self.runs} runs"
+        return _in_words(self.median), quartiles, runs, ", ".join(map(str, self.devices))
 
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
@@ -71,10 +88,9 @@ def _unit(seconds: float) -> tuple[str, float]:
     return next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
 
 
-def _by_clock(found: tuple[Device, float]) -> str:
-    device, seconds = found
+def _in_words(seconds: float) -> str:
     unit, factor = _unit(seconds)
-    return f"; {seconds / factor:.4g} {unit} by the clock of {device}"
+    return f"{seconds / factor:.4g} {unit}"
 
 
 def timeit(

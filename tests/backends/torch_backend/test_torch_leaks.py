@@ -377,7 +377,7 @@ def test_the_cells_of_a_notebook_are_the_caller(backend, library, file):
     assert [leak.line.number for leak in namespace["leaks"]] == lines
     assert [leak.line.number for leak in namespace["more"]] == lines[:1]
     table = namespace["leaks"]._repr_html_()
-    assert table.count("<tr>") == 2
+    assert table.count("<tr>") == 3
     assert f"leaky_library.py:{lines[0]} creates on the CPU" in table
 
 
