@@ -18,8 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LONGEST = 20
 PATHS = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "d2ldev", "backends"),
-    *("conformance/d2ldev_conformance", "tools/check_english.py"),
+    *("README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "docs"),
+    *("changelog.d", "d2ldev", "backends", "conformance/d2ldev_conformance"),
+    *("tools/check_english.py", "tools/release.py", "tools/terminal.py"),
 )
 
 # What a sentence must not hold, and what to write instead.

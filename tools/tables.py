@@ -42,6 +42,7 @@ def with_tables(text: str) -> str:
     """Return a document with its tables as the results have them."""
     tables = {
         "support": support_rows(),
+        "support-summary": support_summary_rows(),
         "modules": module_rows(),
         "versions": version_rows(),
         "overhead": overhead_rows(),
@@ -107,10 +108,7 @@ def support_rows() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     folder = ROOT / "conformance" / "results"
     reasons = tomllib.loads((folder / "not_run.toml").read_text(encoding="utf-8"))
-    reports: dict[str, dict[str, Run]] = {}
-    for report in newest_reports():
-        reports.setdefault(report["backend"], {})[platform_of(report)] = report
-    for backend, on in sorted(reports.items()):
+    for backend, on in sorted(group_reports().items()):
         without = reasons.get(backend, {})
         number = max(len(report["requirements"]) for report in on.values())
         cells = [
@@ -121,6 +119,36 @@ def support_rows() -> Iterator[str]:
         elsewhere = [on[platform] for platform in on if platform != "cuda"] or [*on.values()]
         last = max(elsewhere, key=lambda report: str(report["date"]))
         yield f"| {backend} | {' | '.join(cells)} | {_versions(last)}; {last['date'][:10]} |"
+
+
+def support_summary_rows() -> Iterator[str]:
+    """Return one row for each backend, with what passed and failed in the newest reports."""
+    yield "| backend | on the CPU | on two virtual GPUs | on CUDA |"
+    yield "|---|---|---|---|"
+    for backend, on in sorted(group_reports().items()):
+        number = max(len(report["requirements"]) for report in on.values())
+        cells = [
+            _short_outcome(on[platform], number) if platform in on else "not run"
+            for platform in ("cpu", "virtual", "cuda")
+        ]
+        yield f"| {backend} | {' | '.join(cells)} |"
+
+
+def _short_outcome(report: Run, number: int) -> str:
+    """Return how many requirements passed, failed and were not run, and on which card."""
+    counts = {**report["summary"], "not run": number - len(report["requirements"])}
+    told = ("passed", "failed", "not run")
+    text = ", ".join(f"{counts[each]} {each}" for each in told if counts[each])
+    cards = ", ".join(card.partition(" (")[0] for card in report["cards"])
+    return f"{text}; {cards}" if cards else text
+
+
+def group_reports() -> dict[str, dict[str, Run]]:
+    """Return the newest reports: backend -> platform -> report."""
+    reports: dict[str, dict[str, Run]] = {}
+    for report in newest_reports():
+        reports.setdefault(report["backend"], {})[platform_of(report)] = report
+    return reports
 
 
 def newest_reports() -> list[Run]:

@@ -33,7 +33,7 @@ def commands():
 
 
 def test_the_readme_is_short():
-    assert len(README.splitlines()) < 150
+    assert len(README.splitlines()) <= 90
 
 
 def test_there_are_two_commands():
@@ -77,17 +77,6 @@ def test_a_program_runs_on_two_virtual_gpus(program, reference):
         namespace = {}
         exec(program, namespace)
         assert str(reference.device_of(namespace["X"])) == "gpu:0"
-
-
-def test_the_training_program_learns_on_a_virtual_gpu(reference, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (program,) = blocks("py")
-    with d2ldev.use_backend(reference):
-        namespace = {}
-        exec(program, namespace)
-    assert str(namespace["trainer"].device) == "gpu:0"
-    assert namespace["history"]["loss"][-1] < 0.05 * namespace["history"]["loss"][0]
-    assert [path.name for path in tmp_path.iterdir()] == ["run.safetensors"]
 
 
 def test_the_first_program_about_training_runs(reference):
@@ -174,6 +163,16 @@ def test_the_support_table_counts_what_a_run_on_hardware_did_not_reach(kept_repo
 def test_the_support_table_says_why_a_backend_was_not_run(kept_reports):
     row = kept_reports("a", "cpu", "2026-11-27", 9, backend="mxnet")
     assert "| 9 passed | not run | not run: no code for this card |" in row
+
+
+def test_the_table_of_the_readme_counts_what_passed_failed_and_was_not_run(kept_reports, tool):
+    kept_reports("a", "cpu", "2026-11-27", 9)
+    kept_reports("b", "cuda", "2026-11-26", 4, 2, card="a card (driver 1)")
+    kept_reports("c", "virtual", "2026-11-27", 3, backend="mxnet")
+    assert [*tool["support_summary_rows"]()][2:] == [
+        "| mxnet | not run | 3 passed | not run |",
+        "| torch | 9 passed | not run | 4 passed, 2 failed, 3 not run; a card |",
+    ]
 
 
 def test_a_way_that_is_as_fast_as_the_first_has_its_row(tool, tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ EXCEPTIONS = {
     "tensorflow": "`net(X)` in TensorFlow: write `with try_gpu():` around it. A virtual GPU is "
     "not TensorFlow's default device",
 }
-"""Cells of the chapter that need a change; README.md and docs/d2l.md list the same ones."""
+"""Cells of the chapter that need a change; docs/d2l.md lists the same ones."""
 
 # ``show_as`` is in place of a notebook, which shows the last line of a cell.
 _NOTEBOOK = """
