@@ -125,14 +125,24 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     # -- devices ----------------------------------------------------------------------------------
 
     def cpu(self) -> Device:
-        """Return the CPU."""
+        """Return the CPU.
+
+        >>> backend.cpu()
+        Device('cpu')
+        """
         return CPU
 
     def gpu(self, i: int = 0) -> Device:
         """Return the GPU of index ``i``, whether or not it exists.
 
+        Args:
+            i: the index of the GPU, from 0.
+
         Raises:
             InvalidDeviceError: if ``i`` is negative or not an integer.
+
+        >>> backend.gpu(1)
+        Device('gpu', 1)
         """
         return gpu(i)
 
@@ -141,37 +151,72 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Without a GPU it is 0. The call makes no context on any GPU, so that a later fork works.
         Hardware that cannot be initialised gives a ``DeviceInitializationWarning`` with the reason.
+
+        >>> backend.num_gpus()
+        2
         """
         return count_gpus(self._framework)
 
     def try_gpu(self, i: int = 0) -> Device:
-        """Return ``gpu(i)`` if it exists, else the CPU."""
+        """Return ``gpu(i)`` if it exists, else the CPU.
+
+        Args:
+            i: the index of the GPU, from 0.
+
+        Raises:
+            InvalidDeviceError: if ``i`` is negative or not an integer.
+
+        >>> backend.try_gpu(1), backend.try_gpu(9)
+        (Device('gpu', 1), Device('cpu'))
+        """
         return gpu(i) if gpu(i).index < self.num_gpus() else CPU
 
     def try_all_gpus(self) -> list[Device]:
-        """Return all GPUs, or ``[cpu()]`` if there is none: never empty."""
+        """Return all GPUs, or ``[cpu()]`` if there is none: never empty.
+
+        >>> backend.try_all_gpus()
+        [Device('gpu', 0), Device('gpu', 1)]
+        """
         return self.devices()[1:] or [CPU]
 
     def devices(self) -> list[Device]:
-        """Return all devices that exist: the CPU first, then the GPUs."""
+        """Return all devices that exist: the CPU first, then the GPUs.
+
+        >>> backend.devices()
+        [Device('cpu'), Device('gpu', 0), Device('gpu', 1)]
+        """
         return devices.all_devices(self._framework)
 
     def device(self, spec: DeviceLike[NativeDeviceT]) -> Device:
         """Return the ``Device`` for a device, without a check whether it exists.
 
         Args:
-            spec: a ``Device``, a string, or the framework's own device object.
+            spec: a ``Device``, a string, or the framework's own device object. A string is
+                ``'cpu'``, ``'gpu:1'``, ``'cuda:1'``, or ``str(x.device)`` of a tensor, such as
+                ``'vgpu:1'`` or ``'TFRT_CPU_1'``. On virtual GPUs ``torch.device('cuda:1')`` and
+                ``mx.gpu(1)`` are ``gpu(1)``.
 
         Raises:
             InvalidDeviceError: for anything else, such as another framework's device.
+
+        >>> backend.device('cuda:1')
+        Device('gpu', 1)
         """
         return devices.parse(self._framework, spec)
 
     def native(self, device: DeviceLike[NativeDeviceT]) -> NativeDeviceT:
         """Return the framework's own object for a device, to be used in the framework's own calls.
 
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
+
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
+
+        >>> X = backend.ones(2, device='gpu:1')
+        >>> backend.native('gpu:1') == X.device
+        True
         """
         place = devices.resolve(self._framework, device, "compute")
         return devices.native(self._framework, place, "compute")
@@ -179,8 +224,15 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def platform(self, device: DeviceLike[NativeDeviceT]) -> str:
         """Return the platform of a device: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'virtual'`` ...
 
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
+
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
+
+        >>> backend.platform('cpu'), backend.platform('gpu:0')
+        ('cpu', 'virtual')
         """
         place = devices.resolve(self._framework, device, "ask for the platform")
         return self._framework.devices.platform(place)
@@ -189,6 +241,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Return the device where the framework's own creation calls put a tensor now.
 
         d2ldev's own calls do not follow it. They use the scope's device, else the CPU.
+
+        >>> backend.default_device()
+        Device('cpu')
         """
         self._framework.state.contexts.settle()
         return devices.parse(self._framework, self._framework.devices.default())
@@ -200,16 +255,39 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         sets the framework's own default device, by the framework's own rules. Most frameworks keep
         it per thread, so do not ``await`` in such a block. Blocks may end in any order.
 
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
+
+        Returns:
+            A context manager, whose ``as`` is the ``Device``.
+
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
             ScopeError: if the block ends in another thread, or in a block of the framework's own
                 that began in this one. The framework's default device is not restored then, but
                 d2ldev's own calls have left the block.
+
+        >>> with backend.on('gpu:1'):
+        ...     X = backend.ones((2, 3))
+        >>> backend.device_of(X)
+        Device('gpu', 1)
         """
         return devices.on(self._framework, device)
 
     def synchronize(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
-        """Return when all work queued on a device (None: on every device) is done."""
+        """Return when all work queued on a device (None: on every device) is done.
+
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
+
+        >>> Y = backend.ones((2, 3), device='gpu:0') + 1
+        >>> backend.synchronize('gpu:0')
+        """
         for each in devices.resolve_or_all(self._framework, device, "synchronize"):
             self._framework.devices.synchronize(each)
 
@@ -238,15 +316,29 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if the function is not callable, or the seconds are not a number.
             DeviceUnavailableError: if ``synchronize`` of a device does not wait.
 
-        >>> backend.timeit(lambda: X @ X)                                  # doctest: +SKIP
-        <41.3 us (40.9 to 42.2), 198 runs of 122, cpu, gpu:0>
+        >>> X = backend.ones((8, 8))
+        >>> timing = backend.timeit(lambda: X @ X, seconds=0.01)
+        >>> timing.low <= timing.median <= timing.high
+        True
         """
         from d2ldev.operations.timing import timeit
 
         return timeit(self._framework, function, args, kwargs, seconds)
 
     def is_idle(self, device: DeviceLike[NativeDeviceT] | None = None) -> bool:
-        """Return whether all work queued on a device (None: on every device) is done."""
+        """Return whether all work queued on a device (None: on every device) is done.
+
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
+
+        >>> backend.synchronize()
+        >>> backend.is_idle()
+        True
+        """
         asked = devices.resolve_or_all(self._framework, device, "ask whether there is work")
         return all(self._framework.devices.is_idle(each) for each in asked)
 
@@ -279,8 +371,10 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
             ScopeError: if a less precise ``jax.default_matmul_precision`` is in force here.
 
-        >>> with backend.matmul_precision('highest'):                      # doctest: +SKIP
-        ...     Y = X @ W
+        >>> with backend.matmul_precision('highest'):
+        ...     Y = backend.ones((2, 3)) @ backend.ones((3, 2))
+        >>> backend.matmul_precision()
+        'highest'
         """
         if precision is None:
             return cast("MatmulPrecisionName", self._framework.state.matmul_switch.precision())
@@ -294,6 +388,20 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         For a GPU it is the memory of the tensors. For the CPU it is the resident memory of this
         process, and ``total`` is the memory of the machine.
+
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
+
+        Returns:
+            A named tuple with ``used``, ``peak`` and ``total``: integers or None.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
+
+        >>> memory = backend.memory('cpu')
+        >>> memory.used <= memory.peak
+        True
         """
         place = devices.resolve(self._framework, device, "ask for the memory")
         return devices.host_memory() if place is CPU else self._framework.devices.memory(place)
@@ -303,6 +411,15 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Other processes can then use it. PyTorch and MXNet release their caches. For other
         frameworks this is a no-op.
+
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
+
+        >>> backend.empty_cache('gpu:0')
         """
         for each in devices.resolve_or_all(self._framework, device, "empty the cache"):
             self._framework.devices.empty_cache(each)
@@ -310,16 +427,26 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def live_tensors(self, device: DeviceLike[NativeDeviceT] | None = None) -> list[LiveTensor]:
         """Return the tensors on a device (None: on every device), the largest first.
 
-        They are the tensors that Python objects hold. Tensors in native code, such as those kept
-        for a backward pass, are missing. Except in JAX, tensors that ``gc.freeze()`` hides are
-        missing too.
+        They are the tensors that Python objects hold. In JAX it is JAX's own list of arrays.
+        Tensors in native code, such as those kept for a backward pass, are missing. Except in JAX,
+        tensors that ``gc.freeze()`` hides are missing too. A view counts its own elements.
+
+        Args:
+            device: a ``Device``, a string, or the framework's own device object.
 
         Returns:
             For each tensor its class, shape, dtype, bytes and device. If Python traces memory
-            (``tracemalloc.start(50)``), also the lines that made it, your own line last.
+            (``tracemalloc.start(50)``), also the lines that made it, your own line last. Trace deep
+            enough: Keras makes a variable thirty calls below ``Dense.build``.
 
-        >>> for x in backend.live_tensors('gpu:0')[:3]:                    # doctest: +SKIP
-        ...     print(x.kind, x.shape, x.nbytes, *x.made[-1:])
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            InvalidDeviceError: if ``device`` is invalid.
+
+        >>> X = backend.ones((1000, 3), device='gpu:1')
+        >>> largest = backend.live_tensors('gpu:1')[0]
+        >>> largest.shape, largest.dtype, largest.nbytes
+        ((1000, 3), 'float32', 12000)
         """
         from d2ldev.operations.live_tensors import live_tensors
 
@@ -338,15 +465,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     ) -> TensorT:
         """Make a tensor with the values of ``obj``.
 
+        Integers beyond every integer dtype become floats if you ask for a float dtype.
+
         Args:
             obj: a number, nested lists, a NumPy array or scalar, an object with ``__array__``, or a
                 tensor of this backend. The result never shares memory with NumPy.
             dtype: None keeps the dtype of NumPy's data. Python numbers get the default dtype of
-                their
-                kind: bool, the framework's default integer dtype, float32 or complex64. This is the
-                rule of the array API standard. The default integer dtype is int32 in TensorFlow and
-                in JAX without ``jax_enable_x64``, else int64. Your own defaults of the framework
-                count.
+                their kind: bool, the framework's default integer dtype, float32 or complex64. This
+                is the rule of the array API standard. The default integer dtype is int32 in
+                TensorFlow and in JAX without ``jax_enable_x64``, else int64. Your own defaults of
+                the framework count. JAX narrows NumPy's 64 bits, as it does itself.
             device: None is the scope's device, else the CPU. A tensor stays on its device.
             copy: True always makes new memory. False never copies: ``obj`` has to be a tensor with
                 the requested dtype and device. None copies if needed.
@@ -358,10 +486,15 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             UnsupportedValueError: for object arrays, strings, ragged lists, and dtypes that the
                 framework does not have. With ``copy=False``, if a copy is needed. For a value
-                outside the dtype, such as 0.25 in ``'int32'``. The framework converts tensors by
-                its own rules, because this call does not wait for their values. Arrays of floats
-                are rounded to narrower floats as in NumPy.
-            DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
+                outside the dtype, such as 0.25 in ``'int32'``, 2 in ``'bool'``, or 1e39 in
+                ``'float32'``. The framework converts tensors by its own rules, because this call
+                does not wait for their values. Arrays of floats are rounded to narrower floats as
+                in NumPy.
+            DeviceUnavailableError, OutOfDeviceMemoryError, InvalidDeviceError: see ``zeros``.
+
+        >>> X = backend.asarray([[1, 2], [3, 4]], dtype='float32', device='gpu:0')
+        >>> X.shape, backend.dtype_of(X), backend.device_of(X)
+        ((2, 2), 'float32', Device('gpu', 0))
         """
         if copy is not None:
             copy = flag("make a tensor", "copy", copy)
@@ -386,11 +519,18 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             device: None is the scope's device, else the CPU.
             like: a tensor that gives the dtype and the device that you leave out.
 
+        Returns:
+            A new tensor of shape ``shape``.
+
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if the tensor does not fit into the device's memory.
             InvalidDeviceError: if ``device`` is invalid.
             UnsupportedValueError: if ``dtype`` or ``shape`` is invalid.
+
+        >>> X = backend.zeros((2, 3), device='gpu:0')
+        >>> X.shape, backend.dtype_of(X), backend.device_of(X)
+        ((2, 3), 'float32', Device('gpu', 0))
         """
         framework = self._framework
         return creation.make_tensor(framework, framework.tensors.zeros, shape, dtype, device, like)
@@ -403,7 +543,19 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         device: DeviceLike[NativeDeviceT] | None = None,
         like: TensorT | None = None,
     ) -> TensorT:
-        """Make a tensor of ones on the device; see ``zeros``."""
+        """Make a tensor of ones on the device; see ``zeros``.
+
+        Args:
+            shape, dtype, device, like: see ``zeros``.
+
+        Returns:
+            A new tensor of shape ``shape``.
+
+        >>> X = backend.ones((2, 3), device='gpu:0')
+        >>> backend.to_numpy(X)
+        array([[1., 1., 1.],
+               [1., 1., 1.]], dtype=float32)
+        """
         framework = self._framework
         return creation.make_tensor(framework, framework.tensors.ones, shape, dtype, device, like)
 
@@ -418,11 +570,20 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     ) -> TensorT:
         """Make a tensor filled with a number on the device; see ``zeros``.
 
-        ``dtype=None`` is the default dtype of that number, as in ``asarray``.
+        Args:
+            shape, device, like: see ``zeros``.
+            fill_value: a number of Python, or a scalar of NumPy.
+            dtype: None is the default dtype of the fill value, as in ``asarray``.
+
+        Returns:
+            A new tensor of shape ``shape``.
 
         Raises:
             UnsupportedValueError: if the fill value is not a number, or is outside the dtype, such
                 as 0.25 in ``'int32'``.
+
+        >>> backend.to_numpy(backend.full(3, 0.5))
+        array([0.5, 0.5, 0.5], dtype=float32)
         """
         return creation.full(self._framework, shape, fill_value, dtype, device, like)
 
@@ -437,6 +598,15 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make a tensor with arbitrary values on the device; see ``zeros``.
 
         JAX and TensorFlow cannot leave memory uninitialised: the values are zeros there.
+
+        Args:
+            shape, dtype, device, like: see ``zeros``.
+
+        Returns:
+            A new tensor of shape ``shape``.
+
+        >>> backend.empty((2, 3), dtype='float64').shape
+        (2, 3)
         """
         framework = self._framework
         return creation.make_tensor(framework, framework.tensors.empty, shape, dtype, device, like)
@@ -456,12 +626,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             dtype: None is the dtype of ``x``.
             device: None is the device of ``x``.
 
+        Returns:
+            A new tensor of the shape of ``x``.
+
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor of this backend.
             DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
 
-        >>> backend.zeros_like(backend.ones((2, 3), device='gpu:0')).shape     # doctest: +SKIP
-        (2, 3)
+        >>> X = backend.zeros_like(backend.ones((2, 3), device='gpu:0'))
+        >>> X.shape, backend.device_of(X)
+        ((2, 3), Device('gpu', 0))
         """
         return creation.make_like(self._framework, self._framework.tensors.zeros, x, dtype, device)
 
@@ -473,7 +647,18 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         dtype: DTypeLike | None = None,
         device: DeviceLike[NativeDeviceT] | None = None,
     ) -> TensorT:
-        """Make a tensor of ones with the shape of ``x``; see ``zeros_like``."""
+        """Make a tensor of ones with the shape of ``x``; see ``zeros_like``.
+
+        Args:
+            x, dtype, device: see ``zeros_like``.
+
+        Returns:
+            A new tensor of the shape of ``x``.
+
+        >>> X = backend.zeros(2, dtype='float64')
+        >>> backend.to_numpy(backend.ones_like(X))
+        array([1., 1.])
+        """
         return creation.make_like(self._framework, self._framework.tensors.ones, x, dtype, device)
 
     def full_like(
@@ -487,8 +672,19 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     ) -> TensorT:
         """Make a tensor with the shape of ``x``, filled with a number; see ``zeros_like``.
 
+        Args:
+            x, dtype, device: see ``zeros_like``.
+            fill_value: a number of Python, or a scalar of NumPy.
+
+        Returns:
+            A new tensor of the shape of ``x``.
+
         Raises:
             UnsupportedValueError: if the number is outside the dtype; see ``full``.
+
+        >>> X = backend.zeros(2, dtype='float64')
+        >>> backend.to_numpy(backend.full_like(X, 0.5))
+        array([0.5, 0.5])
         """
         return creation.full_like(self._framework, x, fill_value, dtype, device)
 
@@ -500,7 +696,17 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         dtype: DTypeLike | None = None,
         device: DeviceLike[NativeDeviceT] | None = None,
     ) -> TensorT:
-        """Make a tensor with the shape of ``x`` and arbitrary values; see ``zeros_like``."""
+        """Make a tensor with the shape of ``x`` and arbitrary values; see ``zeros_like``.
+
+        Args:
+            x, dtype, device: see ``zeros_like``.
+
+        Returns:
+            A new tensor of the shape of ``x``.
+
+        >>> backend.empty_like(backend.ones((2, 3))).shape
+        (2, 3)
+        """
         return creation.make_like(self._framework, self._framework.tensors.empty, x, dtype, device)
 
     def arange(
@@ -515,6 +721,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     ) -> TensorT:
         """Make the numbers ``start, start + step, ...`` up to ``stop`` on the device.
 
+        It counts in every real dtype of ``dtype_names``, with exact integers up to the end of
+        ``uint64``. An empty range keeps its dtype.
+
         Args:
             start: the first number. A single number is ``stop``, and ``start`` is 0.
             stop: the end, not included.
@@ -528,6 +737,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Raises:
             UnsupportedValueError: if a number is outside the dtype.
+
+        >>> backend.to_numpy(backend.arange(2, 8, 2))
+        array([2, 4, 6])
         """
         return creation.arange(self._framework, start, stop, step, dtype, device, like)
 
@@ -543,9 +755,20 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """Make random numbers, uniform in [0, 1), on the device; see ``zeros``.
 
         Args:
+            shape, dtype, device, like: see ``zeros``.
             seed: None draws from the framework's own random state. A seed neither reads nor changes
                 that state. One seed gives the same numbers on one device, with one version of the
                 framework. Other devices may give other numbers, as torch's GPUs do.
+
+        Returns:
+            A new tensor of shape ``shape``.
+
+        Raises:
+            UnsupportedValueError: if ``dtype`` is not a float dtype, or the seed is invalid.
+
+        >>> X, Y = backend.rand(5, seed=1), backend.rand(5, seed=1)
+        >>> np.array_equal(backend.to_numpy(X), backend.to_numpy(Y))
+        True
         """
         return creation.random(self._framework, "uniform", shape, seed, dtype, device, like)
 
@@ -558,7 +781,17 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         device: DeviceLike[NativeDeviceT] | None = None,
         like: TensorT | None = None,
     ) -> TensorT:
-        """Make random numbers, normal with mean 0 and deviation 1; see ``rand``."""
+        """Make random numbers, normal with mean 0 and deviation 1; see ``rand``.
+
+        Args:
+            shape, seed, dtype, device, like: see ``rand``.
+
+        Returns:
+            A new tensor of shape ``shape``.
+
+        >>> backend.randn((2, 3), seed=1, device='gpu:0').shape
+        (2, 3)
+        """
         return creation.random(self._framework, "normal", shape, seed, dtype, device, like)
 
     def seed(self, seed: int) -> None:
@@ -574,6 +807,12 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Raises:
             UnsupportedValueError: if the seed is invalid.
+
+        >>> backend.seed(42)
+        >>> first = backend.to_numpy(backend.rand(3))
+        >>> backend.seed(42)
+        >>> np.array_equal(backend.to_numpy(backend.rand(3)), first)
+        True
         """
         number = whole_number("seed", "seed", seed, least=0, fix="backend.seed(0)")
         if number >= 2**32:
@@ -587,8 +826,15 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def dtype(self, spec: DTypeLike) -> Any:
         """Return the framework's own dtype for a name, its own dtype, or NumPy's.
 
+        Args:
+            spec: the name of a dtype, the framework's own dtype, or NumPy's.
+
         Raises:
             UnsupportedValueError: if the framework does not have it.
+
+        >>> X = backend.ones(2)
+        >>> backend.dtype('float32') == backend.dtype(np.float32) == X.dtype
+        True
         """
         return creation.dtype(self._framework, spec)
 
@@ -597,10 +843,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def device_of(self, x: TensorT) -> Device:
         """Return the device that holds the bytes of a tensor.
 
+        Args:
+            x: a tensor.
+
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor of this backend. If it has no single
                 device. Examples are tensors that ``jit`` or ``tf.function`` traces, tensors on
                 several devices, and torch's ``meta`` tensors.
+
+        >>> backend.device_of(backend.ones(2, device='gpu:1'))
+        Device('gpu', 1)
         """
         framework = self._known_framework or self._framework
         try:
@@ -614,8 +866,14 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def dtype_of(self, x: TensorT) -> str:
         """Return the name of a tensor's dtype, such as ``'float32'``.
 
+        Args:
+            x: a tensor.
+
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor of this backend.
+
+        >>> backend.dtype_of(backend.ones(2))
+        'float32'
         """
         return creation.dtype_of(self._framework, x)
 
@@ -624,9 +882,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Two tensors of one device with the same address share their memory.
 
+        Args:
+            x: a tensor.
+
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor of this backend, or has no single
                 address.
+
+        >>> X = backend.ones(2)
+        >>> backend.address(X) == backend.address(backend.copy(X))
+        False
         """
         creation.require_tensor(self._framework, x, "tell the address of a tensor")
         return self._framework.tensors.address(x)
@@ -645,19 +910,27 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 containers of ``d2ldev.register_container``. None, numbers and strings stay. NumPy
                 arrays and other frameworks' tensors become tensors of this backend. Arrays of text,
                 and tensors that only the host can hold, stay.
-            device: the target.
+            device: the target: a ``Device``, a string, or the framework's own device object.
 
         Returns:
             ``x`` itself if it is already on the device, else a copy there. Containers keep their
             types, and tied leaves stay tied. A container in which nothing moves comes back as
             itself. For an uncommitted JAX array on the device it is another array on the same
-            memory, committed to the device.
+            memory, committed to the device. If you donate one of the two, JAX deletes both.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if the copy does not fit into its memory.
+            InvalidDeviceError: if ``device`` is invalid.
             UnsupportedValueError: if ``x`` holds anything else. The message names it, and nothing
                 has moved.
+
+        >>> X = backend.ones((2, 3))
+        >>> batch = backend.to({'x': X, 'y': np.zeros(2)}, 'gpu:0')
+        >>> backend.device_of(batch['y'])
+        Device('gpu', 0)
+        >>> backend.to(batch, 'gpu:0') is batch
+        True
         """
         framework = self._known_framework or self._framework
         try:
@@ -687,6 +960,11 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Raises:
             As ``to``.
+
+        >>> X = backend.ones(2, device='gpu:1')
+        >>> Y = backend.copy(X)
+        >>> Y is X, backend.device_of(Y)
+        (False, Device('gpu', 1))
         """
         framework = self._framework
         target = None if device is None else devices.resolve(framework, device, "copy a tensor")
@@ -725,7 +1003,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             InvalidDeviceError: if a device is invalid, or appears twice.
             DeviceUnavailableError: if a device does not exist.
 
-        >>> shards = backend.split((X, y), backend.try_all_gpus())          # doctest: +SKIP
+        >>> first, second = backend.split(backend.arange(5), ['gpu:0', 'gpu:1'])
+        >>> backend.to_numpy(first), backend.device_of(second)
+        (array([0, 1, 2]), Device('gpu', 1))
         """
         from d2ldev.operations.parallel import split
 
@@ -747,7 +1027,10 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             InvalidDeviceError: if a device is invalid, or appears twice.
             DeviceUnavailableError: if a device does not exist.
 
-        >>> first, second = backend.replicate(net, ['gpu:0', 'gpu:1'])     # doctest: +SKIP
+        >>> net = backend.mlp([2, 1])
+        >>> first, second = backend.replicate(net, ['gpu:0', 'gpu:1'])
+        >>> set(backend.placement(second).values())
+        {Device('gpu', 1)}
         """
         from d2ldev.operations.parallel import replicate
 
@@ -757,12 +1040,18 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def to_numpy(self, x: TensorT) -> npt.NDArray[Any]:
         """Return the values of a tensor in a NumPy array of your own.
 
+        Args:
+            x: a tensor on any device.
+
         Returns:
             A new, writable array of the same shape and dtype. bfloat16 and float8 are dtypes of
             ``ml_dtypes``.
 
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor of this backend.
+
+        >>> backend.to_numpy(backend.arange(3, device='gpu:0'))
+        array([0, 1, 2])
         """
         return moving.to_numpy(self._framework, x)
 
@@ -786,12 +1075,21 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 device. Memory that cannot be shared is then an error, because the standard's copy
                 would be silent.
 
+        Returns:
+            A tensor of the same shape, dtype and values.
+
         Raises:
             UnsupportedValueError: if the protocol does not allow it. Examples are a dtype outside
                 DLPack, a tensor that needs gradients, and read-only memory. With ``copy=False``, if
                 ``x`` is on another device.
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if a copy does not fit there.
+
+        >>> X = np.ones(3)
+        >>> Y = backend.from_dlpack(X)
+        >>> X[0] = 5
+        >>> backend.to_numpy(Y)
+        array([5., 1., 1.])
         """
         if copy is not None:
             copy = flag("take over the memory of a tensor", "copy", copy)
@@ -826,6 +1124,10 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: for fewer than two sizes, or another activation.
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if the parameters do not fit there.
+
+        >>> net = backend.mlp([20, 64, 1], device='gpu:0')
+        >>> net(backend.ones((8, 20), device='gpu:0')).shape
+        (8, 1)
         """
         from d2ldev.operations.mlp import mlp
 
@@ -846,14 +1148,25 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Raises:
             DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError: as ``to``; then
                 nothing has moved.
+
+        >>> net = backend.place(backend.mlp([2, 1]), 'gpu:1')
+        >>> set(backend.placement(net).values())
+        {Device('gpu', 1)}
         """
         return placing.place(self._framework, obj, device)
 
     def placement(self, obj: Any) -> Mapping[str, Device]:
         """Return the device of everything that ``place`` moves or warns of: name -> device.
 
-        >>> backend.placement(net)                                         # doctest: +SKIP
-        {'0.weight': Device('gpu', 0), '0.bias': Device('gpu', 0)}
+        Args:
+            obj: as in ``place``.
+
+        Raises:
+            UnsupportedValueError: if ``obj`` is not a model, an optimizer, or a nesting of them and
+                of tensors.
+
+        >>> backend.placement({'w': backend.ones(2, device='gpu:1')})
+        {'w': Device('gpu', 1)}
         """
         return placing.placement(self._framework, obj)
 
@@ -865,7 +1178,12 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             gradients: True returns everything that ``place`` moves, with the gradients. False
                 returns the tensors that ``save`` writes and ``load_into`` reads.
 
-        >>> backend.load_into(net, {**backend.named_tensors(net), '0.bias': b})  # doctest: +SKIP
+        Raises:
+            UnsupportedValueError: as ``placement``.
+
+        >>> net = backend.mlp([2, 1])
+        >>> {name: x.shape for name, x in backend.named_tensors(net).items()}
+        {'layers.0.weight': (1, 2), 'layers.0.bias': (1,)}
         """
         is_saved = not flag("name tensors", "gradients", gradients)
         attempted = "list the tensors of an object"
@@ -892,6 +1210,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if ``obj`` holds anything else; the message names its place.
             CheckpointError: if the file cannot be written.
             OutOfDeviceMemoryError: if the host has no memory for a copy of the tensors.
+
+        >>> backend.save({'w': backend.ones(2), 'epoch': 3}, 'run.safetensors')
         """
         from d2ldev.files.save import save
 
@@ -926,6 +1246,11 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             CheckpointError: if the file is missing or damaged, or has a dtype that the framework
                 lacks. If its fields differ from those of a class in ``classes``.
             OutOfDeviceMemoryError: if the tensors do not fit into the device's memory.
+
+        >>> backend.save({'w': backend.ones(2), 'epoch': 3}, 'run.safetensors')
+        >>> state = backend.load('run.safetensors', 'gpu:0')
+        >>> backend.device_of(state['w']), state['epoch']
+        (Device('gpu', 0), 3)
         """
         from d2ldev.files.load import load
 
@@ -985,6 +1310,12 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 that are missing, unexpected, or of another shape or dtype. The object is unchanged.
             UnsupportedValueError: if ``obj`` holds an object that no file can hold.
             OutOfDeviceMemoryError: if a second copy does not fit into the device's memory.
+
+        >>> net = backend.mlp([2, 1], device='gpu:1')
+        >>> backend.save(backend.mlp([2, 1], seed=7), 'net.safetensors')
+        >>> net = backend.load_into(net, 'net.safetensors')
+        >>> set(backend.placement(net).values())
+        {Device('gpu', 1)}
         """
         from d2ldev.files.load_into import load_into
 
@@ -1047,8 +1378,12 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if the framework cannot train with an argument.
             DeviceUnavailableError: if a device does not exist.
 
-        >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
-        >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
+        >>> net = backend.mlp([2, 1], device='gpu:0')
+        >>> learner = backend.learner(net, optimizer='adam', lr=0.01)
+        >>> X = backend.ones((4, 2), device='gpu:0')
+        >>> loss, prediction = learner.step((X,), backend.zeros((4, 1), device='gpu:0'))
+        >>> prediction.shape
+        (4, 1)
         """
         from d2ldev.operations.learning import complete, learner
 
@@ -1073,10 +1408,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         ``Trainer.fit`` does this itself. Call it in all processes, for ``learner(group=...)``. Each
         process joins once, and later calls return the same object.
 
+        Returns:
+            The processes, or None.
+
         Raises:
             PeerLostError: if the other processes do not connect in time.
             UnsupportedValueError: if the framework trains in one process only, or the processes run
                 different programs. If only the framework's own launcher knows of other processes.
+
+        >>> backend.join_group() is None
+        True
         """
         return join_group(self._framework)
 
@@ -1095,8 +1436,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: if an argument is not a tensor of this backend. If the labels are
                 not integers, or their number differs from that of the rows of logits.
 
-        >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
-        tensor(0.8750)
+        >>> logits = backend.asarray([[0.1, 0.9], [0.8, 0.2]])
+        >>> float(backend.accuracy(logits, backend.asarray([1, 1])))
+        0.5
         """
         from d2ldev.operations.learning import accuracy
 
@@ -1122,8 +1464,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             DeviceUnavailableError: if this machine does not have the device.
             UnsupportedValueError: if ``batches`` is not iterable, or ``depth`` is invalid.
 
-        >>> for X, y in backend.prefetch(loader, 'gpu:0'):                 # doctest: +SKIP
-        ...     loss, prediction = learner.step((X,), y)
+        >>> batches = [np.ones((2, 3)), np.zeros((2, 3))]
+        >>> [backend.device_of(X) for X in backend.prefetch(batches, 'gpu:0')]
+        [Device('gpu', 0), Device('gpu', 0)]
         """
         from d2ldev.operations.prefetching import prefetch
 
@@ -1140,13 +1483,18 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         it. It is not in force in threads started in it. ``D2LDEV_STRICT=1`` makes every thread of
         the process strict. Source: D2L, section 6.7.2.2.
 
-        >>> with backend.strict():                                         # doctest: +SKIP
-        ...     backend.ones(2, device='gpu:0') + backend.ones(2, device='gpu:1')
-        DeviceMismatchError: cannot run add: its operands are on different devices: ...
+        Returns:
+            A context manager.
 
         Raises:
             DeviceMismatchError: from the operation. The framework's own error, if any, is its
                 cause.
+
+        >>> X, Y = backend.ones(2, device='gpu:0'), backend.ones(2, device='gpu:1')
+        >>> with backend.strict():
+        ...     X + Y
+        Traceback (most recent call last):
+        d2ldev.errors.DeviceMismatchError: cannot run add: its operands are on different devices...
         """
         return self._framework.state.strictness.block()
 

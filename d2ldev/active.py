@@ -72,6 +72,10 @@ def get_backend(name: str | Backend) -> Backend:
     Raises:
         UnknownBackendError: if no such backend is known.
         BackendNotInstalledError: if its framework is missing, or fails to import.
+        UnsupportedValueError: if ``name`` is neither a name nor a backend.
+
+    >>> get_backend('reference')
+    <the reference backend>
     """
     if isinstance(name, str):
         return backend_for(get_framework(name))
@@ -92,8 +96,18 @@ def set_backend(name: str | Backend) -> Backend:
 
     Inside ``use_backend``, that one stays active until its block ends.
 
+    Args:
+        name: as for ``get_backend``.
+
+    Returns:
+        The backend.
+
     Raises:
-        UnknownBackendError, BackendNotInstalledError: as ``get_backend``; nothing changes then.
+        UnknownBackendError, BackendNotInstalledError, UnsupportedValueError: as ``get_backend``;
+            nothing changes then.
+
+    >>> set_backend('reference')
+    <the reference backend>
     """
     found = get_backend(name)
     set_selection(Selection(framework_of(found), "set_backend"))
@@ -134,8 +148,14 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
 def backend_of(x: Array) -> Backend:
     """Return the backend whose tensor ``x`` is, importing no framework that is not there already.
 
+    Args:
+        x: a tensor of any backend.
+
     Raises:
         UnsupportedValueError: if it is not a tensor of any backend.
+
+    >>> backend_of(get_backend('reference').ones(2))
+    <the reference backend>
     """
     found = _of_type.get(type(x))
     if found is None:

@@ -202,15 +202,25 @@ CPU = Device(_CPU)
 
 
 def cpu() -> Device:
-    """Return the CPU: all of its cores and its memory."""
+    """Return the CPU: all of its cores and its memory.
+
+    >>> cpu()
+    Device('cpu')
+    """
     return CPU
 
 
 def gpu(i: int = 0) -> Device:
     """Return the GPU of index ``i``; whether it exists is not checked.
 
+    Args:
+        i: the index of the GPU, from 0.
+
     Raises:
         InvalidDeviceError: if ``i`` is negative, or not an integer.
+
+    >>> gpu(1)
+    Device('gpu', 1)
     """
     return Device(_GPU, i)
 

@@ -29,6 +29,14 @@ class D2LDevError(Exception):
         problem: the reason for the error.
         fix: the line of code, or the command, that fixes it.
         devices: the devices involved, the most important first.
+
+    >>> try:
+    ...     backend.ones(2, device='gpu:9')
+    ... except D2LDevError as error:
+    ...     print(error)
+    cannot make a tensor on gpu:9: reference has 2 GPUs here
+      devices: cpu, gpu:0, gpu:1
+      fix: use one that exists: backend.try_gpu(9) is cpu here
     """
 
     def __init__(
@@ -103,13 +111,27 @@ def describe(value: object) -> str:
 
 
 class InvalidDeviceError(D2LDevError, ValueError):
-    """The value names no device: ``gpu(-1)``, ``'gpu:x'``, another framework's device."""
+    """The value names no device: ``gpu(-1)``, ``'gpu:x'``, another framework's device.
+
+    Use a ``Device``, a string such as ``'gpu:1'``, or the backend's own device object.
+
+    >>> backend.ones(2, device='gpu:x')
+    Traceback (most recent call last):
+    d2ldev.errors.InvalidDeviceError: cannot read 'gpu:x' as a device: not a device name
+      fix: device = d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'
+    """
 
 
 class UnsupportedValueError(D2LDevError, TypeError, ValueError):
     """A value that the call does not take: no tensor, no container, no dtype, no shape.
 
-    Some frameworks raise a ``TypeError`` where others raise a ``ValueError``; this is both.
+    The message quotes the value, and names its place in a nesting. Some frameworks raise a
+    ``TypeError`` where others raise a ``ValueError``; this is both.
+
+    >>> backend.full(2, 0.25, dtype='int32')
+    Traceback (most recent call last):
+    d2ldev.errors.UnsupportedValueError: cannot make a tensor: 0.25 does not fit into int32
+      fix: dtype='float32'
     """
 
 
@@ -136,55 +158,162 @@ class NotBegunError(D2LDevError, NotImplementedError):
 
 
 class UnknownBackendError(D2LDevError, ValueError):
-    """No backend of that name is known."""
+    """No backend of that name is known.
+
+    The message lists the known and the installed names, and where the name came from: a call, or
+    ``D2LDEV_BACKEND``.
+
+    >>> d2ldev.get_backend('torhc')
+    Traceback (most recent call last):
+    d2ldev.errors.UnknownBackendError: cannot use the backend 'torhc': no backend of that name ...
+      fix: did you mean 'torch'? D2LDEV_BACKEND=torch, or d2ldev.set_backend('torch')
+    """
 
 
 class BackendNotInstalledError(D2LDevError, ImportError):
-    """The backend is known, but what it needs is not installed or fails to import."""
+    """The backend is known, but what it needs is not installed or fails to import.
+
+    If the framework is installed and fails to import, its own error is the cause of this one.
+
+    >>> d2ldev.get_backend('mxnet')
+    Traceback (most recent call last):
+    d2ldev.errors.BackendNotInstalledError: cannot use the mxnet backend: mxnet is not installed...
+      fix: pip install 'd2ldev[mxnet]'
+    """
 
 
 class PackageNotInstalledError(D2LDevError, ImportError):
-    """A package that only some calls need is not installed, or fails to import."""
+    """A package that only some calls need is not installed, or fails to import.
+
+    ``pip install d2ldev`` installs NumPy alone: docs/versions.md lists the extras.
+
+    >>> from d2ldev.framework import import_optional
+    >>> import_optional('no_package', 'log a run', install='pip install no-package')
+    Traceback (most recent call last):
+    d2ldev.errors.PackageNotInstalledError: cannot log a run: no_package cannot be imported: ...
+      fix: pip install no-package
+    """
 
 
 class DeviceUnavailableError(D2LDevError, RuntimeError):
-    """The device is a valid one, but this machine does not have it."""
+    """The device is a valid one, but this machine does not have it.
+
+    d2ldev never uses the CPU instead. ``backend.try_gpu(i)`` is the GPU or the CPU. Without a GPU,
+    ``D2LDEV_VIRTUAL_GPUS=2`` makes virtual ones.
+
+    >>> d2ldev.Trainer(max_epochs=1, num_gpus=4)
+    Traceback (most recent call last):
+    d2ldev.errors.DeviceUnavailableError: cannot train on 4 GPUs: reference has 2 GPUs here
+      devices: cpu, gpu:0, gpu:1
+      fix: Trainer(max_epochs, num_gpus=2)
+    """
 
 
 class DeviceMismatchError(D2LDevError, RuntimeError):
-    """An operation has operands on different devices."""
+    """An operation has operands on different devices.
+
+    It is raised in ``backend.strict()``, and under ``D2LDEV_STRICT=1``. Move one of the operands.
+
+    >>> X, Y = backend.ones(2, device='gpu:0'), backend.ones(2, device='gpu:1')
+    >>> with backend.strict():
+    ...     X + Y
+    Traceback (most recent call last):
+    d2ldev.errors.DeviceMismatchError: cannot run add: its operands are on different devices: ...
+      devices: gpu:0, gpu:1
+      fix: operand_1 = backend.to(operand_1, 'gpu:0')
+    """
 
 
 class ScopeError(D2LDevError, RuntimeError):
-    """A framework's own setting, such as its default device, cannot be changed here."""
+    """A framework's own setting, such as its default device, cannot be changed here.
+
+    The block ends in another thread than it began in. Or it ends within a block of the
+    framework's own that began later. End the inner block first, in the thread that entered it.
+
+    >>> import torch                                                       # doctest: +SKIP
+    >>> block = backend.on('gpu:1')                                        # doctest: +SKIP
+    >>> device = block.__enter__()                                         # doctest: +SKIP
+    >>> with ThreadPoolExecutor() as pool:                                 # doctest: +SKIP
+    ...     pool.submit(block.__exit__, None, None, None).result()
+    Traceback (most recent call last):
+    d2ldev.errors.ScopeError: cannot end the block of backend.on('gpu:1'): it was entered in another
+    thread, which alone can change its default device
+    """
 
 
 class OutOfDeviceMemoryError(D2LDevError, MemoryError):
-    """The device has too little free memory for a tensor or a model."""
+    """The device has too little free memory for a tensor or a model.
+
+    The call that makes or copies it raises. JAX itself returns before it knows. So from 16 MiB on,
+    d2ldev compares the size with the free memory. It waits for a tensor of more than 1 GiB, or of
+    more than a quarter of the free memory.
+
+    >>> backend.zeros((10**6, 10**9), device='gpu:0')
+    Traceback (most recent call last):
+    d2ldev.errors.OutOfDeviceMemoryError: cannot make a tensor of shape (1000000, 1000000000): ...
+      devices: gpu:0
+      fix: use a smaller batch, or free tensors; backend.memory(device) shows the memory
+    """
 
 
 class CheckpointError(D2LDevError, ValueError):
-    """A file of parameters cannot be read or does not fit."""
+    """A file of parameters cannot be read or does not fit.
+
+    The message lists each name that is missing, unexpected, or of another shape or dtype. Nothing
+    has changed then. ``load_into(..., strict=False)`` reads what matches.
+
+    >>> backend.load('missing.safetensors')
+    Traceback (most recent call last):
+    d2ldev.errors.CheckpointError: cannot load missing.safetensors: No such file or directory
+      fix: give the path of a file that can be read
+    """
 
 
 class PeerLostError(D2LDevError, RuntimeError):
-    """Another process of a launch has ended, or sends no heartbeat."""
+    """Another process of a launch has ended, or sends no heartbeat.
+
+    A process that could not run for a minute needs a larger ``D2LDEV_PEER_TIMEOUT``. The
+    checkpoint of the last epoch is whole: start the program again with ``resume=True``, or use
+    ``d2ldev launch --restarts``.
+
+    >>> history = trainer.fit(net, batches, checkpoint='run.safetensors')  # doctest: +SKIP
+    Traceback (most recent call last):
+    d2ldev.errors.PeerLostError: cannot train in 2 processes: rank 1 on here is lost: ...
+      fix: start the program again: fit(..., checkpoint='run.safetensors', resume=True) goes on ...
+    """
 
 
 class D2LDevWarning(UserWarning):
-    """The base class of every warning of d2ldev."""
+    """The base class of every warning of d2ldev; it points to your own line.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter('error', d2ldev.D2LDevWarning)    # an error from now on
+    ...     X = backend.ones(2)
+    """
 
 
 class BackendFallbackWarning(D2LDevWarning):
-    """No framework is installed, so the reference backend is used."""
+    """No framework is installed, so the reference backend is used.
+
+    Install one, as with ``pip install 'd2ldev[torch]'``, or set ``D2LDEV_BACKEND=reference``.
+    """
 
 
 class MemoryPolicyWarning(D2LDevWarning):
-    """A framework reserved GPU memory before d2ldev could ask it to take only what it needs."""
+    """A framework reserved GPU memory before d2ldev could ask it to take only what it needs.
+
+    Use d2ldev before the framework's first use of a GPU. ``D2LDEV_GPU_MEMORY=framework`` leaves
+    JAX and TensorFlow alone.
+    """
 
 
 class DeviceInitializationWarning(D2LDevWarning):
-    """The framework found hardware, but could not initialise it."""
+    """The framework found hardware, but could not initialise it.
+
+    It has the framework's reason, and the backend counts no GPU. ``d2ldev doctor`` shows the build
+    of the framework and the driver.
+    """
 
 
 def warn(message: str, category: type[D2LDevWarning] = D2LDevWarning) -> None:

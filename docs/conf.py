@@ -28,7 +28,13 @@ version = release = d2ldev.__version__
 # Sphinx takes the repr of each attribute, also of the active backend. Else it would warn or import.
 d2ldev.set_backend("reference")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_design",
+]
 root_doc = "docs/index"
 include_patterns = [
     "*.md",

@@ -21,6 +21,9 @@ class Memory(NamedTuple):
         used: held by live tensors of this process now; on the CPU, by all of this process.
         peak: the most that was ever held so.
         total: the size of the device's memory.
+
+    >>> Memory(used=1024, peak=4096, total=None).peak
+    4096
     """
 
     used: int | None

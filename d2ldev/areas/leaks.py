@@ -66,6 +66,11 @@ class Leak(NamedTuple):
         expected: the device of the inputs.
         operation: the operation that met the tensor.
         met_at: the line of that operation; None in a test.
+
+    >>> line = Line('library.py', 12, 'library.f')
+    >>> gpu = Device('gpu', 1)
+    >>> print(Leak('mix', line, 'creates', Device('cpu'), gpu, 'add', None))
+    library.py:12 creates on the CPU a tensor that meets one on gpu:1 in add
     """
 
     kind: str

@@ -55,6 +55,11 @@ class Loaded(NamedTuple):
         matched: the names that were read.
         missing: the names that the file lacks, first names without a shape. Their values stay.
         unexpected: what only the file has.
+
+    >>> w, v = backend.ones(2), backend.zeros(2)
+    >>> loaded = backend.load_into({'w': w}, {'v': v}, strict=False)
+    >>> loaded.matched, loaded.missing, loaded.unexpected
+    ([], ['w'], ['v'])
     """
 
     value: Any

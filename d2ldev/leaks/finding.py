@@ -36,6 +36,13 @@ class Leaks(Sequence[Leak]):
 
     Attributes:
         has_inputs: whether the blocks that have ended had a tensor on the device.
+
+    >>> import torch, library                            # doctest: +SKIP
+    >>> with d2ldev.find_leaks('gpu:1') as leaks:        # doctest: +SKIP
+    ...     library.f(torch.ones(3))
+    >>> leaks                                            # doctest: +SKIP
+    <3 leaks of 2 lines>
+    >>> leaks.by_line(), leaks.find_failing()            # doctest: +SKIP
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -44,7 +51,18 @@ class Leaks(Sequence[Leak]):
         self.has_inputs = False
 
     def add(self, leak: Leak) -> None:
-        """Add a leak, unless its line is allowed."""
+        """Add a leak, unless its line is allowed.
+
+        Args:
+            leak: what a block has found.
+
+        >>> from d2ldev.areas.leaks import Line
+        >>> leaks = Leaks(['library.py'])
+        >>> line = Line('library.py', 12, 'library.f')
+        >>> leaks.add(d2ldev.Leak('mix', line, 'creates', d2ldev.cpu(), d2ldev.gpu(1), 'add', None))
+        >>> len(leaks)
+        0
+        """
         if not (self._allowed and is_allowed(leak, self._allowed)):
             self._leaks.append(leak)
 
@@ -138,6 +156,7 @@ def find_leaks(
         UnsupportedValueError: if the device is the CPU, or the framework cannot find leaks.
         NotBegunError: if the author of the backend has not written ``Strict.follow``.
 
+    >>> import torch, library                            # doctest: +SKIP
     >>> with find_leaks("gpu:1") as leaks:               # doctest: +SKIP
     ...     library.f(torch.ones(3))
     >>> print(leaks)                                     # doctest: +SKIP

@@ -25,6 +25,10 @@ class LiveTensor(NamedTuple):
             the framework are left out. The last one is the user's, if the trace is deep enough.
             Empty unless Python traced memory then, by ``tracemalloc.start(50)`` or
             ``PYTHONTRACEMALLOC=50``.
+
+    >>> X = backend.ones((500, 3), device='gpu:0')
+    >>> [x.nbytes for x in backend.live_tensors('gpu:0') if x.shape == (500, 3)]
+    [6000]
     """
 
     kind: str

@@ -42,6 +42,9 @@ class Timing(NamedTuple):
         devices: those that were waited for before and after each run.
         on_devices: for each device with a clock, the median of the seconds of a call by that clock.
             They end when the device's current stream is done, and include gaps.
+
+    >>> Timing(0.002, 0.0019, 0.0022, 198, 1, (Device('cpu'),), {})
+    <2 ms (1.9 to 2.2), 198 runs, cpu>
     """
 
     median: float

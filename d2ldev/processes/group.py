@@ -110,6 +110,9 @@ class Group:
             label, content: see ``mark``.
             value: what JSON can hold.
 
+        Returns:
+            The value of each process, by rank.
+
         Raises:
             PeerLostError: if a process is lost before it has come.
             UnsupportedValueError: if the processes do not do the same.
@@ -216,6 +219,12 @@ class Group:
 
         If a process was lost, an engine's own error becomes an error of the group. If the engine
         waits forever, the process ends with exit status 1, and the error on its standard error.
+
+        Yields:
+            None.
+
+        Raises:
+            PeerLostError: if another process fails, or is lost.
         """
         self.check()
         with self._lock:
@@ -244,7 +253,12 @@ class Group:
         self._lose(self.rank, problem)
 
     def make_lost_error(self, rank: int, problem: str) -> D2LDevError:
-        """Return the error that the other processes raise after one of them failed."""
+        """Return the error that the other processes raise after one of them failed.
+
+        Args:
+            rank: the number of the process that failed.
+            problem: the reason.
+        """
         return self._refusal(Failure(problem, rank))
 
     def leave(self) -> None:

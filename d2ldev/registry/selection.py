@@ -270,6 +270,8 @@ def virtual_gpus(n: int) -> None:
     Raises:
         InvalidDeviceError: if ``n`` is not an integer, or out of range.
         DeviceUnavailableError: if a backend in use already has another number of GPUs.
+
+    >>> virtual_gpus(2)
     """
     attempted = f"make {quote(n)} virtual GPUs"
     number = settings.check_virtual_gpus(n, attempted, "d2ldev.virtual_gpus(2)")

@@ -34,7 +34,11 @@ class NeedsHistory(ABC):
 
     @abstractmethod
     def check_names(self, names: Collection[str]) -> None:
-        """Raise an UnsupportedValueError if a history with these names lacks its number."""
+        """Raise an UnsupportedValueError if a history with these names lacks its number.
+
+        Args:
+            names: the names in the history of the run.
+        """
 
 
 class Schedule(NeedsHistory):
@@ -52,7 +56,9 @@ class Schedule(NeedsHistory):
     Raises:
         UnsupportedValueError: for any other argument.
 
-    >>> schedule = Schedule(StepLR(optimizer, 10), per='epoch')            # doctest: +SKIP
+    >>> import torch                                                       # doctest: +SKIP
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)              # doctest: +SKIP
+    >>> schedule = Schedule(torch.optim.lr_scheduler.StepLR(optimizer, 10)) # doctest: +SKIP
     >>> Trainer(30, callbacks=schedule).fit(net, data, optimizer=optimizer) # doctest: +SKIP
     """
 
@@ -82,7 +88,14 @@ class Schedule(NeedsHistory):
         return f"Schedule({type(self.scheduler).__name__}, per={self._per!r}{metric})"
 
     def check_names(self, names: Collection[str]) -> None:
-        """Check that a history with these names has the metric."""
+        """Check that a history with these names has the metric.
+
+        Args:
+            names: the names in the history of the run.
+
+        Raises:
+            UnsupportedValueError: if the metric is not one of them.
+        """
         if self._metric is not None and self._metric not in names:
             name = next(iter(names), None)
             fix = f"Schedule(scheduler, metric={name!r})"
@@ -99,7 +112,11 @@ class Schedule(NeedsHistory):
         return self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scheduler's state."""
+        """Restore the scheduler's state.
+
+        Args:
+            state: what ``state_dict`` returned.
+        """
         if state:
             self.scheduler.load_state_dict(state)
 
@@ -121,7 +138,11 @@ class EarlyStopping(NeedsHistory):
         UnsupportedValueError: for an invalid value. Before the first epoch, if the history will not
             have the number.
 
-    >>> Trainer(100, callbacks=EarlyStopping('val_loss', patience=5))      # doctest: +SKIP
+    >>> X, y = np.zeros((8, 2), 'float32'), np.zeros((8, 1), 'float32')
+    >>> trainer = d2ldev.Trainer(100, callbacks=EarlyStopping('loss', patience=3))
+    >>> history = trainer.fit(backend.mlp([2, 1]), [(X, y)])
+    >>> len(history['loss'])                            # one best epoch, and three others
+    4
     """
 
     trainer: _Stops | None = None
@@ -156,14 +177,29 @@ class EarlyStopping(NeedsHistory):
         )
 
     def check_names(self, names: Collection[str]) -> None:
-        """Check that a history with these names has the monitored number."""
+        """Check that a history with these names has the monitored number.
+
+        Args:
+            names: the names in the history of the run.
+
+        Raises:
+            UnsupportedValueError: if the number is not one of them.
+        """
         if self.monitor not in names:
             others = "fit(..., val_data=...), or " if "loss" in names else ""
             fix = f"{others}EarlyStopping(monitor={next(iter(names), None)!r})"
             raise history_refusal(f"stop a run early by {self.monitor!r}", names, fix)
 
     def on_epoch_end(self, _epoch: int, history: History) -> None:
-        """Tell the trainer to stop after ``patience`` epochs without an improvement."""
+        """Tell the trainer to stop after ``patience`` epochs without an improvement.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            history: the history so far.
+
+        Raises:
+            UnsupportedValueError: if no trainer has the callback.
+        """
         if self.trainer is None:
             raise UnsupportedValueError(
                 "stop a run early",

@@ -128,6 +128,10 @@ class ArrayLoader:
 
         Raises:
             UnsupportedValueError: for any other number.
+
+        >>> loader = ArrayLoader(np.arange(5), batch_size=4)
+        >>> loader.shard(1, 2)
+        ArrayLoader(1 array of 5 examples, batch_size=4, shuffle=False, shard 1 of 2)
         """
         size = _whole("size", size, least=1)
         rank = _whole("rank", rank, least=0)
@@ -142,14 +146,27 @@ class ArrayLoader:
         return other
 
     def state_dict(self) -> dict[str, int]:
-        """Return the next epoch and the seed, for ``load_state_dict``."""
+        """Return the next epoch and the seed, for ``load_state_dict``.
+
+        >>> loader = ArrayLoader(np.arange(5), batch_size=2, shuffle=True, seed=7)
+        >>> loader.state_dict()
+        {'seed': 7, 'epoch': 0}
+        """
         return {"seed": self._seed, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore the seed and the next epoch of this loader, or of another run's loader.
 
+        Args:
+            state: what ``state_dict`` returned.
+
         Raises:
             CheckpointError: if ``state`` is not from ``state_dict``.
+
+        >>> loader = ArrayLoader(np.arange(5), batch_size=2, shuffle=True)
+        >>> loader.load_state_dict({'seed': 7, 'epoch': 3})
+        >>> loader.state_dict()
+        {'seed': 7, 'epoch': 3}
         """
         try:
             seed = _check_seed(state["seed"])

@@ -61,7 +61,19 @@ class TrainerState:
         self._model, self._learner = model, None
 
     def prepare_data(self, data: Any) -> None:
-        """Set the two loaders from a ``DataModule``, once and first. You may override it."""
+        """Set the two loaders from a ``DataModule``, once and first. You may override it.
+
+        Args:
+            data: an object with ``train_dataloader()``; its ``val_dataloader()`` is optional.
+
+        Raises:
+            UnsupportedValueError: if it has no loader.
+
+        >>> class Data:
+        ...     def train_dataloader(self):
+        ...         return [(np.ones((8, 2), 'float32'), np.zeros((8, 1), 'float32'))]
+        >>> history = d2ldev.Trainer(1).fit(backend.mlp([2, 1]), Data())
+        """
         if not is_data_module(data):
             raise UnsupportedValueError(
                 f"get the loaders of {describe(data)}",
@@ -78,11 +90,28 @@ class TrainerState:
         self.val_dataloader = data.val_dataloader() if hasattr(data, "val_dataloader") else None
 
     def prepare_model(self, model: Any) -> Any:
-        """Return the model on the device, before its first batch. You may override it."""
+        """Return the model on the device, before its first batch. You may override it.
+
+        Args:
+            model: the model that ``fit``, ``validate`` or ``predict`` got.
+
+        >>> net = d2ldev.Trainer(1, num_gpus=1).prepare_model(backend.mlp([2, 1]))
+        >>> set(backend.placement(net).values())
+        {Device('gpu', 0)}
+        """
         return self.backend.place(model, self.device)
 
     def prepare_batch(self, batch: Any) -> Any:
-        """Return a batch on the device; called once for each batch. You may override it."""
+        """Return a batch on the device; called once for each batch. You may override it.
+
+        Args:
+            batch: a batch of the data.
+
+        >>> class Scaled(d2ldev.Trainer):
+        ...     def prepare_batch(self, batch):
+        ...         X, y = batch
+        ...         return super().prepare_batch((X / 255, y))
+        """
         return self.backend.to(batch, self.device)
 
     def on_step_end(self, step: int, loss: Any) -> None:
@@ -96,6 +125,10 @@ class TrainerState:
                 number of the step's last batch.
             loss: the loss of that batch before the step, a scalar tensor on the device. Reading
                 its value waits for the device.
+
+        >>> class Impatient(d2ldev.Trainer):
+        ...     def on_step_end(self, step, loss):
+        ...         self.should_stop = step == 99
         """
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
@@ -107,6 +140,13 @@ class TrainerState:
         Args:
             epoch: the number of the epoch, from 0.
             history: the history so far, with this epoch.
+
+        >>> class Talkative(d2ldev.Trainer):
+        ...     def on_epoch_end(self, epoch, history):
+        ...         print(epoch, history['loss'])
+        >>> X, y = np.zeros((8, 2), 'float32'), np.zeros((8, 1), 'float32')
+        >>> history = Talkative(1).fit(backend.mlp([2, 1]), [(X, y)])
+        0 [0.0]
         """
 
     def _call_prepare_model(self, model: Any) -> Any:

@@ -63,8 +63,12 @@ class DeviceLog(Generic[TensorT]):
     >>> log = DeviceLog(backend)
     >>> for value in (3.0, 1.0):
     ...     log.add(loss=backend.full((), value, device='gpu:0'))
-    >>> log.means(), log.last()
-    ({'loss': 2.0}, {'loss': 1.0})
+    >>> log.means(), log.last(), log.flush()
+    ({'loss': 2.0}, {'loss': 1.0}, {'loss': [3.0, 1.0]})
+    >>> other = DeviceLog(backend)
+    >>> other.load_state_dict(log.state_dict())
+    >>> other.means()
+    {'loss': 2.0}
     """
 
     def __init__(
@@ -240,6 +244,9 @@ class DeviceLog(Generic[TensorT]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the means and the last values by those of another log's ``state_dict``.
+
+        Args:
+            state: what ``state_dict`` returned.
 
         Raises:
             CheckpointError: for any other object.

@@ -39,13 +39,25 @@ class _Logger(NeedsHistory):
         return f"{type(self).__name__}({self._path!r})"
 
     def check_names(self, names: Collection[str]) -> None:
-        """Check that the history has any numbers."""
+        """Check that the history has any numbers.
+
+        Args:
+            names: the names in the history of the run.
+
+        Raises:
+            UnsupportedValueError: if there are none.
+        """
         if not names:
             fix = "leave out the fit_epoch, or write to a file in it"
             raise history_refusal("log the history", names, fix)
 
     def on_epoch_end(self, _epoch: int, history: History) -> None:
-        """Write the numbers of the epoch, if this is rank 0."""
+        """Write the numbers of the epoch, if this is rank 0.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            history: the history so far.
+        """
         peers = find_peers()
         if peers is not None and peers.rank:
             return
@@ -76,7 +88,15 @@ class CSVLogger(_Logger):
     Raises:
         UnsupportedValueError: if ``path`` is not the path of a file, or the folder does not exist.
 
-    >>> Trainer(10, callbacks=CSVLogger('run.csv'))                        # doctest: +SKIP
+    >>> X, y = np.zeros((8, 2), 'float32'), np.zeros((8, 1), 'float32')
+    >>> trainer = d2ldev.Trainer(2, callbacks=CSVLogger('run.csv'))
+    >>> history = trainer.fit(backend.mlp([2, 1]), [(X, y)])
+    >>> from pathlib import Path
+    >>> print(Path('run.csv').read_text())
+    epoch,loss
+    0,0.0
+    1,0.0
+    <BLANKLINE>
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -24,8 +24,11 @@ class Timer:
         times: the seconds from each ``start`` to its ``stop``.
 
     >>> timer = Timer('reference')
-    >>> timer.stop() == timer.times[0] == timer.sum() == timer.avg() == timer.cumsum()[-1]
-    True
+    >>> seconds = timer.stop()
+    >>> timer.start()
+    >>> seconds += timer.stop()
+    >>> timer.sum() == seconds, timer.avg() == seconds / 2, len(timer.cumsum())
+    (True, True, 2)
     """
 
     def __init__(self, backend: Backend | str | None = None) -> None:
@@ -43,7 +46,7 @@ class Timer:
         self._begin = time.perf_counter()
 
     def stop(self) -> float:
-        """Wait for the devices; record and return the seconds since ``start``."""
+        """Return the seconds since ``start``, and record them; wait for the devices first."""
         self._backend.synchronize()
         self.times.append(time.perf_counter() - self._begin)
         return self.times[-1]

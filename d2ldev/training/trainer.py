@@ -167,10 +167,12 @@ class Trainer(TrainerState):
         UnsupportedValueError: for an invalid value, or a precision that the framework lacks. For
             several GPUs in a process of a launch, or where the framework trains on one.
 
-    >>> trainer = Trainer(max_epochs=3, num_gpus=1)                        # doctest: +SKIP
-    >>> history = trainer.fit(net, batches, lr=0.1)                        # doctest: +SKIP
-    >>> history['loss']                                                    # doctest: +SKIP
-    [2.31, 0.52, 0.13]
+    >>> X = np.random.default_rng(0).normal(size=(64, 2)).astype('float32')
+    >>> y = X @ np.array([[2.0], [-3.4]], dtype='float32')
+    >>> trainer = Trainer(max_epochs=3, num_gpus=1)
+    >>> history = trainer.fit(backend.mlp([2, 1]), d2ldev.ArrayLoader(X, y, batch_size=8), lr=0.1)
+    >>> len(history['loss']), history['loss'][-1] < history['loss'][0]
+    (3, True)
     """
 
     # The book's ``__init__`` does not call this class's.
@@ -243,6 +245,12 @@ class Trainer(TrainerState):
 
         Args:
             ignore: names to leave out. Names with a leading underscore are always left out.
+
+        >>> class Quiet(Trainer):
+        ...     def __init__(self, max_epochs, note=''):
+        ...         self.save_hyperparameters()
+        >>> Quiet(3, note='first').note
+        'first'
         """
         for name, value in read_arguments(sys._getframe(1), ignore).items():
             setattr(self, name, value)
@@ -352,6 +360,13 @@ class Trainer(TrainerState):
             CheckpointError: if the file is broken, or belongs to another kind of run.
             PeerLostError: if another process of the launch ends, or gives no sign of life for
                 ``D2LDEV_PEER_TIMEOUT`` seconds (60 by default).
+
+        >>> X, y = np.ones((8, 2), 'float32'), np.zeros((8, 1), 'float32')
+        >>> net = backend.mlp([2, 4, 1])
+        >>> trainer = Trainer(max_epochs=2, num_gpus=1)
+        >>> history = trainer.fit(net, [(X, y)], [(X, y)], optimizer='adam', checkpoint='run.st')
+        >>> sorted(history)
+        ['loss', 'val_loss']
         """
         # In a process that ``fit`` started, the parent may have set it already.
         if find_result_path() is None:
@@ -629,7 +644,10 @@ class Trainer(TrainerState):
         Raises:
             UnsupportedValueError: for other data.
 
-        >>> trainer.fit(net, trainer.shard_data(batches))                  # doctest: +SKIP
+        >>> X, y = np.ones((8, 2), 'float32'), np.zeros((8, 1), 'float32')
+        >>> data = Trainer(1).shard_data(d2ldev.ArrayLoader(X, y, batch_size=4))
+        >>> len(data)
+        2
         """
         if (peers := find_peers()) is None:
             return data
@@ -664,8 +682,9 @@ class Trainer(TrainerState):
         Raises:
             UnsupportedValueError: for a model, a loss, a metric or data that cannot be used.
 
-        >>> trainer.validate(net, batches, metrics=['accuracy'])           # doctest: +SKIP
-        {'loss': 0.13, 'accuracy': 0.96}
+        >>> X, y = np.zeros((8, 2), 'float32'), np.ones((8, 1), 'float32')
+        >>> Trainer(1).validate(backend.mlp([2, 1]), [(X, y)])
+        {'loss': 1.0}
         """
         functions = find_metrics(self.backend, metrics)
         with self._keep_run("validate", model):
@@ -700,7 +719,10 @@ class Trainer(TrainerState):
         Raises:
             UnsupportedValueError: for a model or data that cannot be used.
 
-        >>> trainer.predict(net, ArrayLoader(X, batch_size=32))            # doctest: +SKIP
+        >>> X = np.ones((8, 2), 'float32')
+        >>> (prediction,) = Trainer(1, num_gpus=1).predict(backend.mlp([2, 1]), [X])
+        >>> prediction.shape, backend.device_of(prediction)
+        ((8, 1), Device('gpu', 0))
         """
         with self._keep_run("predict", model):
             source = find_loader(data, "predict_dataloader", "val_dataloader")

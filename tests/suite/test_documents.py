@@ -66,6 +66,14 @@ def test_the_reference_has_every_public_name_once():
     assert sorted(named) == d2ldev.__all__
 
 
+def test_the_page_of_the_backend_has_each_method_in_its_table_and_in_a_section():
+    members = sorted(name for name in dir(d2ldev.Backend) if not name.startswith("_"))
+    page = API["backend.md"]
+    assert sorted(re.findall(r"^   ~Backend\.(\w+)$", page, re.MULTILINE)) == members
+    directive = r"^\.\. auto(?:method|property):: Backend\.(\w+)$"
+    assert sorted(re.findall(directive, page, re.MULTILINE)) == members
+
+
 def test_the_page_of_the_interface_leaves_to_other_pages_what_they_have():
     (excluded,) = re.findall(r":exclude-members: (.+)", API["framework.md"])
     assert excluded.split(", ") == sorted({*d2ldev.framework.__all__} & {*d2ldev.__all__})

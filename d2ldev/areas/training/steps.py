@@ -149,6 +149,15 @@ class Learner(ABC, Generic[TensorT]):
         labels: the range of the next batch's labels, as the host has seen them. It is set before
             each ``step`` and ``evaluate`` with ``'cross_entropy'``. None if the host has seen no
             labels.
+
+    >>> net = backend.mlp([2, 1], device='gpu:0')
+    >>> learner = backend.learner(net, lr=0.1)
+    >>> X, y = backend.ones((4, 2), device='gpu:0'), backend.zeros((4, 1), device='gpu:0')
+    >>> for _ in range(3):
+    ...     loss, prediction = learner.step((X,), y)
+    >>> learner.sync()                                  # the user's model is as after the last step
+    >>> learner.predict((X,)).shape
+    (4, 1)
     """
 
     portion: Portion | None = None
@@ -193,7 +202,11 @@ class Learner(ABC, Generic[TensorT]):
 
     @abstractmethod
     def replace(self, components: dict[str, Any]) -> None:
-        """Continue with these components, as ``place`` or ``load_into`` returned them."""
+        """Continue with these components, as ``place`` or ``load_into`` returned them.
+
+        Args:
+            components: ``{'model': ..., 'optimizer': ...}``.
+        """
 
     def sync(self) -> None:
         """Bring the user's own model and optimizer to the state after the last step.
@@ -265,11 +278,18 @@ class Learner(ABC, Generic[TensorT]):
         """Return the loss and the prediction on one batch, without dropout and gradients.
 
         The loss is None if the model's own method returned nothing.
+
+        Args:
+            inputs, y: see ``step``.
         """
 
     @abstractmethod
     def predict(self, inputs: tuple[Any, ...]) -> Any:
-        """Return the prediction on one batch, without dropout and gradients."""
+        """Return the prediction on one batch, without dropout and gradients.
+
+        Args:
+            inputs: see ``step``.
+        """
 
     def check_labels(self) -> None:
         """Check the labels of batches that came on a device, and wait for them.
@@ -292,7 +312,11 @@ class Learner(ABC, Generic[TensorT]):
         return True
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        """Create the tensors of an unbuilt model for the shapes of these inputs; train nothing."""
+        """Create the tensors of an unbuilt model for the shapes of these inputs; train nothing.
+
+        Args:
+            inputs: see ``step``.
+        """
 
     def modes(self) -> JSON:
         """Return the frozen layers and those in evaluation mode, as plain values.
@@ -303,6 +327,9 @@ class Learner(ABC, Generic[TensorT]):
 
     def check_modes(self, modes: JSON) -> Callable[[], None]:
         """Return a function that restores ``modes``; nothing changes before you call it.
+
+        Args:
+            modes: what ``modes()`` returned.
 
         Raises:
             CheckpointError: if they are another model's (``state_refusal``).

@@ -4,9 +4,11 @@ import doctest
 import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import d2ldev
+from d2ldev import settings
 
 ROOT = Path(d2ldev.__file__).parent
 
@@ -25,8 +27,17 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module_are_true(reference, name):
+def test_the_examples_of_a_module_are_true(reference, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings, "_chosen_virtual_gpus", None)  # an example sets it
+    module = importlib.import_module(name)
+    names = {each: getattr(d2ldev, each) for each in d2ldev.__all__}
     with d2ldev.use_backend(reference):
-        found = doctest.testmod(importlib.import_module(name))
+        found = doctest.testmod(
+            module,
+            # A reader has imported these.
+            extraglobs={**names, "backend": reference, "np": np, "d2ldev": d2ldev},
+            optionflags=doctest.ELLIPSIS,
+        )
     assert found.attempted
     assert found.failed == 0
