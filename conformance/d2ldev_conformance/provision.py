@@ -89,7 +89,7 @@ def networks(backend: Backend) -> Builders:
 def networks_with_batch_norm(backend: Backend) -> Builders:
     """Return builders of networks as ``networks`` has them, without dropout, by name.
 
-    Each begins with the same values whenever it is made.
+    Each begins with the same values whenever it is made. Training updates its running statistics.
     """
     return _call_provision(backend, "networks_with_batch_norm")
 
@@ -213,6 +213,21 @@ def find_lasting_threads(framework: Framework) -> Collection[str]:
     """
     names: Collection[str] = _find(framework, "LASTING_THREADS") or ()
     return names
+
+
+def list_provided(backend: Backend, provide: Callable[[Backend], Mapping[str, Any]]) -> list[str]:
+    """Return the names of objects that the backend provides, in order.
+
+    It is empty if the backend's author has not begun with them.
+
+    Args:
+        backend: the backend under test.
+        provide: a function of this module.
+    """
+    try:
+        return sorted(provide(backend))
+    except NotBegunError:
+        return []
 
 
 class NotProvidedError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import d2ldev
 from d2ldev import Backend, Device, settings
 from d2ldev._backend import framework_of
 from d2ldev.areas.abilities import require
-from d2ldev.framework import NotBegunError
 from d2ldev.options import LossName
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
@@ -26,6 +25,7 @@ from d2ldev_conformance.provision import (
     composites,
     freezables,
     gradients,
+    list_provided,
     loops,
     models_of_sequences,
     models_with_masks,
@@ -95,16 +95,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if argument in metafunc.fixturenames:
             missing = pytest.mark.not_provided(provide.__name__)
             nothing = pytest.param(None, id="none", marks=missing)
-            names = _list_provided(backend_under_test(metafunc.config), provide)
+            names = list_provided(backend_under_test(metafunc.config), provide)
             metafunc.parametrize(argument, names or [nothing])
-
-
-def _list_provided(backend: Backend, provide: Callable[[Backend], Mapping[str, Any]]) -> list[str]:
-    """Return the names of what the backend provides; none if its author has not begun with it."""
-    try:
-        return sorted(provide(backend))
-    except NotBegunError:
-        return []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -142,6 +142,44 @@ def assert_same_run(run: Any, other: Any) -> None:
         np.testing.assert_allclose(curve, other_history[name], **ROUNDING)
 
 
+def make_normal_batches(*, has_equal_halves: bool) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Return two batches of 1024 examples with four features and two classes.
+
+    Args:
+        has_equal_halves: whether the two halves of a batch have the same examples. Two shards then
+            have the mean of the whole batch, and its variance but for the divisor, n or n - 1.
+    """
+    inputs = np.random.default_rng(0).normal(3, 2, (2, 1024, 4)).astype("float32")
+    if has_equal_halves:
+        inputs[:, 512:] = inputs[:, :512]
+    labels = (np.arange(1024) % 2).astype("int32")
+    return [(x, labels) for x in inputs]
+
+
+def assert_same_statistics(
+    found: Mapping[str, NDArray[Any]],
+    expected: Mapping[str, NDArray[Any]],
+    start: Mapping[str, NDArray[Any]],
+) -> None:
+    """Check that two runs with a learning rate of 0 have changed a network in the same way.
+
+    Such a run changes running statistics alone. The tolerance is for variances: of 512 examples or
+    of 1024, with the divisor n or n - 1, they differ by 0.2 % at most.
+
+    Args:
+        found: the values after the one run, by name.
+        expected: the values after the other run.
+        start: the values before both.
+    """
+    assert list(found) == list(expected) == list(start)
+    changes = {name: expected[name] - value for name, value in start.items()}
+    assert any(np.any(np.abs(change) > 0.05) for change in changes.values())
+    for name, change in changes.items():
+        np.testing.assert_allclose(
+            found[name] - start[name], change, rtol=0.002, atol=0.002, err_msg=name
+        )
+
+
 def difference_of_runs(run: Any, other: Any) -> float:
     """Return the largest difference of two runs, relative to ``|expected| + 0.1``."""
     (values, history), (expected, curves) = run, other

@@ -22,7 +22,6 @@ from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.files import ReferenceFiles
 from d2ldev_reference.models import MLP
-from d2ldev_reference.parallel import ReferenceGroupLearner
 from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
 
@@ -33,6 +32,7 @@ from mutants.provision import (
     GRADIENTS,
     Attentive,
     Kept,
+    NetworkGroupLearner,
     NetworkLearner,
     NetworkParallelLearner,
     Normalized,
@@ -121,7 +121,7 @@ class Mutant(ReferenceFramework):
     Strict = ReferenceStrict
     Parallel = ReferenceParallel
     ParallelLearner = NetworkParallelLearner
-    GroupLearner = ReferenceGroupLearner
+    GroupLearner = NetworkGroupLearner
     Strictness = Strictness
 
     def __init_subclass__(

@@ -12,7 +12,7 @@ from d2ldev import ArrayLoader, Backend, Broadcast, UnsupportedValueError
 from d2ldev.operations.examples import Whole
 from d2ldev.training import team
 from mutants import Mutant, ReferenceParallel
-from mutants.provision import NetworkParallelLearner
+from mutants.provision import KeepsMeans, NetworkGroupLearner, NetworkParallelLearner
 
 # -- by hand --------------------------------------------------------------------------------------
 
@@ -182,6 +182,12 @@ class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-ex
             return 1
 
 
+class LosesTheRunningMeansOfTheCopies(Mutant, caught_by="several.keep-running-statistics"):
+    class ParallelLearner(NetworkParallelLearner):
+        def mean_of(self, x):
+            return self.components["model"].mean
+
+
 class GivesEachGpuAllLists(Mutant, caught_by="several.split-sequences"):
     class ParallelLearner(NetworkParallelLearner):
         def step(self, inputs, y):
@@ -308,6 +314,18 @@ class LearnsFromItsPartAlone(Mutant, caught_by="processes.end-with-the-same"):
     class GroupLearner(ReferenceGroupLearner):
         def _differentiate(self, model, inputs, y):
             return ReferenceLearner._differentiate(self, model, inputs, y)
+
+
+class KeepsItsOwnRunningMeans(Mutant, caught_by="processes.end-with-the-same"):
+    class GroupLearner(NetworkGroupLearner):
+        def mean_of(self, x):
+            return KeepsMeans.mean_of(self, x)
+
+
+class LosesTheRunningMeansOfTheProcesses(Mutant, caught_by="processes.keep-running-statistics"):
+    class GroupLearner(NetworkGroupLearner):
+        def mean_of(self, x):
+            return self.components["model"].mean
 
 
 class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import array_api_strict as xp
 import numpy as np
 from d2ldev_reference import provision
 from d2ldev_reference.models import MLP
-from d2ldev_reference.parallel import ReferenceParallelLearner
+from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
 from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import UnsupportedValueError
@@ -53,8 +53,11 @@ class Attentive(MLP):
         return super().__call__(x)
 
 
+@dataclasses.dataclass(frozen=True)
 class Normalized(MLP):
-    """An MLP of the distances from the mean of a batch."""
+    """An MLP of the distances from the mean of a batch, with a running mean."""
+
+    mean: Any = None
 
     def outputs(self, x):
         """Return those of the layers; the first is the distance itself."""
@@ -192,11 +195,43 @@ class AnyLoss(ReferenceLearner):
         return loss, prediction * 0.0
 
 
-class NetworkParallelLearner(AnyLoss, ReferenceParallelLearner):
+class KeepsMeans(ReferenceLearner):
+    """Updates the running mean of a ``Normalized`` model."""
+
+    def step(self, inputs, y):
+        before = self.components["model"]
+        found = super().step(inputs, y)
+        if isinstance(before, Normalized):
+            layers = self.components["model"].layers
+            mean = 0.9 * before.mean + 0.1 * self.mean_of(*inputs)
+            after = dataclasses.replace(before, layers=layers, mean=mean)
+            self.replace({**self.components, "model": after})
+        return found
+
+    def mean_of(self, x):
+        """Return the mean of a batch."""
+        return xp.mean(x, axis=0)
+
+
+class NetworkParallelLearner(KeepsMeans, AnyLoss, ReferenceParallelLearner):
     """Trains on several devices, with any loss."""
 
 
-class NetworkLearner(AnyLoss, NarrowLearner):
+class NetworkGroupLearner(KeepsMeans, ReferenceGroupLearner):
+    """Trains normalized networks in several processes, too."""
+
+    def __init__(self, tensors, model, settings, group):
+        super().__init__(tensors, model, settings, group)
+        if isinstance(model, Normalized):
+            self._model = dataclasses.replace(model, layers=self._model.layers)
+
+    def mean_of(self, x):
+        first = self._group.gather("the means", self._text(super().mean_of(x)))[0]
+        mean = np.frombuffer(bytes.fromhex(first), "<f4")
+        return xp.asarray(mean, device=x.device, copy=True)
+
+
+class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
     """Trains networks and modules too, and has masked models predict."""
 
     def __init__(self, tensors, model, settings):
@@ -326,7 +361,12 @@ def networks(backend):
 
 def networks_with_batch_norm(backend):
     """Return a normalized network."""
-    return {"normalized": lambda device: Normalized(backend.mlp([4, 8, 2], device=device).layers)}
+
+    def build(device):
+        layers = backend.mlp([4, 8, 2], device=device).layers
+        return Normalized(layers, mean=backend.zeros(4, device=device))
+
+    return {"normalized": build}
 
 
 def freezables(backend):

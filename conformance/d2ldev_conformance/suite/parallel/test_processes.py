@@ -35,8 +35,15 @@ from d2ldev import (
 )
 from d2ldev._backend import framework_of
 from d2ldev.areas.abilities import require
+from d2ldev_conformance.provision import list_provided, networks_with_batch_norm
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same, assert_same_run, read_saved_values
+from d2ldev_conformance.suite.data import (
+    assert_same,
+    assert_same_run,
+    assert_same_statistics,
+    make_normal_batches,
+    read_saved_values,
+)
 from d2ldev_conformance.suite.parallel.launching import command, require_processes, run_launch
 from d2ldev_conformance.suite.training.test_stopping import AfterStep, HookError, RaisingAfterStep
 
@@ -130,6 +137,11 @@ LISTED: dict[str, dict[str, Any]] = {
     "listed": {"is_listed": True},
     "listed and small": {"is_listed": True, "examples": 6},
 }
+# Of a network with batch normalization: each process normalizes its shard, or the whole batch.
+NORMALIZED: dict[str, dict[str, Any]] = {
+    "normalized": {"has_equal_halves": False},
+    "with equal halves": {"has_equal_halves": True, "lr": 0.0},
+}
 
 
 def _arrays(examples):
@@ -217,6 +229,8 @@ def train(
     is_seeded_by_rank: bool = False,
     is_sharded: bool = False,
     is_listed: bool = False,
+    normalized_network: str | None = None,
+    has_equal_halves: bool = False,
     validates: bool = False,
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
@@ -237,6 +251,9 @@ def train(
         other_examples: how many examples rank 1 has.
         is_seeded_by_rank: whether the processes begin with different models and orders.
         is_sharded: whether each process reads its part only.
+        normalized_network: the name of a network with batch normalization, which is trained with
+            other data.
+        has_equal_halves: whether both halves of these batches have the same examples.
         stopping: the ranks whose callback stops the run.
         at: after which step it does.
         patience: of an ``EarlyStopping``; None for no such callback.
@@ -244,7 +261,10 @@ def train(
     """
     seed = rank if is_seeded_by_rank else 0
     backend.seed(seed)
-    net = backend.mlp([3, 8, 3], seed=seed)
+    if normalized_network is None:
+        net = backend.mlp([3, 8, 3], seed=seed)
+    else:
+        net = networks_with_batch_norm(backend)[normalized_network](backend.cpu())
     callbacks: list[Any] = [AfterStep(at if rank in stopping else -1)]
     if patience is not None:
         callbacks.append(EarlyStopping("loss", patience=patience))
@@ -258,10 +278,14 @@ def train(
     length = other_examples if rank and other_examples else examples
     is_told = rank == 1 and other_examples is not None
     ended = ended if rank else None
-    data = Batches(length, weights, left_out, ended, is_shuffled, seed, is_told, is_listed)
+    data: Any = Batches(length, weights, left_out, ended, is_shuffled, seed, is_told, is_listed)
+    if is_sharded:
+        data = trainer.shard_data(_loader(examples, is_shuffled, seed))
+    if normalized_network is not None:
+        data = make_normal_batches(has_equal_halves=has_equal_halves)
     history = trainer.fit(
         net,
-        trainer.shard_data(_loader(examples, is_shuffled, seed)) if is_sharded else data,
+        data,
         _loader(7, is_shuffled=False) if validates else None,
         loss="cross_entropy",
         metrics=["accuracy"],
@@ -372,6 +396,9 @@ def runs(backend, num_gpus, tmp_path_factory):
         cases |= {case: {**shared, **options} for case, options in SHARED.items()}
     if _LISTS not in framework_of(backend).cannot:
         cases |= {case: {"num_gpus": num_gpus, **options} for case, options in LISTED.items()}
+    for name in list_provided(backend, networks_with_batch_norm):
+        normalized = {"num_gpus": num_gpus, "normalized_network": name}
+        cases |= {f"{name} {case}": {**normalized, **NORMALIZED[case]} for case in NORMALIZED}
     done, _ = _launch(backend, folder, cases)
     assert done.returncode == 0, done.stderr
     return found
@@ -424,6 +451,33 @@ def test_all_processes_have_the_same_parameters_and_history(runs, case):
     assert history == other_history
     for name, value in values.items():
         assert_same(value, other_values[name])
+
+
+@requirement("processes.end-with-the-same", section=SECTION)
+def test_all_processes_have_the_same_running_statistics(runs, normalized_network):
+    """End with the same running statistics in all processes, bit for bit.
+
+    Each process may normalize its own shard.
+    """
+    found = [runs.together(f"{normalized_network} normalized", rank)[0] for rank in (0, 1)]
+    for name, value in found[0].items():
+        assert_same(value, found[1][name])
+
+
+@requirement("processes.keep-running-statistics", section=SECTION)
+def test_the_model_has_the_running_statistics_of_two_processes(backend, runs, normalized_network):
+    """Give the model the running statistics of a training in two processes.
+
+    An engine may train a copy of the model. Here both shards of a batch have the same examples.
+    """
+    case = "with equal halves"
+    alone, _ = runs.alone(normalized_network=normalized_network, **NORMALIZED[case])
+    backend.seed(0)
+    net = networks_with_batch_norm(backend)[normalized_network](backend.cpu())
+    start = read_saved_values(backend, net)
+    for rank in (0, 1):
+        found, _ = runs.together(f"{normalized_network} {case}", rank)
+        assert_same_statistics(found, alone, start)
 
 
 @requirement("processes.begin-with-the-first", section=SECTION)

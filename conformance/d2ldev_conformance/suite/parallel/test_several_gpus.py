@@ -11,7 +11,13 @@ import pytest
 from d2ldev import Broadcast, Trainer
 from d2ldev_conformance.provision import attention_models, networks_with_batch_norm
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, read_saved_values
+from d2ldev_conformance.suite.data import (
+    ROUNDING,
+    assert_same_run,
+    assert_same_statistics,
+    make_normal_batches,
+    read_saved_values,
+)
 from d2ldev_conformance.suite.training.test_stopping import (
     AfterStep,
     HookError,
@@ -149,6 +155,24 @@ def test_no_gpu_normalizes_a_part_of_one_example(backend, normalized_network):
         losses.append(trainer.fit(net, data, loss="cross_entropy", lr=0.1)["loss"])
     # One of two GPUs has all three examples.
     np.testing.assert_allclose(losses[1], losses[0], **ROUNDING)
+
+
+@requirement("several.keep-running-statistics", section=SECTION, source="contract, Several GPUs")
+def test_the_model_has_the_running_statistics_of_two_gpus(backend, normalized_network):
+    """Give the model the running statistics of a training on two GPUs.
+
+    Each GPU normalizes with a copy of the model. Here all shards of a batch have the same examples.
+    """
+    found = []
+    for number in (2, 1):
+        backend.seed(0)
+        net = networks_with_batch_norm(backend)[normalized_network](backend.cpu())
+        start = read_saved_values(backend, net)
+        trainer = Trainer(2, number, backend=backend)
+        data = make_normal_batches(has_equal_halves=True)
+        trainer.fit(net, data, loss="cross_entropy", lr=0.0)
+        found.append(read_saved_values(backend, trainer.model))
+    assert_same_statistics(*found, start)
 
 
 def _weigh(prediction, y):
