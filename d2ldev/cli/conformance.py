@@ -119,12 +119,24 @@ def run(request: Request) -> int:
     return max(statuses)
 
 
-def merge(places: Sequence[Path], folder: Path | None) -> int:
+def merge(places: Sequence[Path], folder: Path | None, given: Sequence[str]) -> int:
     """Write the matrix of reports and return the exit status: 0, or 1 for a report that is refused.
 
-    It is 4 without pytest or hypothesis, or without a folder for the matrix.
+    It is 4 without pytest or hypothesis, without a folder for the matrix, and with options of runs.
+
+    Args:
+        places: the reports, or folders of them.
+        folder: the folder for the matrix.
+        given: the options of runs that the user has given.
     """
     if not _has_packages():
+        return USAGE_ERROR
+    if given:
+        options = " and ".join(given)
+        complain(
+            f"cannot merge reports with {options}: --merge runs nothing\n"
+            f"  fix: leave out {options}, or --merge"
+        )
         return USAGE_ERROR
     if folder is None:
         complain("cannot merge reports: no folder for the matrix\n  fix: add --report DIR")

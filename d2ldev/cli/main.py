@@ -140,7 +140,14 @@ def conformance(
     """Run the conformance suite on a backend; the exit status is pytest's."""
     if is_merge:
         places = [Path(each) for each in (name, *(further or ()))]
-        raise typer.Exit(conformance_command.merge(places, report))
+        of_runs = {
+            "--require-gpus": require_gpus,
+            "--virtual-gpus": virtual_gpus,
+            "--profile": profile,
+            "--only": only or None,
+        }
+        given = [option for option, value in of_runs.items() if value is not None]
+        raise typer.Exit(conformance_command.merge(places, report, given))
     request = conformance_command.Request(
         name=name,
         require_gpus=require_gpus,

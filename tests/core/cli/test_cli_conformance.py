@@ -146,6 +146,19 @@ def test_a_merge_needs_a_folder(tmp_path):
     assert "fix: add --report DIR" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["--virtual-gpus", "0"], ["--require-gpus", "0"], ["--profile", "quick"], ["--only", "files"]],
+    ids=lambda options: options[0],
+)
+def test_a_merge_refuses_the_options_of_a_run(tmp_path, options):
+    arguments = ("conformance", "--merge", str(tmp_path), "--report", str(tmp_path / "out"))
+    done = run_command(*arguments, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"cannot merge reports with {options[0]}: --merge runs nothing" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_merge_names_the_report_that_is_missing(tmp_path):
     missing = str(tmp_path / "none.json")
     done = run_command("conformance", "--merge", missing, "--report", str(tmp_path / "out"))
