@@ -312,7 +312,7 @@ def operands(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
             row = _row(backend, way, gpu)
             with backend.on(gpu):
                 try:
-                    c = call(there, b, gpu)
+                    c = _compute(backend, call, there, b, gpu)
                 except Exception as error:
                     if call is not repeat:
                         raise
@@ -326,6 +326,13 @@ def operands(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
                 timing = backend.timeit(call, there, b, gpu, seconds=seconds)
                 yield row.with_timing(timing, products)
     yield from _without_gpu(backend, ways)
+
+
+def _compute(backend: Backend, call: Callable[..., Any], *operands: Any) -> Any:
+    """Return the result of a call, once it is computed: a lazy framework refuses operands then."""
+    c = call(*operands)
+    backend.to_numpy(c)
+    return c
 
 
 @_exercise(
