@@ -147,7 +147,7 @@ def make_normal_batches(*, has_equal_halves: bool) -> list[tuple[NDArray[Any], N
 
     Args:
         has_equal_halves: whether the two halves of a batch have the same examples. Two shards then
-            have the mean of the whole batch, and its variance but for the divisor, n or n - 1.
+            have the mean of the whole batch. Their variances differ only by the divisor n - 1.
     """
     inputs = np.random.default_rng(0).normal(3, 2, (2, 1024, 4)).astype("float32")
     if has_equal_halves:
@@ -163,8 +163,8 @@ def assert_same_statistics(
 ) -> None:
     """Check that two runs with a learning rate of 0 have changed a network in the same way.
 
-    Such a run changes running statistics alone. The tolerance is for variances: of 512 examples or
-    of 1024, with the divisor n or n - 1, they differ by 0.2 % at most.
+    Such a run changes running statistics alone. Variances of 512 and of 1024 examples, with a
+    divisor of n or n - 1, differ by 0.2 % at most.
 
     Args:
         found: the values after the one run, by name.
