@@ -2,25 +2,34 @@
 
 A block that begins with ```` ```python ```` runs on the reference backend. One that begins with
 ```` ```python torch ```` runs where PyTorch is installed; the other frameworks likewise. ``all`` is
-where all are. Of a block of ``pycon`` the output is compared. The blocks of a page for one backend
-are one program. A block whose first line names a file, such as ``# train.py``, is that file.
+where all are. A block may have several names. Of a block of ``pycon`` the output is compared. The
+blocks of a page for one backend are one program. A block whose first line names a file, such as
+``# train.py``, is that file.
+A block of ``diff`` is a training loop and the same one with d2ldev: see ``run_diff``.
 A block with the word ``fragment`` is part of a program: a test of its own runs it, or nothing can.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import doctest
+import io
+import math
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-BLOCK = re.compile(r"^( *)```(python|pycon)(?: (\w+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^( *)```(python|pycon|diff)(?: ([\w ]+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL
+)
 FILE = re.compile(r"# ([\w/.-]+\.\w+)\n")
 
 
@@ -29,7 +38,7 @@ def find_blocks(page: Path, backend: str) -> Iterator[tuple[int, str, str]]:
     text = page.read_text(encoding="utf-8")
     for block in BLOCK.finditer(text):
         indent, language, named, code = block.groups()
-        if (named or "reference") == backend:
+        if backend in (named or "reference").split():
             lines = [line.removeprefix(indent) for line in code.splitlines(keepends=True)]
             yield text.count("\n", 0, block.start()) + 1, language, "".join(lines)
 
@@ -73,6 +82,43 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / file[1]).write_text(code, encoding="utf-8")
 
 
+def run_diff(block: str) -> None:
+    """Run the second loop of a diff on two GPUs, then the first on the CPU; compare their losses.
+
+    The block is all that ``difflib`` makes of the two programs, so that both can be read from it.
+    Both print a loss for each epoch. The second one also has the variables ``d2l``, ``net``,
+    ``optimizer`` and ``loss``. d2ldev makes virtual GPUs only before the framework's first tensor,
+    so the first loop runs last.
+    """
+    lines = block.splitlines()[3:]  # after the two names, and the line numbers
+    before, after = ([line[1:] for line in lines if line[:1] != sign] for sign in ("+", "-"))
+    made = difflib.unified_diff(before, after, "before.py", "after.py", n=len(lines), lineterm="")
+    assert [line.rstrip() for line in made] == block.splitlines()
+    program = "\n".join(after)
+    assert program.count("d2l.try_gpu()") == 1
+    losses = []
+    for index in (0, 1):
+        numbers, names = run_loop(program.replace("d2l.try_gpu()", f"d2l.gpu({index})"))
+        losses.append(numbers)
+        device = names["d2l"].gpu(index)
+        assert names["d2l"].device_of(names["loss"]) is device
+        placement = names["d2l"].placement((names["net"], names["optimizer"]))
+        assert {*placement.values()} == {device}, placement
+    expected, _ = run_loop("\n".join(before))
+    assert expected[-1] < expected[0]
+    for numbers in losses:
+        pairs = zip(numbers, expected, strict=True)
+        assert all(math.isclose(*pair, rel_tol=1e-5) for pair in pairs), (numbers, expected)
+
+
+def run_loop(program: str) -> tuple[list[float], dict[str, Any]]:
+    """Run a loop; return the numbers at the end of its printed lines, and its variables."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(program, namespace)
+    return [float(line.split()[-1]) for line in printed.getvalue().splitlines()], namespace
+
+
 def main(page: str, backend: str) -> int:
     """Run the blocks in order, in one namespace; return 1 if an output is another one."""
     namespace: dict[str, object] = {"__name__": "__main__"}
@@ -82,6 +128,8 @@ def main(page: str, backend: str) -> int:
         if file := FILE.match(code):
             Path(file[1]).parent.mkdir(parents=True, exist_ok=True)
             Path(file[1]).write_text(code, encoding="utf-8")
+        elif language == "diff":
+            run_diff(code)
         elif language == "python":
             exec(compile("\n" * line + code, page, "exec"), namespace)
         else:
