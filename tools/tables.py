@@ -46,6 +46,7 @@ def with_tables(text: str) -> str:
         "modules": module_rows(),
         "versions": version_rows(),
         "overhead": overhead_rows(),
+        "overhead-in-short": overhead_in_short_rows(),
         "log": ratio_rows("device-log-*"),
         "training": ratio_rows("training-*"),
         "files": ratio_rows("files-*"),
@@ -237,6 +238,44 @@ def overhead_rows() -> Iterator[str]:
         )
         yield f"| {framework} | {_name(result)} | {ours} | {theirs} | {_explain(result)} |"
     yield from _circumstances("overhead-*")
+
+
+# The calls in short: the files of their results, and the names of these.
+OVERHEAD = {
+    "to: a tensor that is there": ("overhead-*", "to, a tensor already there"),
+    "to: a batch that is there": ("overhead-*", "to, a batch already there"),
+    "to: 30 tensors, gpu:0 to gpu:1": ("overhead-*", "to, gpu:0 to gpu:1: dict of 30, *"),
+    "ones": ("overhead-*", "ones"),
+    "place: 50 layers": ("overhead-*", "place, 50 layers*"),
+    "strict: a training step": ("overhead-*", "strict: a training step"),
+    "fit: an epoch of an MLP": ("training-*", "an epoch of an MLP*"),
+    "fit: an epoch of LeNet": ("training-*", "an epoch of LeNet*"),
+}
+
+
+def find_overhead(label: str) -> dict[str, float]:
+    """Return the median ratio of a call in each framework.
+
+    Args:
+        label: a key of ``OVERHEAD``.
+    """
+    files, name = OVERHEAD[label]
+    found: dict[str, list[float]] = {}
+    for framework, result in _results(files):
+        if fnmatch(result["name"], name) and result["unit"] == "ratio":
+            found.setdefault(framework, []).append(result["value"])
+    return {framework: median(ratios) for framework, ratios in found.items()}
+
+
+def overhead_in_short_rows() -> Iterator[str]:
+    """Return one row for each call of ``OVERHEAD``, with the ratio of each framework."""
+    frameworks = ("torch", "jax", "tensorflow", "mxnet")
+    yield f"| what | {' | '.join(frameworks)} |"
+    yield "|---" * (len(frameworks) + 1) + "|"
+    for label in OVERHEAD:
+        ratios = find_overhead(label)
+        cells = (f"{ratios[name]:.3g}" if name in ratios else "" for name in frameworks)
+        yield f"| {label} | {' | '.join(cells)} |"
 
 
 def ratio_rows(files: str) -> Iterator[str]:

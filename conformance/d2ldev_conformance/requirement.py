@@ -49,11 +49,13 @@ _TORCH = "https://docs.pytorch.org/docs/stable/"
 SOURCES = {
     "contract": "contract.md#devices-and-methods",
     "contract, Dtypes of new tensors": "contract.md#dtypes-of-new-tensors",
-    "contract, Random numbers": "contract.md#random-numbers",
-    "contract, How precise are products?": "contract.md#how-precise-are-products",
+    "contract, Random numbers": "explanation/equal-numbers.md#random-numbers",
+    "contract, How precise are products?": (
+        "explanation/equal-numbers.md#how-precise-are-products"
+    ),
     "contract, What fills the GPU?": "contract.md#what-fills-the-gpu",
     "contract, Containers and errors": "contract.md#containers-and-errors",
-    "contract, What place does not move": "contract.md#what-place-does-not-move",
+    "contract, What place does not move": "explanation/what-place-does-not-move.md",
     "contract, Which backend": "contract.md#which-backend",
     "contract, Blocks": "contract.md#blocks-of-generators-tasks-and-threads",
     "contract, The book's own code": "contract.md#the-books-own-code",
