@@ -70,7 +70,7 @@ def test_the_names_in_a_picture_exist(picture):
     assert all(f".{name}".endswith(f".{shown}") for name, shown in names.items())
 
 
-@pytest.mark.parametrize("name", ["Backend.too", "Bakend", "d2ldev.nothing", "Framework.rooms"])
+@pytest.mark.parametrize("name", ["Backend.too", "Frontend", "d2ldev.nothing", "Framework.rooms"])
 def test_a_name_that_does_not_exist_is_found(name):
     assert not exists(name)
 
