@@ -385,14 +385,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _frameworks(config: pytest.Config) -> list[str]:
-    """Return the names of the installed frameworks, without an import of one."""
-    from d2ldev.registry.discovery import FALLBACK, available_backends
+    """Return the names of the installed frameworks, without an import of one.
+
+    They are in the order in which one process can load them.
+    """
+    from d2ldev.registry.discovery import FALLBACK, LOADED_FIRST, available_backends
 
     chosen = config.getoption("--d2ldev-leaks-backend")
     if chosen:
         return [chosen]
     found = [name for name in available_backends() if name != FALLBACK]
-    return found or [FALLBACK]
+    return sorted(found, key=lambda name: name not in LOADED_FIRST) or [FALLBACK]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,8 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple.
 
     Args:
-        shape: an integer, or a sequence of integers. Text is invalid.
+        shape: an integer, or a sequence of integers, such as the shape of a tensor. Text is
+            invalid.
 
     Raises:
         UnsupportedValueError: for anything else, and negative sizes.
@@ -32,9 +33,8 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     >>> as_shape(3), as_shape([2, 3])
     ((3,), (2, 3))
     """
-    is_sequence = isinstance(shape, Sequence) and not isinstance(shape, (str, bytes, bytearray))
     try:
-        given = islice(shape, MOST_AXES + 1) if is_sequence else (shape,)
+        given = islice(shape, MOST_AXES + 1) if _is_sequence(shape) else (shape,)
         sizes = tuple(operator.index(size) for size in given)
     except Exception as error:  # whatever a value's own ``__index__`` raises
         raise _shape_refusal(shape, "a shape is an integer or a sequence of integers") from error
@@ -46,6 +46,18 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     if math.prod([size or 1 for size in sizes]) > MOST_ELEMENTS:
         raise MemoryError(f"a tensor has at most {MOST_ELEMENTS} elements")
     return sizes
+
+
+def _is_sequence(value: Any) -> bool:
+    """Return whether a value may be a sequence of sizes.
+
+    TensorFlow's ``TensorShape`` has the methods of a sequence, but is not a ``Sequence``.
+    """
+    if isinstance(value, (str, bytes, bytearray, Mapping)):
+        return False
+    cls = type(value)
+    has_items = hasattr(cls, "__getitem__") and hasattr(cls, "__len__")
+    return isinstance(value, Sequence) or (has_items and not hasattr(cls, "__index__"))
 
 
 def _shape_refusal(shape: object, problem: str) -> UnsupportedValueError:

@@ -29,6 +29,8 @@ GROUP = "d2ldev.backends"
 ALIASES = {"pytorch": "torch", "tf": "tensorflow"}
 PREFERENCE = ("torch", "jax", "tensorflow", "mxnet")
 FALLBACK = "reference"
+LOADED_FIRST = ("mxnet",)
+"""The frameworks to load before all others: MXNet's library crashes if TensorFlow's is loaded."""
 
 
 def find_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:

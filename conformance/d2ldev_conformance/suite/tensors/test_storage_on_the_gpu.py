@@ -465,6 +465,15 @@ def test_a_shape_is_an_integer_or_a_sequence(backend, place, shape):
     assert backend.to_numpy(backend.rand(shape, device=place)).shape == expected.shape
 
 
+@requirement("create.shapes", section=SECTION)
+def test_the_shape_of_a_tensor_is_a_shape(backend, place):
+    """Accept the shape of a tensor, as the framework returns it."""
+    x = backend.zeros((3, 2), device=place)
+    for made in (backend.ones(x.shape, like=x), backend.randn(x.shape, like=x)):
+        assert backend.to_numpy(made).shape == (3, 2)
+        assert backend.device_of(made) is place
+
+
 @requirement("create.bad-shapes", section=SECTION, source="contract")
 @pytest.mark.parametrize("shape", [2.5, "x", (1.5,), (2, -1), None, {}], ids=repr)
 def test_an_invalid_shape_is_refused(backend, shape):
