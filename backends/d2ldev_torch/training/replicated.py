@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,8 +48,12 @@ class TorchGroupLearner(TorchLearner):
             begin_as_the_first(self._framework, self._optimizer)
         if self._shared is None or self._shared.is_outdated():
             assert self._optimizer is not None
+            # In a cycle with the learner, DDP would outlive ``fit``, with gloo's group and threads.
+            # A thread that still has a tensor when Python ends would abort the process.
+            # https://github.com/pytorch/pytorch/issues/190489
+            compute = weakref.WeakMethod(self._compute)
             # A user's optimizer may also train parameters outside of the model, for example a loss.
-            module = _LossOfShard(self._model, list_trained(self._optimizer), self._compute)
+            module = _LossOfShard(self._model, list_trained(self._optimizer), compute)
             # In float16, gradients are scaled after the reduction. During it they are as large as
             # in one process.
             self._shared = _Shared(module, 1 if self._scaler is None else self._size)
@@ -246,11 +251,14 @@ class _LossOfShard(torch.nn.Module):
     Args:
         model: computes the loss, perhaps in a method of its own.
         others: trained parameters outside of the model.
-        compute: returns the loss and the prediction.
+        compute: the method of a learner that returns the loss and the prediction.
     """
 
     def __init__(
-        self, model: torch.nn.Module, others: Iterable[Tensor], compute: Callable[..., Any]
+        self,
+        model: torch.nn.Module,
+        others: Iterable[Tensor],
+        compute: weakref.WeakMethod[Callable[..., Any]],
     ) -> None:
         super().__init__()
         self.model = model
@@ -258,4 +266,8 @@ class _LossOfShard(torch.nn.Module):
         self._compute = compute
 
     def forward(self, inputs: Any, y: Any) -> Any:
-        return None if inputs is None else self._compute(inputs, y)
+        if inputs is None:
+            return None
+        compute = self._compute()
+        assert compute is not None
+        return compute(inputs, y)
