@@ -28,12 +28,14 @@ version = release = d2ldev.__version__
 # Sphinx takes the repr of each attribute, also of the active backend. Else it would warn or import.
 d2ldev.set_backend("reference")
 
+sys.path.append(str(ROOT / "docs" / "_extensions"))
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_design",
+    "tutorials",
 ]
 root_doc = "docs/index"
 include_patterns = [
@@ -63,6 +65,8 @@ html_theme = "pydata_sphinx_theme"
 html_title = "d2ldev"
 html_context = {"default_mode": "auto"}
 templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["tutorials.css"]
 # The pages lie in docs/: the address of the site leads there.
 html_additional_pages = {"index": "redirect.html"}
 html_show_sourcelink = False

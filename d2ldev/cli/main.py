@@ -91,11 +91,12 @@ def tour(
     notebook: Annotated[
         Path | None,
         typer.Option(
-            **_FOLDER, help="Write the chapter as tour.ipynb into this folder, without running it."
+            **_FOLDER,
+            help="Write the tutorials as notebooks into this folder, without running them.",
         ),
     ] = None,
 ) -> None:
-    """Run the chapter "GPUs" on the active backend, and show each cell with its output."""
+    """Run the tutorials about GPUs on the active backend; show each cell with its output."""
     raise typer.Exit(tour_command.run(virtual_gpus=virtual_gpus, notebook=notebook))
 
 

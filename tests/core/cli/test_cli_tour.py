@@ -1,4 +1,4 @@
-"""``d2ldev tour``: the chapter's cells, how they are run and shown, and the notebook of them."""
+"""``d2ldev tour``: the cells of the tutorials, how they run and are shown, and their notebooks."""
 
 import ast
 import json
@@ -12,12 +12,17 @@ from processes import run_python
 from rich.console import Console
 
 from d2ldev import settings
-from d2ldev.cli.tour import CHAPTER, _choose_virtual_gpus, read_cells, run_cell, walk
+from d2ldev.cli.tour import TUTORIALS, _choose_virtual_gpus, read_cells, run_cell, tags_of, walk
 from d2ldev.registry import loading
 from d2ldev.registry import selection as registry
 
-CELLS = read_cells(CHAPTER.read_text("utf-8"))
-CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
+CELLS = {path.stem: read_cells(path.read_text("utf-8")) for path in TUTORIALS}
+CODE = [cell for cells in CELLS.values() for cell in cells if cell["cell_type"] == "code"]
+
+
+def code_cell(source, *tags):
+    options = f":tags: {json.dumps(tags)}\n\n" if tags else ""
+    return f"```{{code-cell}}\n{options}{source}\n```\n"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,7 @@ def execute(reference, capsys):
     """Run a cell of code; return whether it did what its tags say, and what it printed."""
 
     def run(source, *tags, namespace=None):
-        (cell,) = read_cells(f"# %% {' '.join(tags)}\n{source}\n")
+        (cell,) = read_cells(code_cell(source, *tags))
         done = run_cell(cell, {} if namespace is None else namespace, reference)
         return done, capsys.readouterr().out
 
@@ -43,7 +48,8 @@ def walked(reference, capsys):
     """Return the exit status and the text of a walk through some cells."""
 
     def run(text):
-        status = walk(read_cells(text), reference, Console(width=100), ["nothing is installed"])
+        cells = [read_cells(text)]
+        status = walk(cells, reference, Console(width=100), ["nothing is installed"])
         return status, capsys.readouterr().out
 
     return run
@@ -53,20 +59,29 @@ def walked(reference, capsys):
 
 
 def test_text_and_code_are_distinguished():
-    text = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nx = 1\n\nx\n"
+    text = f"# Title\n\nWords.\n\n{code_cell('x = 1' + chr(10) * 2 + 'x')}\nMore.\n"
     assert [(cell["cell_type"], cell["source"]) for cell in read_cells(text)] == [
         ("markdown", "# Title\n\nWords."),
         ("code", "x = 1\n\nx"),
+        ("markdown", "More."),
     ]
 
 
+def test_a_line_of_three_pluses_separates_texts():
+    assert [cell["source"] for cell in read_cells("One.\n\n+++\n\nTwo.\n")] == ["One.", "Two."]
+
+
 def test_tags_are_read():
-    (cell,) = read_cells("# %% gpus=2 X@d2l.gpu(1) raises-exception\nx\n")
-    assert cell["metadata"]["tags"] == ["gpus=2", "X@d2l.gpu(1)", "raises-exception"]
+    (cell,) = read_cells(
+        '```{code-cell} ipython3\n:tags: ["gpus=2", "X[0]@d2l.gpu(1)"]\n\nx\n```\n'
+    )
+    assert cell["metadata"]["tags"] == ["gpus=2", "X[0]@d2l.gpu(1)"]
+    assert cell["source"] == "x"
 
 
-def test_lines_before_the_first_cell_are_left_out():
-    assert [cell["source"] for cell in read_cells("# for the editor\n\n# %%\nx\n")] == ["x"]
+def test_the_front_matter_is_left_out():
+    text = f"---\nkernelspec:\n  name: python3\n---\n\n{code_cell('x')}"
+    assert [cell["source"] for cell in read_cells(text)] == ["x"]
 
 
 # -- running cells ----------------------------------------------------------------------------
@@ -138,7 +153,7 @@ def test_an_announced_error_that_does_not_come_is_a_failure(execute):
 
 
 def test_after_a_failure_the_tour_goes_on_and_counts_it(walked):
-    status, text = walked("# %%\n1 / 0\n# %%\n'the next'\n")
+    status, text = walked(code_cell("1 / 0") + code_cell("'the next'"))
     assert status == 1
     assert "FAILED ZeroDivisionError: division by zero" in text
     assert "\n'the next'\n" in text.split("FAILED")[1]
@@ -147,7 +162,7 @@ def test_after_a_failure_the_tour_goes_on_and_counts_it(walked):
 
 
 def test_a_cell_that_needs_more_gpus_is_shown_and_not_run(walked):
-    status, text = walked("# %% gpus=3\n1 / 0\n")
+    status, text = walked(code_cell("1 / 0", "gpus=3"))
     assert status == 0
     assert "1 / 0" in text
     assert "needs 3 GPUs: reference has 2 here" in text
@@ -155,11 +170,11 @@ def test_a_cell_that_needs_more_gpus_is_shown_and_not_run(walked):
 
 
 def test_text_has_the_width_of_the_terminal(walked):
-    _, text = walked(f"# %% [markdown]\n# {'word ' * 100}\n")
+    _, text = walked(f"{'word ' * 100}\n")
     assert max(map(len, text.splitlines())) <= 100
 
 
-# -- the notebook -----------------------------------------------------------------------------
+# -- the notebooks ----------------------------------------------------------------------------
 
 EXECUTE = """
 import contextlib, io, json, pathlib
@@ -167,7 +182,7 @@ namespace = {"__name__": "__main__"}
 printed = io.StringIO()
 ran = raised = 0
 with contextlib.redirect_stdout(printed):
-    for cell in json.loads(pathlib.Path("tour.ipynb").read_text())["cells"]:
+    for cell in json.loads(pathlib.Path(NAME).read_text("utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             try:
                 exec(cell["source"], namespace)
@@ -175,35 +190,60 @@ with contextlib.redirect_stdout(printed):
                 assert "raises-exception" in cell["metadata"]["tags"]
                 raised += 1
             else:
-                assert "raises-exception" not in cell["metadata"]["tags"]
+                assert "raises-exception" not in cell["metadata"].get("tags", [])
                 ran += 1
-show([ran, raised, printed.getvalue().splitlines()[-1]])
+show([ran, raised])
 """
 """The cells in order, as a notebook runs them."""
 
 
-def test_every_cell_of_the_notebook_runs(tmp_path):
-    folder = tmp_path / "new"
+@pytest.fixture(scope="module")
+def handout(tmp_path_factory):
+    """A new folder with the notebooks."""
+    folder = tmp_path_factory.mktemp("notebooks") / "new"
     done = run_command("tour", "--notebook", str(folder))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    environment = {"D2LDEV_BACKEND": "reference"}
-    ((ran, raised, last),) = run_python(EXECUTE, environment=environment, folder=folder)
-    assert raised == sum("raises-exception" in cell["metadata"]["tags"] for cell in CODE) == 4
-    assert ran + raised == len(CODE) + 1  # the first one makes the virtual GPUs
-    assert re.fullmatch(r"one \d\.\d+  two \d\.\d+", last)
+    return folder
 
 
-def test_the_notebook_makes_virtual_gpus_only_where_the_tour_does(tmp_path):
-    run_command("tour", "--notebook", str(tmp_path), D2LDEV_VIRTUAL_GPUS="2")
-    document = json.loads((tmp_path / "tour.ipynb").read_text("utf-8"))
-    assert document["cells"] == CELLS
+def read_notebook(folder, name):
+    return json.loads((folder / f"{name}.ipynb").read_text("utf-8"))
 
 
-def test_a_notebook_has_the_keys_of_nbformat_4(tmp_path):
-    run_command("tour", "--notebook", str(tmp_path))
-    document = json.loads((tmp_path / "tour.ipynb").read_text("utf-8"))
-    assert (document["nbformat"], document["nbformat_minor"]) == (4, 4)
-    keys = {"markdown": {"cell_type", "metadata", "source"}}
+@pytest.mark.parametrize("name", CELLS)
+def test_every_cell_of_a_notebook_runs_without_any_variable(name, handout):
+    program = EXECUTE.replace("NAME", repr(f"{name}.ipynb"))
+    ((ran, raised),) = run_python(program, folder=handout)
+    code = [cell for cell in CELLS[name] if cell["cell_type"] == "code"]
+    assert raised == sum("raises-exception" in tags_of(cell) for cell in code)
+    assert ran + raised == len(code) + 1  # the first one chooses the framework
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_notebook_has_the_cells_of_its_source_after_the_choice_of_a_framework(name, handout):
+    choice, *cells = read_notebook(handout, name)["cells"]
+    assert all(each.pop("id") == f"cell-{i}" for i, each in enumerate(cells, 1))
+    assert cells == CELLS[name]
+    assert choice["source"].splitlines()[-2:] == [
+        "d2ldev.set_backend('reference')",
+        "d2ldev.virtual_gpus(2)  # remove this line on a machine with GPUs",
+    ]
+
+
+def test_a_notebook_makes_the_virtual_gpus_of_the_tour(tmp_path):
+    run_command("tour", "--notebook", str(tmp_path), D2LDEV_VIRTUAL_GPUS="1")
+    assert "virtual_gpus(1)" in read_notebook(tmp_path, "gpus")["cells"][0]["source"]
+
+
+def test_a_notebook_makes_no_virtual_gpus_if_the_tour_has_none(tmp_path):
+    run_command("tour", "--notebook", str(tmp_path), D2LDEV_VIRTUAL_GPUS="0")
+    assert "virtual_gpus" not in read_notebook(tmp_path, "gpus")["cells"][0]["source"]
+
+
+def test_a_notebook_has_the_keys_of_nbformat_4_5(handout):
+    document = read_notebook(handout, "gpus")
+    assert (document["nbformat"], document["nbformat_minor"]) == (4, 5)
+    keys = {"markdown": {"cell_type", "id", "metadata", "source"}}
     keys["code"] = keys["markdown"] | {"execution_count", "outputs"}
     assert all(set(cell) == keys[cell["cell_type"]] for cell in document["cells"])
 
@@ -211,17 +251,29 @@ def test_a_notebook_has_the_keys_of_nbformat_4(tmp_path):
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     done = run_command("tour", "--notebook", str(tmp_path / "file" / "new"))
-    said = f"error: cannot write a notebook into {tmp_path}/file/new: Not a directory\n"
+    said = f"error: cannot write notebooks into {tmp_path}/file/new: Not a directory\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 
-# -- the chapter ------------------------------------------------------------------------------
+def test_a_file_of_the_same_name_stays_and_no_other_is_written(tmp_path):
+    last = tmp_path / f"{TUTORIALS[-1].stem}.ipynb"
+    last.write_text("my notes", encoding="utf-8")
+    done = run_command("tour", "--notebook", str(tmp_path))
+    problem = f"{last.name} is there already; fix: name another folder"
+    said = f"error: cannot write notebooks into {tmp_path}: {problem}\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert [path.name for path in tmp_path.iterdir()] == [last.name]
+    assert last.read_text(encoding="utf-8") == "my notes"
 
 
-def test_the_chapter_has_the_sections_of_the_book():
+# -- the tutorials -----------------------------------------------------------------------------
+
+
+def test_the_tutorials_have_the_sections_of_the_book():
     titles = [
         line.lstrip("# ")
-        for cell in CELLS
+        for cells in CELLS.values()
+        for cell in cells
         if cell["cell_type"] == "markdown"
         for line in cell["source"].splitlines()
         if line.startswith("#")
@@ -238,31 +290,46 @@ def test_the_chapter_has_the_sections_of_the_book():
         "6.7.5 Exercises",
         "A training run",
         "13.5 Training on Multiple GPUs",
+        "13.5.1 Splitting the Problem",
+        "13.5.2 Data Parallelism",
+        "13.5.3 A Toy Network",
+        "13.5.4 Data Synchronization",
+        "13.5.5 Distributing Data",
+        "13.5.6 Training",
+        "13.5.7 Summary",
+        "13.5.8 Exercises",
         "13.6 Concise Implementation for Multiple GPUs",
+        "13.6.1 A Toy Network",
+        "13.6.2 Network Initialization",
+        "13.6.3 Training",
+        "13.6.4 Summary",
+        "13.6.5 Exercises",
     ]
 
 
-def test_the_chapter_imports_no_framework():
+def test_the_tutorials_import_no_framework():
     imported = set()
-    for node in ast.walk(ast.parse(CHAPTER.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            imported.add(node.module)
-        elif isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
+    for cell in CODE:
+        for node in ast.walk(ast.parse(cell["source"])):
+            if isinstance(node, ast.ImportFrom):
+                imported.add(node.module)
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
     assert imported - sys.stdlib_module_names == {"d2ldev", "numpy"}
 
 
 def test_a_cell_that_prints_where_its_result_is_claims_it():
     says = [cell for cell in CODE if re.search(r'"on"| on \{', cell["source"])]
-    assert len(says) == 4
-    assert all("@" in "".join(cell["metadata"]["tags"]) for cell in says)
+    assert len(says) > 4
+    unclaimed = [cell["source"] for cell in says if "@" not in "".join(tags_of(cell))]
+    assert unclaimed == []
 
 
-def test_every_tag_of_the_chapter_is_one_that_is_known():
-    tags = [tag for cell in CODE for tag in cell["metadata"]["tags"]]
+def test_every_tag_is_one_that_is_known():
+    tags = [tag for cell in CODE for tag in tags_of(cell)]
     assert len(tags) > 20
     for tag in tags:
-        assert re.fullmatch(r"gpus=\d|raises-exception|[^@]+@[^@]+", tag)
+        assert re.fullmatch(r"gpus=\d|raises-exception|[^@ ]+@[^@ ]+", tag)
 
 
 def test_with_two_gpus_every_cell_runs(tour):
@@ -298,7 +365,7 @@ def test_a_backend_without_virtual_gpus_is_shown_as_it_is(monkeypatch):
 
 def test_without_a_gpu_the_cells_for_two_are_left_out_and_the_rest_runs():
     done = run_command("tour", D2LDEV_VIRTUAL_GPUS="0")
-    left_out = sum("gpus=2" in cell["metadata"]["tags"] for cell in CODE)
+    left_out = sum("gpus=2" in tags_of(cell) for cell in CODE)
     assert done.returncode == 0
     assert f"{len(CODE) - left_out} cells ran on reference." in done.stdout
     assert (
