@@ -20,7 +20,7 @@ LONGEST = 20
 PATHS = (
     *("README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "docs"),
     *("changelog.d", "d2ldev", "backends", "conformance/d2ldev_conformance"),
-    *("tools/check_english.py", "tools/release.py", "tools/terminal.py"),
+    *("tools/check_english.py", "tools/first_command.py", "tools/release.py", "tools/terminal.py"),
 )
 
 # What a sentence must not hold, and what to write instead.

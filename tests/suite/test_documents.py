@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shutil
+import tomllib
 from pathlib import Path
 from types import FunctionType
 
@@ -40,6 +41,30 @@ def test_there_are_two_commands():
     tour, test = commands()
     assert tour.endswith("d2ldev tour")
     assert test.endswith("tox -p auto -o")
+
+
+def test_ci_runs_the_first_command_in_the_source_of_a_release():
+    tool = runpy.run_path(str(ROOT / "tools" / "first_command.py"))
+    assert tool["find_command"](README) == commands()[0]
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    assert "tools/first_command.py {env_tmp_dir}/dist" in tox
+
+
+def test_the_readme_names_environments_of_tox_and_extras_with_their_bounds():
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    environments = re.search(r"^env_list = (.+)$", tox, re.MULTILINE)[1].split(", ")
+    (named,) = re.findall(r"`tox -e ([\w,]+)`", README)
+    assert {*named.split(",")} <= {*environments}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    rows = re.findall(
+        r"^\| \w+ ([\d.]+)(?: or later)?[^|]* \| `d2ldev\[(\w+)\]`", README, re.MULTILINE
+    )
+    assert [extra for _, extra in rows] == ["torch", "jax", "tensorflow", "mxnet"]
+    for version, extra in rows:
+        pins = [re.split("[>=]=|;", each)[:2] for each in extras[extra]]
+        assert [extra, version] in [[name.removesuffix("-cpu"), bound] for name, bound in pins]
+    assert {*re.findall(r"d2ldev\[([\w-]+)\]", README)} <= {*extras}
 
 
 def test_ci_runs_the_second_command():
