@@ -55,6 +55,14 @@ def parametrize_pages(backend: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+def make_environment(backend: str | None) -> dict[str, str]:
+    """Return the variables of a program of a page: a backend on two virtual GPUs."""
+    environment = {key: each for key, each in os.environ.items() if not key.startswith("D2LDEV_")}
+    if backend is not None:
+        environment["D2LDEV_BACKEND"] = backend
+    return environment | {"D2LDEV_VIRTUAL_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
 def run_page(page: Path, backend: str, folder: Path, active: str | None = None) -> None:
     """Run a page's program for a backend in a process of its own, on two virtual GPUs.
 
@@ -64,10 +72,7 @@ def run_page(page: Path, backend: str, folder: Path, active: str | None = None) 
         folder: an empty folder to run it in.
         active: the backend that runs the program; None is ``backend``.
     """
-    environment = {key: each for key, each in os.environ.items() if not key.startswith("D2LDEV_")}
-    if backend != "all":
-        environment["D2LDEV_BACKEND"] = active or backend
-    environment |= {"D2LDEV_VIRTUAL_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}
+    environment = make_environment(None if backend == "all" else active or backend)
     command = [sys.executable, __file__, str(page), backend]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300

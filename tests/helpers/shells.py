@@ -7,15 +7,24 @@ import shlex
 import subprocess
 import sys
 
+import pytest
 from pages import ROOT, write_files
 from processes import extend_path
 
 from d2ldev.processes.join import free_port
 
 GUIDES = ROOT / "docs" / "guides"
+FOR_ANY = (
+    *("several-gpus.md", "gpu-memory.md"),
+    *(
+        pytest.param(page, marks=pytest.mark.nightly)
+        for page in ("one-gpu.md", "split-batches.md", "measure.md")
+    ),
+)
+"""The guides whose programs run on every framework."""
 TIME = 120
 
-# One task a second machine would run, on this one; each ends with its own status.
+# It runs two tasks, on as many nodes as there are, all on this machine.
 SRUN = """#!/bin/sh
 while case "$1" in --*) true ;; *) false ;; esac; do shift; done
 tasks=""
@@ -58,7 +67,7 @@ def make_shell(folder, page="several-machines.md"):
     found = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     found["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
     found |= {"PYTHONPATH": extend_path([]), "D2LDEV_BACKEND": "reference"}
-    return found | {"CUDA_VISIBLE_DEVICES": ""}
+    return found | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder)}
 
 
 def on_loopback(command):
@@ -90,6 +99,6 @@ def run(commands, folder, variables):
     losses = []
     for shell, output, errors in ended:
         assert shell.returncode == 0, output + errors
-        shown = re.findall(r"\[[^\[\]]*\d\.\d+[^\[\]]*\]$", output, re.MULTILINE)
+        shown = re.findall(r"\[\d[\d.e, -]*\]", output)  # two processes may write one line
         losses += [ast.literal_eval(text) for text in shown]
     return losses

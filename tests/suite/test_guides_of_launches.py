@@ -36,6 +36,13 @@ def test_two_processes_on_one_machine_learn_what_one_learns(shell, tmp_path, exp
     assert losses == [pytest.approx(expected, rel=1e-4)] * 2
 
 
+def test_a_program_trains_on_two_gpus(tmp_path):
+    (line,) = read_blocks("several-gpus.md", "sh")
+    given = make_shell(tmp_path, "several-gpus.md") | {"D2LDEV_VIRTUAL_GPUS": "2"}
+    (losses,) = run([line], tmp_path, given)
+    assert losses == sorted(losses, reverse=True)
+
+
 def test_two_machines_learn_what_one_learns(shell, tmp_path, expected):
     _, *lines = lines_of("several-machines.md", "d2ldev launch")
     assert len(lines) == 2

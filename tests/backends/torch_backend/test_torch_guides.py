@@ -1,0 +1,41 @@
+"""The guides about several GPUs and processes, with PyTorch."""
+
+import pytest
+from pages import run_page
+from shells import FOR_ANY, GUIDES, make_shell, on_loopback, read_blocks, run
+
+
+@pytest.mark.parametrize("page", FOR_ANY)
+def test_a_guide_for_any_framework_runs(page, tmp_path):
+    run_page(GUIDES / page, "reference", tmp_path, active="torch")
+
+
+def torchrun_lines():
+    lines = read_blocks("several-machines.md", "sh")[2].splitlines()
+    assert all(line.startswith("torchrun ") for line in lines)
+    return lines
+
+
+def test_torchrun_trains_in_two_processes(tmp_path):
+    alone, _ = torchrun_lines()
+    given = make_shell(tmp_path) | {"D2LDEV_BACKEND": "torch", "D2LDEV_VIRTUAL_GPUS": "2"}
+    first, second = run([alone], tmp_path, given)
+    assert first == second
+    assert len(first) == 3
+
+
+@pytest.mark.nightly
+def test_torchrun_trains_on_two_machines(tmp_path):
+    _, together = torchrun_lines()
+    given = make_shell(tmp_path) | {"D2LDEV_BACKEND": "torch"}
+    first, second = run([on_loopback(together)] * 2, tmp_path, given)
+    assert first == second
+    assert len(first) == 3
+
+
+@pytest.mark.nightly
+def test_a_program_trains_on_two_gpus(tmp_path):
+    (line,) = read_blocks("several-gpus.md", "sh")
+    given = make_shell(tmp_path, "several-gpus.md") | {"D2LDEV_BACKEND": "torch"}
+    (losses,) = run([line], tmp_path, given | {"D2LDEV_VIRTUAL_GPUS": "2"})
+    assert losses == sorted(losses, reverse=True)

@@ -1,0 +1,7 @@
+"""The table for those who come from Ivy, which is of no framework."""
+
+from tables import run_our_lines
+
+
+def test_our_lines_run(tmp_path):
+    run_our_lines("reference", "Ivy", folder=tmp_path)
