@@ -1,4 +1,4 @@
-"""docs/files.md, "From a torch CNN to a Flax one": its very code, and what it says of integers."""
+"""The guide "Take weights from one framework into another": its CNN, trained; integers in files."""
 
 import re
 import warnings
@@ -11,13 +11,13 @@ from safetensors.numpy import save_file
 
 import d2ldev
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "files.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "guides" / "weights.md"
 IMAGES = np.linspace(-1, 1, 5 * 64, dtype="float32").reshape(5, 1, 8, 8) ** 3
 
 
 def _blocks():
     section = PAGE.read_text(encoding="utf-8").split("## From a torch CNN to a Flax one")[1]
-    return re.findall(r"^```py\n(.*?)^```$", section.split("\n## ")[0], re.M | re.S)
+    return re.findall(r"^```python all\n(.*?)^```$", section.split("\n## ")[0], re.M | re.S)
 
 
 def test_the_page_takes_a_trained_cnn_from_torch_to_flax_and_back(tmp_path, monkeypatch):
