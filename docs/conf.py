@@ -69,6 +69,8 @@ html_static_path = ["_static"]
 html_css_files = ["tutorials.css"]
 # The pages lie in docs/: the address of the site leads there.
 html_additional_pages = {"index": "redirect.html"}
+html_static_path = ["_static"]
+html_css_files = ["pictures.css"]
 html_show_sourcelink = False
 html_theme_options = {
     "show_prev_next": True,

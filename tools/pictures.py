@@ -126,7 +126,7 @@ class Picture:
                 f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
                 f"<title>{escape(self._title)}</title>",
                 f"<style>{STYLE}</style>",
-                f'<rect class="paper" width="{WIDTH}" height="{self._height}" rx="6"/>',
+                f'<rect class="paper" width="{WIDTH}" height="{self._height}"/>',
                 *self._lines,
                 "</svg>\n",
             ]
