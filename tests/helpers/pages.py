@@ -45,7 +45,7 @@ def find_blocks(page: Path, backend: str) -> Iterator[tuple[int, str, str]]:
 
 def find_pages(backend: str) -> list[Path]:
     """Find the pages with a program for a backend."""
-    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    pages = (ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
     return [page for page in pages if any(find_blocks(page, backend))]
 
 
