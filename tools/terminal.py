@@ -40,7 +40,7 @@ COLUMNS = 48
 CHARACTER, LINE, MARGIN, TOP = 8.4, 19, 16, 40
 # With its own background the picture is readable on a light page and on a dark one.
 STYLE = """\
-.frame { fill: #0d1117; stroke: #6e7681; }
+.frame { fill: #161b22; stroke: #6e7681; }
 text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre; }
 .input { fill: #7ee787; }
 .output { fill: #e6edf3; }"""
@@ -95,7 +95,7 @@ def draw(lines: list[str]) -> str:
             f'viewBox="0 0 {width} {height}" xml:space="preserve" role="img">',
             "<title>One program in a terminal, on four frameworks</title>",
             f"<style>\n{STYLE}\n</style>",
-            f'<rect class="frame" x="1" y="1" width="{width - 2}" height="{height - 2}" rx="8"/>',
+            f'<rect class="frame" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}"/>',
             *dots,
             *drawn,
             "</svg>\n",
