@@ -65,12 +65,10 @@ html_theme = "pydata_sphinx_theme"
 html_title = "d2ldev"
 html_context = {"default_mode": "auto"}
 templates_path = ["_templates"]
-html_static_path = ["_static"]
-html_css_files = ["tutorials.css"]
 # The pages lie in docs/: the address of the site leads there.
 html_additional_pages = {"index": "redirect.html"}
 html_static_path = ["_static"]
-html_css_files = ["pictures.css"]
+html_css_files = ["lines.css", "pictures.css", "tutorials.css"]
 html_show_sourcelink = False
 html_theme_options = {
     "show_prev_next": True,

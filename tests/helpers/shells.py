@@ -48,6 +48,12 @@ def read_blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def read_commands(page, start):
+    """Return the commands of a guide's shell blocks that begin with a word, each on one line."""
+    lines = "".join(read_blocks(page, "sh")).replace("\\\n", "").splitlines()
+    return [line for line in lines if line.startswith(start)]
+
+
 def make_shell(folder, page="several-machines.md"):
     """Write a guide's files and the commands into a folder; return the variables for ``start``."""
     write_files(GUIDES / page, folder)

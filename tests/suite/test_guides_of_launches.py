@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from shells import TIME, make_shell, on_loopback, read_blocks, run
+from shells import TIME, make_shell, on_loopback, read_blocks, read_commands, run
 
 from d2ldev.processes.join import free_port
 
@@ -24,14 +24,8 @@ def expected(tmp_path_factory):
     return losses
 
 
-def lines_of(page, start):
-    """Return the lines of a guide's shell blocks that begin with a command."""
-    lines = [line for block in read_blocks(page, "sh") for line in block.splitlines()]
-    return [line for line in lines if line.startswith(start)]
-
-
 def test_two_processes_on_one_machine_learn_what_one_learns(shell, tmp_path, expected):
-    line, *_ = lines_of("several-machines.md", "d2ldev launch")
+    line, *_ = read_commands("several-machines.md", "d2ldev launch")
     losses = run([line], tmp_path, shell | {"D2LDEV_VIRTUAL_GPUS": "2"})
     assert losses == [pytest.approx(expected, rel=1e-4)] * 2
 
@@ -44,7 +38,7 @@ def test_a_program_trains_on_two_gpus(tmp_path):
 
 
 def test_two_machines_learn_what_one_learns(shell, tmp_path, expected):
-    _, *lines = lines_of("several-machines.md", "d2ldev launch")
+    _, *lines = read_commands("several-machines.md", "d2ldev launch")
     assert len(lines) == 2
     losses = run(map(on_loopback, lines), tmp_path, shell)
     assert losses == [pytest.approx(expected, rel=1e-4)] * 2
@@ -73,7 +67,7 @@ def test_a_script_of_slurm_runs_with_two_tasks(shell, tmp_path, expected, number
 
 
 def test_a_launch_with_restarts_goes_on_after_a_lost_process(shell, tmp_path, expected):
-    (line,) = lines_of("lost-processes.md", "d2ldev launch")
+    (line,) = read_commands("lost-processes.md", "d2ldev launch")
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(["bash", "-c", line], cwd=tmp_path, env=shell, **options) as launch:
         try:

@@ -2,7 +2,7 @@
 
 import pytest
 from pages import run_page
-from shells import FOR_ANY, GUIDES, make_shell, on_loopback, read_blocks, run
+from shells import FOR_ANY, GUIDES, make_shell, on_loopback, read_blocks, read_commands, run
 
 
 @pytest.mark.parametrize("page", FOR_ANY)
@@ -10,14 +10,8 @@ def test_a_guide_for_any_framework_runs(page, tmp_path):
     run_page(GUIDES / page, "reference", tmp_path, active="torch")
 
 
-def torchrun_lines():
-    lines = read_blocks("several-machines.md", "sh")[2].splitlines()
-    assert all(line.startswith("torchrun ") for line in lines)
-    return lines
-
-
 def test_torchrun_trains_in_two_processes(tmp_path):
-    alone, _ = torchrun_lines()
+    alone, _ = read_commands("several-machines.md", "torchrun")
     given = make_shell(tmp_path) | {"D2LDEV_BACKEND": "torch", "D2LDEV_VIRTUAL_GPUS": "2"}
     first, second = run([alone], tmp_path, given)
     assert first == second
@@ -26,7 +20,7 @@ def test_torchrun_trains_in_two_processes(tmp_path):
 
 @pytest.mark.nightly
 def test_torchrun_trains_on_two_machines(tmp_path):
-    _, together = torchrun_lines()
+    _, together = read_commands("several-machines.md", "torchrun")
     given = make_shell(tmp_path) | {"D2LDEV_BACKEND": "torch"}
     first, second = run([on_loopback(together)] * 2, tmp_path, given)
     assert first == second
