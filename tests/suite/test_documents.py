@@ -112,14 +112,6 @@ def test_a_program_runs_on_two_virtual_gpus(program, reference):
         assert str(reference.device_of(namespace["X"])) == "gpu:0"
 
 
-def test_the_first_program_about_training_runs(reference):
-    (program,) = blocks("py", DOCUMENTS["training.md"])
-    with d2ldev.use_backend(reference):
-        namespace = {}
-        exec(program, namespace)
-    assert namespace["history"]["accuracy"][-1] > 0.8
-
-
 def test_the_error_is_worded_as_shown(monkeypatch):
     (shown,) = blocks("text", CONTRACT)
     monkeypatch.setattr(ReferenceFramework, "name", "torch")
