@@ -1,7 +1,8 @@
 """Print the notes of the version as the message of its tag.
 
-``python tools/release.py v1.2.3 | git tag -a v1.2.3 -F -`` tags version 1.2.3. An error names
-what is missing before the release: another version, the notes, or fragments that are not in them.
+``python tools/release.py v1.2.3 >notes.txt && git tag -a v1.2.3 -F notes.txt`` tags version 1.2.3.
+An error names what is missing: the version, its notes, or changes that the notes lack. Without the
+file, git would make a tag with an empty message.
 """
 
 from __future__ import annotations
