@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import torch as _torch
 
     from d2ldev._backend import Backend
-    from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
+    from d2ldev.active import backend, backend_of, get_backend, set_backend, show, use_backend
     from d2ldev.areas import Learner, Memory
     from d2ldev.areas.leaks import Leak
     from d2ldev.device import Device, cpu, gpu
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
     from d2ldev.operations.live_tensors import LiveTensor
+    from d2ldev.operations.summary import Summary
     from d2ldev.operations.timing import Timing
     from d2ldev.processes.group import Group
     from d2ldev.registry.selection import virtual_gpus
@@ -91,6 +92,7 @@ _CORE = {
     "gpu": "device",
     "register_container": "nesting.kinds",
     "set_backend": "active",
+    "show": "active",
     "use_backend": "active",
     "virtual_gpus": "registry.selection",
 }
@@ -107,6 +109,7 @@ _RARE = {
     "LiveTensor": "operations.live_tensors",
     "Loaded": "files.load_into",
     "Schedule": "training.callbacks",
+    "Summary": "operations.summary",
     "TensorBoardLogger": "training.loggers",
     "Timer": "training.timer",
     "Timing": "operations.timing",
@@ -151,6 +154,7 @@ __all__ = [
     "Schedule",
     "ScopeError",
     "Shape",
+    "Summary",
     "TensorBoardLogger",
     "Timer",
     "Timing",
@@ -166,6 +170,7 @@ __all__ = [
     "gpu",
     "register_container",
     "set_backend",
+    "show",
     "use_backend",
     "virtual_gpus",
 ]

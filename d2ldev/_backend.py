@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from d2ldev.files.load_into import Loaded
     from d2ldev.operations.live_tensors import LiveTensor
+    from d2ldev.operations.summary import Summary
     from d2ldev.operations.timing import Timing
     from d2ldev.processes.group import Group
 
@@ -1169,6 +1170,30 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         {'w': Device('gpu', 1)}
         """
         return placing.placement(self._framework, obj)
+
+    def summarize(self, obj: Any) -> Summary:
+        """Return how large the modules of a model are, and where they are.
+
+        ``d2ldev.show(net)`` prints it. The tensors are those of ``named_tensors``. The call
+        computes nothing, and waits for nothing.
+
+        Args:
+            obj: as in ``place``.
+
+        Returns:
+            A ``Summary``: as text a table, with a row for each module and one for the total. It has
+            the numbers of parameters and buffers, their bytes, dtypes and devices. A tensor in
+            several places counts once.
+
+        Raises:
+            UnsupportedValueError: for anything else than a model, an optimizer, or a nesting of
+                them and of tensors.
+
+        >>> print(backend.summarize(net))                                  # doctest: +SKIP
+        """
+        from d2ldev.operations.summary import summarize
+
+        return summarize(self._framework, obj)
 
     def named_tensors(self, obj: Any, *, gradients: bool = False) -> Mapping[str, TensorT]:
         """Return the tensors of a model, an optimizer or a nesting of them: name -> tensor.

@@ -8,10 +8,12 @@ Held by ``tests/core/registry/``.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 from d2ldev._backend import Backend, backend_for, framework_of
 from d2ldev.areas import Framework
+from d2ldev.display import is_notebook
 from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.registry.discovery import FALLBACK
 from d2ldev.registry.selection import (
@@ -19,6 +21,7 @@ from d2ldev.registry.selection import (
     Selection,
     active_framework,
     enter,
+    framework_of_object,
     framework_of_tensor,
     get_framework,
     scoped,
@@ -163,6 +166,36 @@ def backend_of(x: Array) -> Backend:
         if len(_of_type) < _MOST_TYPES:
             _of_type[type(x)] = found
     return found
+
+
+def show(obj: Any) -> None:
+    """Print a table of the modules of a model: parameters, buffers, megabytes, dtypes, devices.
+
+    In a notebook the table is HTML. ``backend.summarize(obj)`` returns its numbers. The call
+    computes nothing, moves nothing, and waits for nothing.
+
+    Args:
+        obj: a model or an optimizer of any framework, or a nesting of them and of tensors. The
+            framework is that of the first one, and the active one does not matter.
+
+    Raises:
+        UnsupportedValueError: if no backend knows the object.
+
+    >>> show(get_backend('reference').mlp([20, 64, 1]))
+    module    class  parameters  trained  buffers       MB  dtype    device
+    layers.0              1,344    1,344        0  0.00538  float32  cpu
+    layers.1                 65       65        0  < 0.001  float32  cpu
+              total       1,409    1,409        0  0.00564  float32  cpu
+    """
+    framework = framework_of_object(obj)
+    owner = active_backend() if framework is None else backend_for(framework)
+    summary = owner.summarize(obj)
+    if is_notebook():
+        from IPython.display import display
+
+        display(summary)
+    else:
+        sys.stdout.write(f"{summary}\n")
 
 
 _MOST_TYPES = 1024

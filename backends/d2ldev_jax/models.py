@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from types import FunctionType
@@ -77,8 +77,7 @@ class JaxModels(Models):
         return keras_elsewhere(obj, "jax")
 
     def members(self, obj: Any) -> Iterator[Member]:
-        nnx = sys.modules.get("flax.nnx")  # linen does not import it
-        if nnx is not None and isinstance(obj, nnx.Variable):
+        if _is_variable(obj):
             yield _member_of(obj)
             return
         attributes = vars(obj)
@@ -100,10 +99,18 @@ class JaxModels(Models):
             if not name.startswith("_pytree__"):
                 yield name, value, attributes.__setitem__, key
 
+    def is_module(self, obj: Any) -> bool:
+        return not _is_variable(obj)
+
+    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
+        # Which of them an optimizer changes, it says itself.
+        is_parameter = _is_variable(obj) and isinstance(obj, sys.modules["flax.nnx"].Param)
+        return {"value": True} if is_parameter else {}
+
     def find_unlisted(self, obj: Any) -> Collection[str]:
-        nnx = sys.modules.get("flax.nnx")  # linen does not import it
-        if nnx is not None and isinstance(obj, nnx.Variable):
-            return ("value",) if isinstance(obj, nnx.Intermediate) else ()
+        nnx = sys.modules.get("flax.nnx")
+        if _is_variable(obj):
+            return ("value",) if isinstance(obj, sys.modules["flax.nnx"].Intermediate) else ()
         is_model = is_linen(obj) or (nnx is not None and isinstance(obj, nnx.Module))
         return tuple(map(str, vars(obj))) if is_model else ()
 
@@ -112,6 +119,11 @@ def _is_of_libraries(function: FunctionType) -> bool:
     """Return whether a function is JAX's or Flax's own, as the initializers of a layer are."""
     name: str = function.__globals__.get("__name__", "")
     return name.startswith(("jax.", "flax."))
+
+
+def _is_variable(obj: Any) -> bool:
+    nnx = sys.modules.get("flax.nnx")  # linen does not import it
+    return nnx is not None and isinstance(obj, nnx.Variable)
 
 
 def is_linen(model: Any) -> bool:

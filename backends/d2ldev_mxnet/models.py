@@ -100,6 +100,15 @@ class MXNetModels(Models):
             self._owners[id(array)] = parameter
             yield f"data{suffix}", array, arrays.__setitem__, i
 
+    def is_module(self, obj: Any) -> bool:
+        return not isinstance(obj, (_Parameter, _ParameterDict))
+
+    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
+        # A running mean is a parameter without a derivative.
+        if not isinstance(obj, _Parameter) or not obj._differentiable:
+            return {}
+        return {name: obj.grad_req != "null" for name, *_ in self._members_of_parameter(obj)}
+
     def find_unlisted(self, obj: Any) -> Collection[str]:
         return vars(obj).keys() - _OWN_ATTRIBUTES if isinstance(obj, _Block) else ()
 

@@ -182,6 +182,27 @@ class TensorFlowModels(Models):
             for index, each in enumerate(variables)
         ]
 
+    def is_module(self, obj: Any) -> bool:
+        return not (is_of_keras(obj, "Variable") or isinstance(obj, tf.random.Generator))
+
+    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
+        if is_of_keras(obj, "Layer"):
+            # A frozen variable stays in the list of those that can be trained.
+            parameters = {id(x) for x in obj._trainable_variables}
+            variables = _name_variables(_list_variables(obj))
+            return {
+                name: obj.trainable and x.trainable for name, x in variables if id(x) in parameters
+            }
+        if isinstance(obj, KerasObject):
+            return {}
+        attributes = (_inside(name, value) for name, value in vars(obj).items())
+        return {
+            name: True
+            for each in attributes
+            for name, x in each
+            if isinstance(x, tf.Variable) and x.trainable
+        }
+
     def find_unsaved(self, model: Any) -> Sequence[str]:
         return [f"{layer.name}.{what}" for layer, what in find_learned_beside_variables(model)]
 
@@ -230,11 +251,7 @@ class TensorFlowModels(Models):
 
 
 def _members_of_layer(layer: Any) -> Iterator[Member]:
-    yield from _variables(
-        layer._variables
-        if hasattr(layer, "_variables")  # a metric has this list
-        else [*layer._trainable_variables, *layer._non_trainable_variables]
-    )
+    yield from _variables(_list_variables(layer))
     keras = sys.modules["keras"]
     if isinstance(layer, keras.Model) and not layer.built:
         lacking = NoTensor(
@@ -247,6 +264,13 @@ def _members_of_layer(layer: Any) -> Iterator[Member]:
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
             yield f"{kind}.{index}", value, None, None
+
+
+def _list_variables(layer: Any) -> list[Any]:
+    """Return the variables of a layer or a metric, without those of inner layers."""
+    if hasattr(layer, "_variables"):  # a metric has this list
+        return list(layer._variables)
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def _list_compiled_variables(model: Any) -> list[Any]:
@@ -427,6 +451,12 @@ def all_optimizers(outermost: Any) -> Iterator[Any]:
 
 
 def _variables(variables: list[Any]) -> Iterator[Member]:
+    for name, variable in _name_variables(variables):
+        yield name, variable._value, None, None
+
+
+def _name_variables(variables: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that have values on a device, with their names."""
     names: set[str] = set()
     for index, variable in enumerate(variables):
         # Keras makes some variables later, when they are first needed.
@@ -437,7 +467,7 @@ def _variables(variables: list[Any]) -> Iterator[Member]:
                 name = _WITHOUT_NAME.sub("variable", name)
             name = f"{name}_{index}" if name in names else name
             names.add(name)
-            yield name, variable._value, None, None
+            yield name, variable
 
 
 def _refill(x: tf.Variable, new: tf.Tensor) -> None:

@@ -7,7 +7,7 @@ to them stay valid, above all those of an optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
 from types import MemberDescriptorType
@@ -90,6 +90,13 @@ class TorchModels(Models):
                     put = partial(object.__setattr__, obj)
                     members.append((name, getattr(obj, name), put, name))
         return members
+
+    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
+        obj = original(obj)
+        if not isinstance(obj, torch.nn.Module):
+            return {}
+        kept = vars(obj) if "_parameters" in vars(obj) else _properties(obj)
+        return {name: x.requires_grad for name, x in kept["_parameters"].items() if x is not None}
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
         # ``state_dict`` lacks plain attributes, and buffers that are not persistent.

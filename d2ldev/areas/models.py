@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -105,6 +105,21 @@ class Models:
         They are tensors that are refilled, such as the sums of the metrics of a compiled model.
         """
         return ()
+
+    def is_module(self, obj: Any) -> bool:
+        """Return whether an object of ``types`` has a row of its own in ``summarize``.
+
+        A variable that holds one tensor of a module is not a module.
+        """
+        return True
+
+    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
+        """Return the parameters of an object of ``types``: name -> whether training changes it.
+
+        The names are those of the tensors in ``members``. ``summarize`` counts other tensors as
+        buffers. By default each member is a parameter that training changes.
+        """
+        return {name: True for name, _, _, _ in self.members(obj)}
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
         """Return the names of the members that the framework's own list of weights lacks.

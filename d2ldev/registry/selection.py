@@ -26,6 +26,7 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.locks import Lock
+from d2ldev.nesting.containers import container_of
 from d2ldev.nesting.kinds import OBJECT, TENSOR
 from d2ldev.registry.discovery import (
     FALLBACK,
@@ -321,6 +322,30 @@ def framework_of_tensor(x: Any) -> Framework:
         f"it is not a tensor of an imported framework; {choices()}",
         "x = backend.asarray(x) makes a tensor",
     ) from broken
+
+
+def framework_of_object(x: Any) -> Framework | None:
+    """Return the framework of a model, an optimizer, a tensor, or of the first one in a nesting.
+
+    Like ``framework_of_tensor`` it imports no framework. None if no framework knows it.
+    """
+    seen: set[int] = set()
+    waiting = [x]
+    while waiting and len(seen) < _MOST_SEARCHED:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        for name in _possible_backends(value):
+            if _knows(name, value):
+                return get_framework(name)
+        container = container_of(type(value))
+        if container is not None:
+            waiting += reversed(list(container.children(value)))
+    return None
+
+
+_MOST_SEARCHED = 10_000
 
 
 def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from d2ldev.framework import Member, Models
@@ -62,6 +62,12 @@ class TinygradModels(Models):
             # A switch of the process. The device follows from the parameters.
             if not isinstance(value, ContextVar) and name != "device":
                 yield name, value, vars(obj).__setitem__, name
+
+    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
+        if isinstance(obj, nn.optim.Optimizer):
+            return {}
+        found = vars(obj).items()
+        return {name: True for name, x in found if isinstance(x, Tensor) and x.is_param}
 
     def list_attached(self, x: Tensor) -> Iterable[Member]:
         if x.grad is not None:

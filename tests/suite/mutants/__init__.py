@@ -31,6 +31,7 @@ from d2ldev.areas import Strictness
 from mutants.provision import (
     GRADIENTS,
     Attentive,
+    Frozen,
     Kept,
     NetworkGroupLearner,
     NetworkLearner,
@@ -44,13 +45,17 @@ MUTANTS: list[type[Mutant]] = []
 class ReferenceModels(d2ldev_reference.models.ReferenceModels):
     """The reference backend's models, with one that has attributes."""
 
-    types = (Attentive, Kept)
+    types = (Attentive, Frozen, Kept)
 
     def members(self, obj):
         return [
             (name, value, partial(object.__setattr__, obj), name)
             for name, value in vars(obj).items()
         ]
+
+    def find_parameters(self, obj):
+        names = () if isinstance(obj, Frozen) else vars(obj).keys() - {"mean", "momentum"}
+        return dict.fromkeys(names, True)
 
     def find_unlisted(self, obj):
         return ("attention_weights",)

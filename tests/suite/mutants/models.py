@@ -9,7 +9,8 @@ import numpy as np
 from d2ldev_reference.models import MLP, ReferenceModels
 
 import mutants
-from d2ldev import Backend, DeviceUnavailableError, UnsupportedValueError
+from d2ldev import Backend, DeviceUnavailableError, Summary, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.device import CPU
 from mutants import Mutant
 
@@ -416,3 +417,38 @@ class ScalesEachLayer(Mutant, caught_by="mlp.parameters"):
             for layer in net.layers:
                 layer["scale"] = layer["weight"][0, :]
             return net
+
+
+class CountsTensorsTwice(
+    Mutant,
+    caught_by=("show.every-tensor-once", "show.ties", "show.trained", "show.prints"),
+):
+    class Backend(Backend):
+        def summarize(self, obj):
+            return Summary(super().summarize(obj).modules * 2)
+
+
+class TakesBuffersForParameters(Mutant, caught_by="show.buffers"):
+    class Models(mutants.ReferenceModels):
+        def find_parameters(self, obj):
+            return dict.fromkeys(vars(obj), True)
+
+
+class TakesFrozenNumbersForTrained(Mutant, caught_by="show.untrained"):
+    class Models(mutants.ReferenceModels):
+        def find_parameters(self, obj):
+            return {f"layers.0.{name}": True for name in ("weight", "bias")}
+
+
+class CountsFrozenNumbersTwice(Mutant, caught_by="show.frozen"):
+    class Backend(Backend):
+        def summarize(self, obj):
+            modules = super().summarize(obj).modules
+            return Summary(modules * (2 if framework_of(self).is_frozen else 1))
+
+
+class WaitsForItsSummary(Mutant, caught_by="show.asks-only"):
+    class Backend(Backend):
+        def summarize(self, obj):
+            self.synchronize()
+            return super().summarize(obj)
