@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+from pages import ROOT, run_page
 from processes import extend_path
 
 LIBRARY = """
@@ -237,3 +238,10 @@ def test_tests_of_other_forms_are_followed(project):
     outcomes = json.loads(report.read_text())["tests"]
     assert len(outcomes) == 5
     assert set(outcomes.values()) == {"leaking"}
+
+
+def test_the_marks_and_fixtures_of_the_page_do_what_it_says(tmp_path):
+    run_page(ROOT / "docs" / "leaks.md", "torch", tmp_path)
+    status, text = run(tmp_path, "--d2ldev-leaks", "-k", "not everywhere or torch")
+    assert status == 0, text
+    assert "= 5 passed" in text
