@@ -70,6 +70,12 @@ def test_contributors_are_told_each_type_of_change():
     assert re.findall(r"^\| `(\w+)` \| ", told, re.MULTILINE)[1:] == types
 
 
+def test_the_name_of_a_change_is_no_number_of_an_issue():
+    # towncrier writes what stands before the type behind the sentence, but for the names with "+".
+    names = [path.name for path in (ROOT / "changelog.d").glob("*.md") if path.stem != "README"]
+    assert [name for name in names if not name.startswith("+")] == []
+
+
 def test_only_the_job_that_publishes_has_a_right_beyond_reading():
     assert re.findall(r"^permissions: (.+)$", PUBLISH, re.MULTILINE) == ["{}"]
     assert re.findall(r"^      ([\w-]+): write", PUBLISH, re.MULTILINE) == ["id-token"]
