@@ -53,7 +53,7 @@ SOURCES = {
     "contract, How precise are products?": (
         "explanation/equal-numbers.md#how-precise-are-products"
     ),
-    "contract, What fills the GPU?": "contract.md#what-fills-the-gpu",
+    "contract, What fills the GPU?": "guides/gpu-memory.md",
     "contract, Containers and errors": "contract.md#containers-and-errors",
     "contract, What place does not move": "explanation/what-place-does-not-move.md",
     "contract, Which backend": "contract.md#which-backend",

@@ -82,3 +82,16 @@ def test_a_launch_with_restarts_goes_on_after_a_lost_process(shell, tmp_path, ex
     assert launch.returncode == 0, errors + rest
     assert "all are started again" in rest
     assert output.count(str(expected[0])[:6]) == 2
+
+
+def test_the_measurements_of_the_guide_run(shell, tmp_path):
+    one, all_ = read_commands("measure.md", "d2ldev bench")
+    commands = [one.replace("torch", "reference") + " --small", all_]
+    done = [
+        subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=shell, capture_output=True, text=True
+        )
+        for command in commands
+    ]
+    assert [each.returncode for each in done] == [0, 0], done
+    assert all("matmul: From which size on" in each.stdout for each in done)
