@@ -133,6 +133,10 @@ def write_output(cell: Cell, framework: str) -> str:
             source = f"data:image/png;base64,{data['image/png'].strip()}"
             alternative = html.escape(data.get("text/plain", "figure"))
             figures.append(fence("{raw} html", f'<img src="{source}" alt="{alternative}">'))
+        elif "text/html" in data and output["output_type"] == "display_data":
+            # A value of the last line is text, as in a terminal.
+            table = f'<div class="pst-scrollable-table-container">{data["text/html"]}</div>'
+            figures.append(fence("{raw} html", table))
         elif "text/plain" in data:
             texts.append(data["text/plain"].rstrip() + "\n")
         elif output["output_type"] == "error":

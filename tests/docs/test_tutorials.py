@@ -89,3 +89,14 @@ def test_a_figure_is_part_of_the_page():
     image = '<img src="data:image/png;base64,iVBOR" alt="&lt;Figure size 1x1&gt;">'
     cell = {**code_cell("plot()"), "outputs": [output]}
     assert tutorials.write_output(cell, "torch") == f"```{{raw}} html\n{image}\n```"
+
+
+def test_a_table_that_a_call_displays_is_html_and_a_value_is_text():
+    data = {"text/html": "<table></table>", "text/plain": "table"}
+    shown = {"output_type": "display_data", "data": data}
+    value = {"output_type": "execute_result", "data": data}
+    cell = {**code_cell("show(net)"), "outputs": [shown, value]}
+    table = '<div class="pst-scrollable-table-container"><table></table></div>'
+    assert tutorials.write_output(cell, "torch") == (
+        f"```text\ntable\n```\n```{{raw}} html\n{table}\n```"
+    )
