@@ -1,0 +1,74 @@
+"""What a notebook shows, in a real kernel: one line of progress, tables, and the plot."""
+
+import os
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from processes import extend_path
+
+CELLS = {
+    "setup": """
+import time
+import numpy as np
+import d2ldev
+
+class Slow(list):
+    def __iter__(self):
+        for batch in super().__iter__():
+            time.sleep(0.04)
+            yield batch
+
+batch = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+backend = d2ldev.get_backend("reference")
+net = backend.mlp([2, 3, 1])
+trainer = d2ldev.Trainer(3, backend=backend, enable_progress_bar=True)
+""",
+    "fit": "history = trainer.fit(net, Slow([batch] * 15), [batch], metrics=())",
+    "history": "history",
+    "plot": "ax = history.plot()",
+    "figures": "import matplotlib.pyplot as plt; print(plt.get_fignums())",
+    "show": "for _ in range(2): d2ldev.show(net)",
+    "placement": "backend.placement(net)",
+}
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """The outputs of each cell."""
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS.values()]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    environment = os.environ | {"PYTHONPATH": extend_path([])}
+    NotebookClient(notebook, timeout=120).execute(env=environment)
+    return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
+
+
+def test_progress_is_one_line_that_is_replaced(outputs):
+    (line,) = outputs["fit"]
+    assert line["output_type"] == "display_data"
+    assert line["data"]["text/plain"].startswith("epoch 3/3: loss ")
+    assert "val_loss" in line["data"]["text/plain"]
+    assert "examples/s" in line["data"]["text/plain"]
+    assert '<progress value="3" max="3">' in line["data"]["text/html"]
+
+
+def test_a_history_is_a_table(outputs):
+    (shown,) = outputs["history"]
+    assert shown["data"]["text/html"].count("<tr>") == 4
+    assert shown["data"]["text/plain"].startswith("{'loss': [")
+
+
+def test_a_plot_is_shown_once_and_closed(outputs):
+    kinds = [each["data"].keys() for each in outputs["plot"]]
+    assert [("image/png" in each) for each in kinds] == [True]
+    assert outputs["figures"][0]["text"] == "[]\n"
+
+
+def test_show_displays_a_table_wherever_it_is_called(outputs):
+    tables = [each["data"]["text/html"] for each in outputs["show"]]
+    assert [table.count("<tr>") for table in tables] == [4, 4]
+
+
+def test_a_placement_is_a_table(outputs):
+    (shown,) = outputs["placement"]
+    assert "4 on cpu" in shown["data"]["text/html"]
