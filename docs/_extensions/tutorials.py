@@ -5,8 +5,11 @@ once for each framework, and writes the outputs below the cells. A cell shows it
 that differ have a tab for each framework, and the site remembers the choice.
 
 MyST-NB runs a page with one kernel and shows one output for a cell. Four tabs would need four
-copies of each cell. The outputs are kept in the folder of the doctrees. They are used again as long
-as the notebook, d2ldev and the framework's package stay the same. A cell that fails ends the build.
+copies of each cell. A framework that is not installed has no tab, and Sphinx warns of it.
+
+The outputs are kept in the folder of the doctrees. They are used again as long as the notebook,
+d2ldev, the framework's package and the installed versions stay the same. A cell that fails ends the
+build.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.util import logging
 from traitlets.config import Config
 
 import d2ldev
@@ -36,6 +40,8 @@ from d2ldev.cli.tour import Cell, make_notebook, read_cells, tags_of
 FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
 TIMEOUT = 300  # seconds for a cell
 CORE = Path(d2ldev.__file__).parent
+
+LOGGER = logging.getLogger(__name__)
 
 Outputs = list[str]  # of each cell of code, as MyST
 
@@ -50,12 +56,15 @@ def add_outputs(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
     """Replace a notebook that a page includes by its text, its code and its outputs."""
     if content[0].startswith("---\njupytext:"):
         cells = read_cells(content[0])
-        outputs = asyncio.run(run_everywhere(cells, app.doctreedir / "outputs"))
+        frameworks = [name for name in FRAMEWORKS if find_spec(name)]
+        for name in FRAMEWORKS.keys() - frameworks:
+            LOGGER.warning(f"{name} is not installed: the tutorials have no tab for it")
+        outputs = asyncio.run(run_everywhere(cells, app.doctreedir / "outputs", frameworks))
         content[0] = write_page(cells, outputs)
 
 
 async def run_everywhere(
-    cells: list[Cell], folder: Path, frameworks: Sequence[str] = tuple(FRAMEWORKS)
+    cells: list[Cell], folder: Path, frameworks: Sequence[str]
 ) -> dict[str, Outputs]:
     """Run a notebook on each framework; return the outputs by framework.
 
@@ -156,7 +165,7 @@ def write_page(cells: list[Cell], outputs: dict[str, Outputs]) -> str:
             parts.append(cell["source"])
             continue
         parts.append(fence("python", cell["source"]))
-        found = next(of_cells)
+        found = next(of_cells, ("",))
         if len({*found}) > 1:
             parts.append(":::::{tab-set}\n:class: cell-outputs\n:sync-group: framework\n")
             for name, output in zip(outputs, found, strict=True):
@@ -169,13 +178,7 @@ def write_page(cells: list[Cell], outputs: dict[str, Outputs]) -> str:
 
 
 def fence(language: str, text: str) -> str:
-    """Return a block of MyST that ends where the text ends.
-
-    >>> print(fence("text", "a"))
-    ```text
-    a
-    ```
-    """
+    """Return a block of MyST that ends where the text ends."""
     longest = max((len(found) for found in re.findall("^ *(`+)", text, re.MULTILINE)), default=0)
     marks = "`" * max(3, longest + 1)
     return f"{marks}{language}\n{text}\n{marks}"

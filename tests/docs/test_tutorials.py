@@ -83,6 +83,14 @@ def test_equal_outputs_have_no_tabs_and_different_ones_have_one_for_each_framewo
     )
 
 
+def test_code_that_has_a_fence_does_not_end_its_block():
+    assert tutorials.fence("text", "a\n```\nb") == "````text\na\n```\nb\n````"
+
+
+def test_without_a_framework_a_page_has_its_code():
+    assert tutorials.write_page([code_cell("x")], {}) == "```python\nx\n```\n"
+
+
 def test_a_figure_is_part_of_the_page():
     data = {"image/png": "iVBOR\n", "text/plain": "<Figure size 1x1>"}
     output = {"output_type": "display_data", "data": data}
