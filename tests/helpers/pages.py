@@ -92,8 +92,8 @@ def run_diff(block: str) -> None:
 
     The block is all that ``difflib`` makes of the two programs, so that both can be read from it.
     Both print a loss for each epoch. The second one also has the variables ``d2l``, ``net``,
-    ``optimizer`` and ``loss``. d2ldev makes virtual GPUs only before the framework's first tensor,
-    so the first loop runs last.
+    ``optimizer`` and ``loss``, and runs in strict mode. d2ldev makes virtual GPUs only before the
+    framework's first tensor, so the first loop runs last.
     """
     lines = block.splitlines()[3:]  # after the two names, and the line numbers
     before, after = ([line[1:] for line in lines if line[:1] != sign] for sign in ("+", "-"))
@@ -101,6 +101,7 @@ def run_diff(block: str) -> None:
     assert [line.rstrip() for line in made] == block.splitlines()
     program = "\n".join(after)
     assert program.count("d2l.try_gpu()") == 1
+    os.environ["D2LDEV_STRICT"] = "1"
     losses = []
     for index in (0, 1):
         numbers, names = run_loop(program.replace("d2l.try_gpu()", f"d2l.gpu({index})"))
