@@ -610,18 +610,17 @@ class Placement(dict[str, Device]):
 
 def placement(framework: Framework, obj: Any) -> Placement:
     """Return where everything is that ``obj`` holds; see ``Backend.placement``."""
-    attempted, device_of = "list the tensors of an object", framework.tensors.device_of
-    search, places = _ask_tensors(
-        framework,
-        obj,
-        attempted,
-        lambda found: {name: device_of(x) for name, x in found.entries},
-    )
+    search, places = _ask_tensors(framework, obj, "list the tensors of an object", _list_places)
     for name, x in search.fixed:
         place = place_of_fixed(framework, x)
         if place is not None:
             places[name] = place
-    return Placement(places)
+    return places
+
+
+def _list_places(search: Search) -> Placement:
+    device_of = search.framework.tensors.device_of
+    return Placement({name: device_of(x) for name, x in search.entries})
 
 
 def _settle(search: Search, device: Device) -> None:
