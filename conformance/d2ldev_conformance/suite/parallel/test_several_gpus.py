@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Broadcast, Trainer
+from d2ldev import Broadcast, History, Trainer
 from d2ldev_conformance.provision import attention_models, networks_with_batch_norm
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import (
@@ -90,8 +90,9 @@ def test_two_gpus_learn(backend):
 
     Two models that both stay as they are agree, too.
     """
-    history = _fit(backend, 2, optimizer="adam")[1]
+    _, history, trainer = _fit(backend, 2, optimizer="adam")
     assert history["loss"][-1] < history["loss"][0]
+    assert type(history) is type(trainer.history) is History  # also from other processes
 
 
 @requirement("several.clip-the-whole-gradient", section=SECTION, source="PyTorch, clip_grad_norm_")

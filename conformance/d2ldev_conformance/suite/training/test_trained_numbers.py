@@ -17,7 +17,6 @@ def test_a_summary_tells_that_nothing_is_trained(backend, place, frozen_model):
     """Count no number as trained in a model that trains nothing."""
     total = backend.summarize(untrainable_models(backend)[frozen_model](place)).total
     assert total.trained == 0
-    assert total.parameters + total.buffers > 0
 
 
 @requirement("show.frozen", section=SECTION)
