@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 
 _TABLE = '<table style="border-collapse: collapse">'
-_CAPTION = '<caption style="text-align: left">'
+_CAPTION = '<caption style="text-align: left; white-space: nowrap">'
 
 
 def is_notebook() -> bool:
@@ -40,8 +40,8 @@ def format_html_table(
 
     def cell(tag: str, value: object, column: int) -> str:
         is_number = column < len(header) and header[column] in numbers
-        align = "right" if is_number else "left"
-        return f'<{tag} style="text-align: {align}">{escape(str(value))}</{tag}>'
+        style = f"text-align: {'right' if is_number else 'left'}; padding: 0.2em 0.6em"
+        return f'<{tag} style="{style}">{escape(str(value))}</{tag}>'
 
     lines = [_TABLE]
     if caption:

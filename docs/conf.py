@@ -68,7 +68,7 @@ templates_path = ["_templates"]
 # The pages lie in docs/: the address of the site leads there.
 html_additional_pages = {"index": "redirect.html"}
 html_static_path = ["_static"]
-html_css_files = ["diffs.css", "lines.css", "pictures.css", "tutorials.css"]
+html_css_files = ["diffs.css", "lines.css", "pictures.css", "tables.css", "tutorials.css"]
 html_show_sourcelink = False
 html_theme_options = {
     "show_prev_next": True,
