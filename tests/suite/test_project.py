@@ -53,7 +53,7 @@ def test_ci_runs_environments_of_the_nightly_file_each_night():
 
 
 def test_tox_is_read_by_a_stranger():
-    assert len((ROOT / "tox.ini").read_text(encoding="utf-8").splitlines()) <= 125
+    assert len((ROOT / "tox.ini").read_text(encoding="utf-8").splitlines()) <= 130
 
 
 @pytest.mark.parametrize("name", ["tox.ini", "nightly.ini"])
