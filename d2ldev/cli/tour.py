@@ -49,9 +49,11 @@ _CHOICE = """\
 # To change it later, restart the kernel, and run all cells.
 import d2ldev
 
-d2ldev.set_backend({name!r})"""
-_VIRTUAL = """
-d2ldev.virtual_gpus({number})  # remove this line on a machine with GPUs"""
+{virtual}d2ldev.set_backend("{name}")"""
+# Before the backend: a framework in use cannot get other GPUs.
+_VIRTUAL = """\
+d2ldev.virtual_gpus({number})  # remove this line on a machine with GPUs
+"""
 
 
 def run(*, virtual_gpus: int | None, notebook: Path | None = None) -> int:
@@ -156,9 +158,8 @@ def write_notebooks(
     Raises:
         OSError: if a file cannot be written, or has the name of a notebook. Then no file is new.
     """
-    choice = _CHOICE.format(name=name)
-    if virtual_gpus:
-        choice += _VIRTUAL.format(number=virtual_gpus)
+    virtual = _VIRTUAL.format(number=virtual_gpus) if virtual_gpus else ""
+    choice = _CHOICE.format(virtual=virtual, name=name)
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     try:

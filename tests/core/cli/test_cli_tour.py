@@ -225,8 +225,8 @@ def test_a_notebook_has_the_cells_of_its_source_after_the_choice_of_a_framework(
     assert all(each.pop("id") == f"cell-{i}" for i, each in enumerate(cells, 1))
     assert cells == CELLS[name]
     assert choice["source"].splitlines()[-2:] == [
-        "d2ldev.set_backend('reference')",
         "d2ldev.virtual_gpus(2)  # remove this line on a machine with GPUs",
+        'd2ldev.set_backend("reference")',
     ]
 
 
