@@ -151,7 +151,8 @@ def write_output(cell: Cell, framework: str) -> str:
         elif output["output_type"] == "error":
             texts.append(f"{output['ename']}: {output['evalue']}\n")
         else:
-            texts.append(output.get("text", ""))
+            # TensorFlow logs each sum of gradients in Jupyter, and nowhere else.
+            texts.append(re.sub(r"^INFO:\w+:.*\n?", "", output.get("text", ""), flags=re.MULTILINE))
     text = "".join(texts).rstrip()
     return "\n".join([fence("text", text)] * bool(text) + figures)
 

@@ -91,6 +91,13 @@ def test_without_a_framework_a_page_has_its_code():
     assert tutorials.write_page([code_cell("x")], {}) == "```python\nx\n```\n"
 
 
+def test_a_framework_s_log_is_no_output():
+    text = "1\nINFO:tensorflow:Reduce to CPU:1\n2\n"
+    output = {"output_type": "stream", "name": "stdout", "text": text}
+    cell = {**code_cell("fit()"), "outputs": [output]}
+    assert tutorials.write_output(cell, "tensorflow") == "```text\n1\n2\n```"
+
+
 def test_a_figure_is_part_of_the_page():
     data = {"image/png": "iVBOR\n", "text/plain": "<Figure size 1x1>"}
     output = {"output_type": "display_data", "data": data}
