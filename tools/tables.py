@@ -22,11 +22,14 @@ from typing import Any
 
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import Explanation
+from d2ldev_conformance.methods import Verdict, judge_methods, list_methods
 from d2ldev_conformance.progress import count_by_module
 from d2ldev_conformance.runs import Run, name_gpus, platform_of, select_newest
 from d2ldev_conformance.schema import read_report
 
+from d2ldev import Backend
 from d2ldev.framework.testing import MODULES
+from d2ldev.registry.discovery import rank
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,6 +47,9 @@ def with_tables(text: str) -> str:
         "support": support_rows(),
         "support-summary": support_summary_rows(),
         "modules": module_rows(),
+        "methods": method_rows(),
+        "limits": limit_rows(),
+        "not-run": not_run_rows(),
         "versions": version_rows(),
         "overhead": overhead_rows(),
         "overhead-in-short": overhead_in_short_rows(),
@@ -166,6 +172,90 @@ def module_rows() -> Iterator[str]:
         counts = count_by_module(report["requirements"])
         cells = [_count_passed(counts[module]) if module in counts else "" for module in MODULES]
         yield f"| {report['backend']} | {name_gpus(report)} | {' | '.join(cells)} |"
+
+
+_PLATFORMS = {"cpu": "the CPU", "virtual": "virtual GPUs", "cuda": "CUDA"}
+# A method with a known gap has passed the other requirements about it, if any.
+_MARKS = {"passed": "✓", "failed": "✗", "not begun": "✗", "not run": "·"}
+
+
+def judge_reports() -> dict[tuple[str, str], dict[str, Verdict]]:
+    """Return (backend, platform) -> method -> what the newest report says of it."""
+    requirements = [each.id for each in list_explanations()]
+    return {
+        (report["backend"], platform_of(report)): dict(judge_methods(report, requirements))
+        for report in newest_reports()
+    }
+
+
+def method_rows() -> Iterator[str]:
+    """Return one row for each method: for each backend a mark for each platform."""
+    judged = judge_reports()
+    backends = sorted({backend for backend, _ in judged}, key=rank)
+    yield f"| method | {' | '.join(backends)} |"
+    yield "|---" * (len(backends) + 1) + "|"
+    methods = list_methods(each.id for each in list_explanations())
+    own = [name for name in vars(Backend) if name in methods]
+    without = [
+        name
+        for name, value in vars(Backend).items()
+        if callable(value) and not name.startswith("_") and name not in methods
+    ]
+    for method in [*own, *without, *sorted({*methods} - {*own})]:
+        cells = [
+            " ".join(
+                _mark(judged.get((backend, platform), {}).get(method)) for platform in _PLATFORMS
+            )
+            for backend in backends
+        ]
+        yield f"| `{method}` | {' | '.join(cells)} |"
+
+
+def _mark(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "·"
+    return _MARKS.get(verdict.outcome) or ("◐" if verdict.passed else "∅")
+
+
+def limit_rows() -> Iterator[str]:
+    """Return a chapter for each backend: what it does not pass, where, and why."""
+    found: dict[str, dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]]] = {}
+    for (backend, platform), verdicts in judge_reports().items():
+        for method, verdict in verdicts.items():
+            for outcome, requirement, reason in verdict.reasons:
+                # A limit that a backend declares is one of many requirements.
+                key = requirement if outcome == "failed" else reason
+                limits = found.setdefault(backend, {})
+                named = limits.setdefault((outcome, key), ({}, {}))
+                named[0][_PLATFORMS[platform]] = named[1][f"`{method}`"] = None
+    for backend in sorted(found, key=rank):
+        yield from ("", f"### {backend}", "")
+        for (outcome, key), (platforms, methods) in sorted(found[backend].items()):
+            why = f"`{key}` fails" if outcome == "failed" else _write_reason(key, backend)
+            where = ", ".join(platforms)
+            yield f"- {', '.join(methods)} on {where}: {_WORDS.get(outcome, '')}{why}."
+    yield ""
+
+
+_WORDS = {"known gap": "known gap: "}
+
+
+def _write_reason(reason: str, backend: str) -> str:
+    """Return a reason without the name of the backend, and its addresses as links."""
+    text = reason.removeprefix(f"the {backend} backend ").strip()
+    return re.sub(r"\((https?://\S+)\)", r"([issue](\1))", text)
+
+
+def not_run_rows() -> Iterator[str]:
+    """Return one line for each backend without a report of a platform, with the reason."""
+    kept = ROOT / "conformance" / "results" / "not_run.toml"
+    reasons = tomllib.loads(kept.read_text(encoding="utf-8"))
+    judged = judge_reports()
+    for backend in sorted({backend for backend, _ in judged}, key=rank):
+        for platform, name in _PLATFORMS.items():
+            if (backend, platform) not in judged:
+                reason = reasons.get(backend, {}).get(platform, "not run")
+                yield f"- {backend} on {name}: {reason}."
 
 
 def _count_passed(count: Counter[str]) -> str:
