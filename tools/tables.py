@@ -203,7 +203,7 @@ def method_rows() -> Iterator[str]:
     ]
     for method in [*own, *without, *sorted({*methods} - {*own})]:
         cells = [
-            " ".join(
+            "".join(
                 _mark(judged.get((backend, platform), {}).get(method)) for platform in _PLATFORMS
             )
             for backend in backends
