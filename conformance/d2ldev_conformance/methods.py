@@ -1,10 +1,10 @@
 """Which methods a requirement is about, and what a report says of each method.
 
-The beginning of an id tells it: ``copy.copy-`` is about ``Backend.copy``. Tests use many other
-methods to make and to look at tensors, so that the calls of a test do not tell.
+The beginning of an id tells it: ``copy.copy-`` is about ``Backend.copy``. The calls of a test do
+not tell it, because tests also use other methods to make tensors and to look at them.
 
-Held by ``tests/suite/test_methods.py``: each method has a requirement, each requirement has an
-entry, and each entry names methods that the tests of its requirements use.
+Held by ``tests/suite/test_methods.py``. Each method has a requirement, and each requirement has an
+entry. The tests of a requirement use the methods of its entry.
 """
 
 from __future__ import annotations
