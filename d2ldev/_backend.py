@@ -1189,7 +1189,11 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             UnsupportedValueError: for anything else than a model, an optimizer, or a nesting of
                 them and of tensors.
 
-        >>> print(backend.summarize(net))                                  # doctest: +SKIP
+        >>> print(backend.summarize(backend.mlp([2, 4, 1], device='gpu:0')))
+        module    class  parameters  trained  buffers       MB  dtype    device
+        layers.0                 12       12        0  < 0.001  float32  gpu:0
+        layers.1                  5        5        0  < 0.001  float32  gpu:0
+                  total          17       17        0  < 0.001  float32  gpu:0
         """
         from d2ldev.operations.summary import summarize
 

@@ -40,6 +40,9 @@ class History(dict[str, list[float]]):
             ax: the axes of Matplotlib to draw on. None makes a new figure. Outside of a notebook
                 ``pyplot`` does not know that figure: for a window, give ``ax=plt.gca()``.
 
+        Returns:
+            The axes, with a line for each name.
+
         Raises:
             PackageNotInstalledError: if Matplotlib is missing.
 

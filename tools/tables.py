@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import typer
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import Explanation
 from d2ldev_conformance.methods import Verdict, judge_methods, list_methods
@@ -28,6 +29,7 @@ from d2ldev_conformance.runs import Run, name_gpus, platform_of, select_newest
 from d2ldev_conformance.schema import read_report
 
 from d2ldev import Backend
+from d2ldev.cli.main import app
 from d2ldev.framework.testing import MODULES
 from d2ldev.registry.discovery import rank
 
@@ -65,6 +67,7 @@ def with_tables(text: str) -> str:
         "speed-summary": speed_summary_rows(),
         "speed-misses": speed_miss_rows(),
         "requirements": requirement_rows(),
+        **option_tables(),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
     for name, rows in tables.items():
@@ -72,6 +75,25 @@ def with_tables(text: str) -> str:
         pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
         text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
     return text
+
+
+def option_tables() -> dict[str, list[str]]:
+    """Return the tables of options: ``options-NAME`` for each command, and ``options-d2ldev``."""
+    group: Any = typer.main.get_command(app)
+    return {
+        f"options-{name}": [*_option_rows(command)]
+        for name, command in {"d2ldev": group, **group.commands}.items()
+    }
+
+
+def _option_rows(command: Any) -> Iterator[str]:
+    yield "| option | meaning |"
+    yield "|---|---|"
+    for each in command.params:
+        is_option = each.param_type_name == "option"
+        value = f" {each.metavar}" if each.metavar and is_option else each.metavar or ""
+        name = ", ".join(each.opts) + value if is_option else value
+        yield f"| `{name}` | {each.help} |"
 
 
 def requirement_rows() -> Iterator[str]:

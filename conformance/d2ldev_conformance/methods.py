@@ -1,7 +1,7 @@
 """Which methods a requirement is about, and what a report says of each method.
 
 The beginning of an id tells it: ``copy.copy-`` is about ``Backend.copy``. The calls of a test do
-not tell it, because tests also use other methods to make tensors and to look at them.
+not tell it: tests make tensors and look at them by other methods.
 
 Held by ``tests/suite/test_methods.py``. Each method has a requirement, and each requirement has an
 entry. The tests of a requirement use the methods of its entry.
@@ -187,6 +187,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "several.predict-": ("Trainer.validate", "Trainer.predict"),
     "split.": ("split",),
     "strict.": ("strict",),
+    "show.": ("summarize",),
+    "show.prints": ("show",),
     "sync.": ("synchronize", "is_idle"),
     "threads.backend-": ("use_backend",),
     "threads.copies-": ("to", "copy"),
@@ -217,7 +219,7 @@ def find_methods(requirement: str) -> tuple[str, ...]:
     """
     beginnings = [each for each in METHODS if requirement.startswith(each)]
     if not beginnings:
-        raise KeyError(requirement)
+        raise KeyError(f"no entry in METHODS is the beginning of {requirement}")
     return METHODS[max(beginnings, key=len)]
 
 

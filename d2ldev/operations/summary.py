@@ -57,6 +57,10 @@ class Summary:
 
     Attributes:
         total: the ``ModuleSize`` of the whole model.
+
+    >>> summary = backend.summarize(backend.mlp([2, 4, 1]))
+    >>> summary.total.parameters, [each.parameters for each in summary.modules]
+    (17, [12, 5])
     """
 
     def __init__(self, modules: Sequence[ModuleSize], notes: Sequence[str] = ()) -> None:
