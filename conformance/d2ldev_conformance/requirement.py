@@ -47,7 +47,7 @@ _SECTION_LINKS = {
 _ARRAY_API = "https://data-apis.org/array-api/latest/"
 _TORCH = "https://docs.pytorch.org/docs/stable/"
 SOURCES = {
-    "contract": "contract.md#devices-and-methods",
+    "contract": "api/backend.md#all-methods",
     "contract, Dtypes of new tensors": "contract.md#dtypes-of-new-tensors",
     "contract, Random numbers": "explanation/equal-numbers.md#random-numbers",
     "contract, How precise are products?": (

@@ -6,11 +6,9 @@ import runpy
 import shutil
 import tomllib
 from pathlib import Path
-from types import FunctionType
 
 import pytest
 from d2ldev_conformance.lines import format_lines
-from d2ldev_reference import ReferenceFramework
 
 import d2ldev
 import d2ldev.framework
@@ -21,7 +19,7 @@ DOCUMENTS = {
     for folder, paths in ((ROOT, ["README.md"]), (ROOT / "docs", (ROOT / "docs").rglob("*.md")))
     for path in (folder / each for each in paths)
 }
-README, CONTRACT = DOCUMENTS["README.md"], DOCUMENTS["contract.md"]
+README = DOCUMENTS["README.md"]
 SPEED, TABLES = DOCUMENTS["speed.md"], DOCUMENTS["speed-tables.md"]
 
 
@@ -71,17 +69,6 @@ def test_ci_runs_the_second_command():
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == commands()[1]
 
 
-def test_the_contract_has_every_method():
-    table = CONTRACT.split("## Which backend")[0]
-    methods = {
-        name
-        for name in dir(d2ldev.Backend)
-        if isinstance(getattr(d2ldev.Backend, name), FunctionType) and not name.startswith("_")
-    }
-    named = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", table.split("Containers are")[0]))
-    assert methods <= named
-
-
 API = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md")}
 
 
@@ -110,14 +97,6 @@ def test_a_program_runs_on_two_virtual_gpus(program, reference):
         namespace = {}
         exec(program, namespace)
         assert str(reference.device_of(namespace["X"])) == "gpu:0"
-
-
-def test_the_error_is_worded_as_shown(monkeypatch):
-    (shown,) = blocks("text", CONTRACT)
-    monkeypatch.setattr(ReferenceFramework, "name", "torch")
-    with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
-        d2ldev.Backend(ReferenceFramework(virtual_gpus=1)).ones(2, device="gpu:1")
-    assert shown.strip() == f"{type(caught.value).__name__}: {caught.value}"
 
 
 @pytest.fixture(scope="module")
