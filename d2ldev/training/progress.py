@@ -132,7 +132,7 @@ class Progress(ABC):
 
 
 class Bars(Progress):
-    """The bars of a run in a terminal, or in a notebook's widget."""
+    """The bars of a run in a terminal."""
 
     def __init__(self, bars: rich.progress.Progress, epochs: int, done: int) -> None:
         super().__init__(epochs, done)

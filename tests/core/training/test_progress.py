@@ -1,6 +1,6 @@
 """Progress of a run: bars in a terminal, nothing in a pipe or a file.
 
-``tests/docs/test_progress_in_notebooks.py`` has the line in a notebook.
+``tests/docs/test_notebooks.py`` has the line in a notebook.
 """
 
 import os
