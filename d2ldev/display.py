@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
+MOST_ROWS = 60
+"""How many rows of a long table a notebook shows, which saves them in its file."""
 _TABLE = '<table style="border-collapse: collapse">'
 _CAPTION = '<caption style="text-align: left; white-space: nowrap">'
 
@@ -26,6 +28,7 @@ def format_html_table(
     *,
     caption: str = "",
     numbers: Collection[str] = (),
+    limit: int | None = None,
 ) -> str:
     """Return a table in HTML, with all text escaped.
 
@@ -34,6 +37,8 @@ def format_html_table(
         rows: the cells of each row.
         caption: a line above the table.
         numbers: the names of the columns with numbers, which are aligned to the right.
+        limit: the number of rows that are shown: the first and the last of a longer table. None
+            shows all.
     """
     # Imported late, because only notebooks need it.
     from html import escape
@@ -50,7 +55,7 @@ def format_html_table(
         cells = "".join(cell("th", name, column) for column, name in enumerate(header))
         lines.append(f"<thead><tr>{cells}</tr></thead>")
     lines.append("<tbody>")
-    for row in rows:
+    for row in rows if limit is None else _shorten(list(rows), limit):
         first = "td" if header else "th"
         cells = "".join(
             cell("td" if column else first, value, column) for column, value in enumerate(row)
@@ -58,6 +63,14 @@ def format_html_table(
         lines.append(f"<tr>{cells}</tr>")
     lines.append("</tbody></table>")
     return "\n".join(lines)
+
+
+def _shorten(rows: list[Sequence[object]], limit: int) -> list[Sequence[object]]:
+    """Return the first and the last rows of a table, with a row of dots between them."""
+    if len(rows) <= limit:
+        return rows
+    half = limit // 2
+    return [*rows[:half], ["…"] * len(rows[0]), *rows[half - limit :]]
 
 
 def format_text_table(

@@ -5,10 +5,11 @@ Held by ``tests/core/training/test_history.py``.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from d2ldev.dependencies import import_optional
-from d2ldev.display import format_html_table, is_notebook
+from d2ldev.display import MOST_ROWS, format_html_table, is_notebook
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,10 +66,10 @@ class History(dict[str, list[float]]):
     def _repr_html_(self) -> str:
         header = ["epoch", *self]
         rows = [
-            [number, *(f"{value:.4g}" for value in values)]
-            for number, values in enumerate(zip(*self.values(), strict=False), 1)
+            [number, *("" if value is None else f"{value:.4g}" for value in values)]
+            for number, values in enumerate(zip_longest(*self.values()), 1)
         ]
-        return format_html_table(header, rows, numbers=header)
+        return format_html_table(header, rows, numbers=header, limit=MOST_ROWS)
 
 
 def _make_axes(attempted: str) -> Axes:

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
 from d2ldev.areas.models import optimizer_refusal
 from d2ldev.device import Device
-from d2ldev.display import format_html_table
+from d2ldev.display import MOST_ROWS, format_html_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
 from d2ldev.nesting.containers import TUPLE
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
@@ -605,7 +605,8 @@ class Placement(dict[str, Device]):
     def _repr_html_(self) -> str:
         counts = Counter(self.values())
         caption = ", ".join(f"{count} on {device}" for device, count in sorted(counts.items()))
-        return format_html_table(("tensor", "device"), self.items(), caption=caption)
+        header = ("tensor", "device")
+        return format_html_table(header, self.items(), caption=caption, limit=MOST_ROWS)
 
 
 def placement(framework: Framework, obj: Any) -> Placement:

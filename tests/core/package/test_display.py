@@ -111,6 +111,23 @@ def test_all_text_of_a_table_is_escaped():
     assert unescape(found).count(hostile) == 3
 
 
+def test_a_long_table_shows_its_first_and_its_last_rows():
+    long = [(number,) for number in range(1000)]
+    found = format_html_table(["row"], long, limit=5)
+    assert Text(found).words == ["row", "0", "1", "…", "997", "998", "999"]
+    assert Text(format_html_table(["row"], long[:5], limit=5)).words[1:] == list("01234")
+
+
+def test_the_tables_of_large_models_and_long_runs_are_short(reference):
+    net = {f"layer{number}": reference.ones(1) for number in range(1000)}
+    placement = reference.placement(net)._repr_html_()
+    assert "1000 on cpu" in placement
+    assert "layer999" in placement
+    history = History(loss=[float(number) for number in range(1000)])._repr_html_()
+    assert ">1000</td>" in history
+    assert max(len(placement), len(history)) < 12_000
+
+
 def test_numbers_are_aligned_to_the_right():
     header, rows = ("name", "size"), [("a", 1), ("longer", 1000)]
     assert format_text_table(header, rows, numbers=["size"]).splitlines() == [

@@ -82,6 +82,12 @@ def test_the_table_of_a_notebook_has_the_epochs_and_the_escaped_names():
     assert "0.1235" in text
 
 
+def test_the_table_has_all_epochs_of_columns_of_different_lengths():
+    text = History(loss=[2.0, 1.0, 0.5], val_loss=[3.0])._repr_html_()
+    assert text.count("<tr>") == 4
+    assert ">0.5</td>" in text
+
+
 # -- drawing -----------------------------------------------------------------------------------
 
 
