@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from d2ldev.areas import Framework
 from d2ldev.device import Device
 from d2ldev.display import format_html_table, format_text_table
-from d2ldev.errors import D2LDevError, text_of
-from d2ldev.nesting.kinds import TENSOR
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
+from d2ldev.nesting.kinds import PLAIN, TENSOR
 from d2ldev.operations.placing import Inventory
 
 _HEADER = ("module", "class", "parameters", "trained", "buffers", "MB", "dtype", "device")
@@ -132,7 +132,11 @@ class _Walk(Inventory):
     """The walk of ``place`` through a model, with the module of each tensor."""
 
     def __init__(self, framework: Framework, obj: Any) -> None:
-        super().__init__(framework, obj, "show a model", is_saved=True)
+        attempted = "show a model"
+        super().__init__(framework, obj, attempted, is_saved=True)
+        if self._kinds[type(obj)] is PLAIN:
+            problem, fix = f"{describe(obj)} has no tensors", "d2ldev.show(net), with a model"
+            raise UnsupportedValueError(attempted, problem, fix)
         is_module = framework.models.is_module
         # Both by name: the owner of a tensor may be a variable inside a module.
         self._owners = {self._seen[id(each)]: each for each in self.objects}

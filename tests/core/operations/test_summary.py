@@ -91,7 +91,11 @@ def test_show_displays_the_table_in_a_notebook(reference, capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("value", [object(), {"net": len}], ids=["object", "function"])
+@pytest.mark.parametrize(
+    "value",
+    [object(), {"net": len}, None, "net.safetensors", 3],
+    ids=["object", "function", "none", "path", "number"],
+)
 def test_an_object_of_no_backend_is_refused(reference, value):
     with pytest.raises(UnsupportedValueError, match="show a model"):
         d2ldev.show(value)
