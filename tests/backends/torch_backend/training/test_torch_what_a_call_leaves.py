@@ -9,6 +9,7 @@ from torch_versions import needs_other_memory
 import d2ldev
 from d2ldev import Trainer
 from d2ldev._backend import framework_of
+from d2ldev.training import trainer as trainer_module
 
 X = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
 DATA = [(X, X.sum(1, keepdims=True))]
@@ -52,6 +53,24 @@ def test_what_two_gpus_learned_comes_back_if_the_optimizer_takes_no_state(virtua
     with pytest.raises(d2ldev.CheckpointError, match="no such state"):
         Trainer(1, num_gpus=2, backend=virtual).fit(net, DATA, lr=0.1)
     assert not torch.equal(net.net[0].weight.detach().cpu(), before)
+
+
+def test_the_bars_of_two_gpus_are_not_shown_again_by_the_process_that_started_theirs(
+    virtual, monkeypatch
+):
+    is_shown, show = [], trainer_module.show_progress
+
+    def record(is_wanted, epochs, done):
+        is_shown.append(is_wanted)
+        return show(is_wanted, epochs, done)
+
+    # In this process alone: the others are started anew.
+    monkeypatch.setattr(trainer_module, "show_progress", record)
+    for number in (2, 1):
+        Trainer(1, backend=virtual, num_gpus=number, enable_progress_bar=True).fit(
+            attentive(virtual), DATA, lr=0.1
+        )
+    assert is_shown == [False, True]
 
 
 class Smoothed(torch.nn.Module):
