@@ -132,8 +132,8 @@ class Trainer(TrainerState):
             holds the state of an object with ``state_dict`` and ``load_state_dict``. The Trainer
             sets an attribute ``trainer`` that is None to itself.
         enable_progress_bar: whether to show bars in the terminal, or a line in a notebook. They
-            wait for the loss twice a second. In a pipe or a file they show nothing; in a notebook
-            neither, while PyTorch trains on several GPUs.
+            wait for the loss twice a second. A pipe or a file gets nothing. A notebook gets nothing
+            either while PyTorch trains on several GPUs.
         accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
             their gradients. The last step of an epoch takes the remaining batches.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means.
