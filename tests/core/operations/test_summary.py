@@ -81,6 +81,11 @@ def test_show_prints_the_table_of_another_backend_than_the_active_one(reference,
     assert capsys.readouterr().out == f"{reference.summarize(net)}\n"
 
 
+def test_show_needs_no_output(reference, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert d2ldev.show(reference.mlp([2, 1])) is None
+
+
 def test_show_displays_the_table_in_a_notebook(reference, capsys, monkeypatch):
     shown = []
     ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
