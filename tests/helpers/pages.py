@@ -80,9 +80,9 @@ def run_page(page: Path, backend: str, folder: Path, active: str | None = None) 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def write_files(page: Path, folder: Path) -> None:
-    """Write the files of the blocks that name one, for any backend."""
-    for _, _, code in find_blocks(page, "reference"):
+def write_files(page: Path, folder: Path, backend: str = "reference") -> None:
+    """Write the files of the blocks that name one, and are for a backend."""
+    for _, _, code in find_blocks(page, backend):
         if file := FILE.match(code):
             (folder / file[1]).write_text(code, encoding="utf-8")
 

@@ -54,9 +54,9 @@ def read_commands(page, start):
     return [line for line in lines if line.startswith(start)]
 
 
-def make_shell(folder, page="several-machines.md"):
+def make_shell(folder, page="several-machines.md", backend="reference"):
     """Write a guide's files and the commands into a folder; return the variables for ``start``."""
-    write_files(GUIDES / page, folder)
+    write_files(GUIDES / page, folder, backend)
     python = shlex.quote(sys.executable)
     commands = {
         "python": f'#!/bin/sh\nexec {python} "$@"\n',
@@ -72,7 +72,7 @@ def make_shell(folder, page="several-machines.md"):
         (programs / name).chmod(0o755)
     found = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     found["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
-    found |= {"PYTHONPATH": extend_path([]), "D2LDEV_BACKEND": "reference"}
+    found |= {"PYTHONPATH": extend_path([]), "D2LDEV_BACKEND": backend}
     return found | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder)}
 
 

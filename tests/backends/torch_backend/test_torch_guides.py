@@ -18,6 +18,13 @@ def test_torchrun_trains_in_two_processes(tmp_path):
     assert len(first) == 3
 
 
+def test_a_loop_of_the_users_own_trains_in_two_processes(tmp_path):
+    (line,) = read_commands("existing-loop.md", "d2ldev launch")
+    first, second = run([line], tmp_path, make_shell(tmp_path, "existing-loop.md", "torch"))
+    assert first == second == sorted(first, reverse=True)
+    assert len(first) == 3
+
+
 @pytest.mark.nightly
 def test_torchrun_trains_on_two_machines(tmp_path):
     _, together = read_commands("several-machines.md", "torchrun")
