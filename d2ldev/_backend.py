@@ -1396,8 +1396,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             devices: train the model on these devices together, each with a shard of the batch. The
                 model, the batches and the results of ``step`` are on the first one. None is the
                 device of the model.
-            group: the processes that train the model together, each with a shard of the batch. None
-                is this process alone. ``join_group`` returns them.
+            group: the processes that train the model together, each with a shard of the batch. The
+                ``Trainer`` passes them, and sets ``learner.portion`` before each step. None is
+                this process alone.
             shard: ``'parameters'`` gives each device or process a shard of the parameters. The
                 model itself stays on the CPU.
             batch_norm: ``'global'`` or ``'local'`` statistics of batch normalization on several
@@ -1434,8 +1435,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def join_group(self) -> Group | None:
         """Join the other processes of a launch, and return them; None without a launch.
 
-        ``Trainer.fit`` does this itself. Call it in all processes, for ``learner(group=...)``. Each
-        process joins once, and later calls return the same object.
+        ``Trainer.fit`` does this itself. Call it in all processes, for the number of this process,
+        or to wait for the others. Each process joins once, and later calls return the same object.
 
         Returns:
             The processes, or None.
