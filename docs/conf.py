@@ -35,6 +35,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_design",
+    "page_links",
     "tutorials",
 ]
 root_doc = "docs/index"
