@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from processes import extend_path, make_distribution
 
+from d2ldev.cli import new_backend
 from d2ldev.framework.testing import MODULES
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,17 @@ def test_the_backend_of_the_guide_moves_a_model(toy):
     done = conform(toy, "--virtual-gpus", "1", "--only", "models", "--", "-k", "cpu-gpu0")
     assert done.returncode == 0, done.stdout
     assert " 0 failed, 0 not begun" in done.stdout
+
+
+def test_the_first_chapters_work_in_the_package_that_the_command_writes(tmp_path):
+    assert new_backend.run("toy", tmp_path) == 0
+    root = tmp_path / "d2ldev-toy"
+    files = read_files()
+    for path in ("toy.py", "d2ldev_toy/__init__.py", "d2ldev_toy/devices.py"):
+        (root / path).write_text(files[path], encoding="utf-8")
+    make_distribution(root, "d2ldev_toy", {"toy": "d2ldev_toy:ToyFramework"})
+    done = conform(root, "--only", "devices", "--", "-k", "distinct or spellings")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.nightly  # each takes up to a minute
