@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _BACKEND: pytest.StashKey[Backend] = pytest.StashKey()
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
+_NEXT: pytest.StashKey[str] = pytest.StashKey()  # the last line of the run
 _NOTES: pytest.StashKey[list[str]] = pytest.StashKey()
 _ONLY: pytest.StashKey[Sequence[str]] = pytest.StashKey()
 
@@ -377,7 +378,13 @@ def pytest_terminal_summary(
         if module not in counts or not counts[module]["passed"]:
             terminalreporter.line(f"nothing passed in {module}: the exit status is not 0")
     if _has_whole_modules(config):
-        terminalreporter.line(tell_progress(counts, report.next_steps()))
+        config.stash[_NEXT] = tell_progress(counts, report.next_steps())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say what to write next, in the last line: below pytest's list of what was skipped."""
+    if _NEXT in config.stash:
+        config.pluginmanager.getplugin("terminalreporter").line(config.stash[_NEXT])
 
 
 def _has_whole_modules(config: pytest.Config) -> bool:
