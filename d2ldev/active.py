@@ -154,7 +154,8 @@ def backend_of(x: Array) -> Backend:
         x: a tensor of any backend.
 
     Raises:
-        UnsupportedValueError: if it is not a tensor of any backend.
+        UnsupportedValueError: if it is not a tensor of any backend, such as a NumPy array. If the
+            backend of the tensor fails, ``__cause__`` is that error.
 
     >>> backend_of(get_backend('reference').ones(2))
     <the reference backend>
