@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,9 @@ def learner(
         tensors = placing.list_named_tensors(framework, model)
         places = devices or [framework.tensors.device_of(x) for _, x in tensors]
         check_devices(framework, group, places)
-        return labels.check(framework, framework.parallel.learner_of_group(model, settings, group))
+        made = labels.check(framework, framework.parallel.learner_of_group(model, settings, group))
+        _require_portion(made)
+        return made
     if len(devices) < 2:
         return labels.check(framework, framework.training.learner(model, settings))
     attempted = f"train on {len(devices)} devices"
@@ -140,6 +143,27 @@ def learner(
     for ability in ("train on several GPUs", "train on several GPUs in one process"):
         require(framework, ability, attempted, fix)
     return labels.check(framework, framework.parallel.learner(model, settings, devices))
+
+
+def _require_portion(learner: Learner) -> None:
+    """Let the first step of several processes refuse to train without ``learner.portion``."""
+    # The learner does not refer to itself: a cycle would keep the processes' engine alive.
+    reference = weakref.ref(learner)
+
+    def check_and_step(inputs: tuple[Any, ...], y: Any) -> tuple[Any, Any]:
+        learner: Any = reference()
+        if learner.portion is None:
+            raise UnsupportedValueError(
+                "take a step in several processes",
+                "the learner does not know the shard of the batch that this process has",
+                "Trainer(max_epochs=1).fit(model, data), which reads it from the data",
+            )
+        del vars(learner)["step"]
+        found: tuple[Any, Any] = learner.step(inputs, y)
+        return found
+
+    if "step" not in vars(learner):  # a learner without an optimizer refuses each step
+        vars(learner)["step"] = check_and_step
 
 
 def check_settings(framework: Framework, settings: TrainingSettings) -> TrainingSettings:

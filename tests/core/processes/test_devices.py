@@ -10,6 +10,7 @@ from launched import together
 import d2ldev
 from d2ldev import Trainer
 from d2ldev._backend import framework_of
+from d2ldev.framework import Portion
 
 HOST = socket.gethostname()
 BATCHES = [(np.ones((2, 3), "float32"), np.ones((2, 2), "float32"))]
@@ -90,3 +91,17 @@ def test_the_place_of_a_model_counts_where_no_devices_are_given():
     for each in together(body):
         assert "gpu:0 of rank 0" in each.text
         assert "gpu:0 of rank 1" in each.text
+
+
+def test_a_step_of_several_processes_needs_to_know_its_shard():
+    def body(rank):
+        backend = d2ldev.get_backend("reference")
+        learner = backend.learner(backend.mlp([2, 1]), group=backend.join_group())
+        x, y = backend.ones((4, 2)), backend.zeros((4, 1))
+        with pytest.raises(d2ldev.UnsupportedValueError, match="shard of the batch"):
+            learner.step((x,), y)
+        learner.portion = Portion(2, 4, 0.5)
+        losses = [float(learner.step((x,), y)[0]) for _ in range(2)]
+        return losses[1] < losses[0]
+
+    assert [each.value for each in together(body)] == [True, True]
