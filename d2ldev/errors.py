@@ -163,10 +163,10 @@ class UnknownBackendError(D2LDevError, ValueError):
     The message lists the known and the installed names, and where the name came from: a call, or
     ``D2LDEV_BACKEND``.
 
-    >>> d2ldev.get_backend('torhc')
+    >>> d2ldev.get_backend('refrence')
     Traceback (most recent call last):
-    d2ldev.errors.UnknownBackendError: cannot use the backend 'torhc': no backend of that name ...
-      fix: did you mean 'torch'? D2LDEV_BACKEND=torch, or d2ldev.set_backend('torch')
+    d2ldev.errors.UnknownBackendError: cannot use the backend 'refrence': no backend ...
+      fix: did you mean 'reference'? D2LDEV_BACKEND=reference, or d2ldev.set_backend('reference')
     """
 
 

@@ -233,8 +233,8 @@ def name_refusal(name: str, source: str) -> UnknownBackendError:
     suggestion = f"did you mean {close[0]!r}? " if close else ""
     fix = "pip install d2ldev: from its source tree alone no backend is found"
     if installed := available_backends():
-        first = installed[0]
-        fix = f"{suggestion}D2LDEV_BACKEND={first}, or d2ldev.set_backend({first!r})"
+        meant = next((x for x in map(canonical_name, close) if x in installed), installed[0])
+        fix = f"{suggestion}D2LDEV_BACKEND={meant}, or d2ldev.set_backend({meant!r})"
     return UnknownBackendError(
         f"use the backend {name!r}{source}",
         f"no backend of that name is known; {choices()}",

@@ -1,6 +1,6 @@
 """The table for those who come from Ivy, which is of no framework."""
 
-from tables import run_our_lines
+from coming_from import run_our_lines
 
 
 def test_our_lines_run(tmp_path):

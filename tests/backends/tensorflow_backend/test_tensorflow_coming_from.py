@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from tables import find_unknown, read_rows, run_our_lines
+from coming_from import find_unknown, read_rows, run_our_lines
 
 
 def test_our_lines_run(tmp_path):

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from tables import find_unknown, look_up_their_names, read_rows, run_our_lines
+from coming_from import find_unknown, look_up_their_names, read_rows, run_our_lines
 
 SECTIONS = (
     "Device code of PyTorch",

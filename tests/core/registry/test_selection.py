@@ -4,6 +4,7 @@ import pytest
 from processes import FRAMEWORKS, make_backend, run_python
 
 import d2ldev
+from d2ldev.registry import loading
 
 ACTIVE = "import d2ldev; show(d2ldev.backend.name)"
 SEVERAL = """
@@ -149,6 +150,13 @@ def test_a_misspelt_variable_is_an_error_at_every_use(misspelt):
 )
 def test_an_invalid_variable_is_reported(misspelt, part):
     assert part in misspelt[0][1]
+
+
+def test_the_fix_for_a_misspelt_name_uses_the_name_that_is_meant(monkeypatch):
+    monkeypatch.setattr(loading, "available_backends", lambda: ["torch", "reference"])
+    with pytest.raises(d2ldev.UnknownBackendError) as error:
+        d2ldev.get_backend("refrence")
+    assert error.value.fix.startswith("did you mean 'reference'? D2LDEV_BACKEND=reference, or ")
 
 
 def test_a_name_that_is_like_no_other_gets_no_suggestion():

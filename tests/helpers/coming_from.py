@@ -1,7 +1,8 @@
 """The tables of "Coming from another library": their lines, and ours.
 
-``python tables.py SECTION...`` runs our lines of the sections, each after the blocks of the page
-that define the names. ``python tables.py --theirs SECTION IMPORTS`` looks up the names of theirs.
+``python coming_from.py SECTION...`` runs our lines of the sections, each after the blocks of the
+page that define the names. ``python coming_from.py --theirs SECTION IMPORTS`` looks up the names of
+theirs.
 """
 
 import ast
