@@ -393,8 +393,9 @@ class VirtualDevices(JaxDevices):
                 f"make {number} virtual GPUs",
                 f"JAX is in use already, with {there} CPU device{'' if there == 1 else 's'}; "
                 f"it takes {needed}",
-                "use d2ldev's jax backend before anything asks JAX for a device or an array, or "
-                f"set XLA_FLAGS=--xla_force_host_platform_device_count={needed}",
+                "use d2ldev's jax backend before JAX's first device or array, or set "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}; in a notebook "
+                "restart the kernel",
             )
 
     def count(self) -> int:

@@ -320,7 +320,7 @@ def _configure(virtual: int) -> None:
             f"make {virtual} virtual GPUs",
             "TensorFlow has initialised its devices already, which it does once in a process",
             f"set D2LDEV_VIRTUAL_GPUS={virtual} and use d2ldev's backend before the first "
-            "operation of TensorFlow",
+            "operation of TensorFlow; in a notebook restart the kernel first",
             [device.name for device in own_devices()],
         )
 

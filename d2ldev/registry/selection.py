@@ -286,7 +286,7 @@ def virtual_gpus(n: int) -> None:
                 f"make {number} virtual GPUs",
                 f"the {framework.name} backend is in use already, with {gpus_in_words(count)}",
                 f"call d2ldev.virtual_gpus({number}) before the first use of a backend, "
-                f"or set {settings.VIRTUAL_GPUS}={number}",
+                f"or set {settings.VIRTUAL_GPUS}={number}; in a notebook restart the kernel first",
                 [CPU, *gpus],
             )
     settings.choose_virtual_gpus(number)

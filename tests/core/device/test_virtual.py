@@ -130,7 +130,7 @@ def test_another_number_after_the_first_use_is_refused(n):
     (message,) = run_python(code)
     assert f"make {n} virtual GPUs: the reference backend is in use already, with 2 GPUs" in message
     assert "devices: cpu, gpu:0, gpu:1" in message
-    assert f"D2LDEV_VIRTUAL_GPUS={n}" in message
+    assert f"D2LDEV_VIRTUAL_GPUS={n}; in a notebook restart the kernel first" in message
 
 
 def test_setting_the_same_number_again_is_not_an_error():
