@@ -641,11 +641,15 @@ def after(use):
     copied = backend.to(x, "gpu:0")
     use(x, data)
     return float(backend.to_numpy(copied).max())
+queued = []
+add = jax.jit(lambda x: x + 1, donate_argnums=0)
 show([
     after(lambda x, data: x.delete()),
-    after(lambda x, data: jax.jit(lambda x: x + 1, donate_argnums=0)(x)),
+    after(lambda x, data: queued.append(add(x))),
     after(lambda x, data: data.fill(9)),
 ])
+# Then JAX' thread lets go of NumPy's memory. It needs Python's lock, which ends with the process.
+jax.block_until_ready(queued)
 """
     assert run(code) == [[0, 0, 0]]
 
