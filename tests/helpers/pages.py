@@ -20,6 +20,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,15 @@ def run_page(page: Path, backend: str, folder: Path, active: str | None = None) 
     """
     environment = make_environment(None if backend == "all" else active or backend)
     command = [sys.executable, __file__, str(page), backend]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
+    with tempfile.TemporaryDirectory() as temporary:  # the frameworks' compilers leave files there
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment | {"TMPDIR": temporary},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
