@@ -134,14 +134,17 @@ def test_an_error_leaves_the_model_that_was_shared_as_trained_so_far(together):
 # -- other launchers, and a program that has started the engine itself ----------------------------
 
 FIT = """
-import atexit, gc, glob, json, os, sys
+import atexit, contextlib, gc, glob, json, os, sys
 import torch
 from processes_program import batches, mlp
 from d2ldev import Trainer
 
 @atexit.register  # called last
 def tell_threads():
-    names = [open(path).read() for path in glob.glob("/proc/self/task/*/comm")]
+    names = []
+    for path in glob.glob("/proc/self/task/*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            names.append(open(path).read())
     with open(os.environ["RANK"] + ".threads", "w") as file:
         json.dump(names, file)
 
