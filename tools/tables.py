@@ -15,7 +15,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -68,9 +68,11 @@ def with_tables(text: str) -> str:
         "speed-misses": speed_miss_rows(),
         "requirements": requirement_rows(),
         **option_tables(),
-        "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
+        "peers": chain(peer_rows(_results("peers-*")), _circumstances("peers-*")),
     }
     for name, rows in tables.items():
+        if f"<!-- {name} -->" not in text:  # rows that nobody asks for are not computed
+            continue
         block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
         pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
         text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
