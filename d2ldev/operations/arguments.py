@@ -53,11 +53,11 @@ def _is_sequence(value: Any) -> bool:
 
     TensorFlow's ``TensorShape`` has the methods of a sequence, but is not a ``Sequence``.
     """
-    if isinstance(value, (str, bytes, bytearray, Mapping)):
-        return False
+    if isinstance(value, Sequence):  # first, because nearly every shape is a tuple
+        return not isinstance(value, (str, bytes, bytearray))
     cls = type(value)
     has_items = hasattr(cls, "__getitem__") and hasattr(cls, "__len__")
-    return isinstance(value, Sequence) or (has_items and not hasattr(cls, "__index__"))
+    return has_items and not hasattr(cls, "__index__") and not isinstance(value, Mapping)
 
 
 def _shape_refusal(shape: object, problem: str) -> UnsupportedValueError:
