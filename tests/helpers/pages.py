@@ -90,8 +90,16 @@ def run_page(page: Path, backend: str, folder: Path, active: str | None = None) 
 def write_files(page: Path, folder: Path, backend: str = "reference") -> None:
     """Write the files of the blocks that name one, and are for a backend."""
     for _, _, code in find_blocks(page, backend):
-        if file := FILE.match(code):
-            (folder / file[1]).write_text(code, encoding="utf-8")
+        write_file(code, folder)
+
+
+def write_file(code: str, folder: Path) -> bool:
+    """Write the file that a block names; return whether it names one."""
+    if file := FILE.match(code):
+        path = folder / file[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code, encoding="utf-8")
+    return file is not None
 
 
 def run_diff(block: str) -> None:
@@ -138,10 +146,9 @@ def main(page: str, backend: str) -> int:
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     sys.path.insert(0, "")
     for line, language, code in find_blocks(Path(page), backend):
-        if file := FILE.match(code):
-            Path(file[1]).parent.mkdir(parents=True, exist_ok=True)
-            Path(file[1]).write_text(code, encoding="utf-8")
-        elif language == "diff":
+        if write_file(code, Path()):
+            continue
+        if language == "diff":
             run_diff(code)
         elif language == "python":
             exec(compile("\n" * line + code, page, "exec"), namespace)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT, find_blocks
+from pages import ROOT, write_files
 
 PAGE = ROOT / "docs" / "start.md"
 
@@ -15,8 +15,7 @@ PAGE = ROOT / "docs" / "start.md"
 def test_the_program_runs_on_each_framework_and_prints_the_losses_of_the_page(tmp_path):
     text = PAGE.read_text(encoding="utf-8").partition("## Switch the framework")[2]
     commands, shown = re.findall(r"```(?:bash|text)\n(.*?)```", text, re.DOTALL)
-    (program,) = (code for _, _, code in find_blocks(PAGE, "reference") if "# train.py" in code)
-    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    write_files(PAGE, tmp_path)
     python = Path(sys.executable).parent
     environment = os.environ | {"PATH": f"{python}{os.pathsep}{os.environ['PATH']}"}
     environment |= {
