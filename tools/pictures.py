@@ -217,9 +217,12 @@ def draw_batch() -> str:
             picture.write(x + 9, y + 43 + 19 * i, line, "note")
         return y + height
 
+    def draw_down(x: float, y: float) -> float:
+        picture.draw_arrow((x, y), (x, y + 22))
+        return y + 22
+
     end = draw_step(16, 42, "you", "ArrayLoader", "or your own loader:", "the global batch")
-    picture.draw_arrow((101, end), (101, end + 22))
-    top = end + 22
+    top = draw_down(101, end)
     end = draw_step(
         16,
         top,
@@ -230,8 +233,7 @@ def draw_batch() -> str:
         "takes the share of",
         "this process",
     )
-    picture.draw_arrow((101, end), (101, end + 22))
-    top = end + 22
+    top = draw_down(101, end)
     end = draw_step(
         16,
         top,
@@ -253,8 +255,7 @@ def draw_batch() -> str:
         "over GPUs, clipped",
         "the optimizer's step",
     )
-    picture.draw_arrow((299, end), (299, end + 22))
-    top = end + 22
+    top = draw_down(299, end)
     end = draw_step(
         214,
         top,
