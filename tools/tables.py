@@ -79,11 +79,11 @@ def with_tables(text: str) -> str:
     return text
 
 
-def option_tables() -> dict[str, list[str]]:
+def option_tables() -> dict[str, Iterator[str]]:
     """Return the tables of options: ``options-NAME`` for each command, and ``options-d2ldev``."""
     group: Any = typer.main.get_command(app)
     return {
-        f"options-{name}": [*_option_rows(command)]
+        f"options-{name}": _option_rows(command)
         for name, command in {"d2ldev": group, **group.commands}.items()
     }
 
