@@ -36,6 +36,8 @@ ROOT = HERE.parent.parent
 # Those with code for current cards, which MXNet's last release lacks.
 FRAMEWORKS = ("torch", "jax", "tensorflow")
 SUMMARY = "summary.txt"
+# Beside the wheels: the commit that d2ldev's wheel was built from.
+COMMIT = "commit.txt"
 # Of the time that is left, for what runs at the same time. The rest is for what is timed.
 _SHARE = 0.5
 # How often it is asked whether a step has ended, in seconds.
@@ -82,18 +84,22 @@ def pytest(*arguments: str) -> tuple[str, ...]:
     return ("-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), *arguments)
 
 
-def steps_together(frameworks: Sequence[str], out: Path, cores: int) -> Iterator[Step]:
+def steps_together(
+    frameworks: Sequence[str], out: Path, cores: int, commit: str = ""
+) -> Iterator[Step]:
     """Yield what is right or wrong: the steps that run at the same time.
 
     Args:
         frameworks: that are there.
         out: the folder of the results, where the suites write their reports.
         cores: of the machine, which the tests of the frameworks share.
+        commit: of d2ldev's wheel, for the reports; empty if it is unknown.
     """
+    named = ("--d2ldev-commit", commit) if commit else ()
     workers = ("-n", str(max(1, cores // (2 * len(frameworks) or 1))))
     for name in frameworks:
         suite = ("conformance", name, "--report", str(out / "reports" / name))
-        yield Step(f"suite-{name}", d2ldev(*suite, "--", "-q", *workers))
+        yield Step(f"suite-{name}", d2ldev(*suite, "--", "-q", *workers, *named))
     for name in frameworks:
         yield Step(f"tour-{name}", d2ldev("tour"), backend=name)
     for name in frameworks:
@@ -260,6 +266,12 @@ def install(wheels: Path, site: Path) -> None:
         subprocess.run(command, check=True)  # noqa: S603
 
 
+def read_commit(wheels: Path) -> str:
+    """Return the commit that ``pack`` noted beside the wheels; empty if there is none."""
+    note = wheels / COMMIT
+    return note.read_text(encoding="utf-8").strip() if note.exists() else ""
+
+
 def cards() -> list[str]:
     """Return the names of the NVIDIA GPUs of this machine, with their drivers."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -319,7 +331,9 @@ def main() -> int:
             return [step for step in steps if fnmatch(step.name, arguments.only)]
 
         run.in_turn(chosen([Step("doctor", d2ldev("doctor", "--all"), 60)]))
-        run.together(chosen(steps_together(frameworks, out, os.cpu_count() or 1)), _SHARE)
+        commit = read_commit(arguments.wheels)
+        suites = steps_together(frameworks, out, os.cpu_count() or 1, commit)
+        run.together(chosen(suites), _SHARE)
         collect_reports(out)
         run.in_turn(chosen(steps_alone(frameworks, out)))
     return 0 if all(each.status == "passed" for each in run.outcomes) else 1

@@ -82,6 +82,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--d2ldev-report", metavar="DIR", help="the folder for conformance.json and its page"
     )
+    group.addoption(
+        "--d2ldev-commit",
+        metavar="COMMIT",
+        default="",
+        help="the commit for the report if d2ldev was installed from a wheel",
+    )
 
 
 def _read_only(config: pytest.Config) -> Sequence[str]:
@@ -142,7 +148,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", line)
     freeze_what_is_loaded()
     config.stash[_BACKEND] = backend
-    config.stash[_REPORT] = Report(backend)
+    config.stash[_REPORT] = Report(backend, config.getoption("--d2ldev-commit"))
     config.stash[_NOTES] = notes
     config.pluginmanager.register(Outcomes(backend, package, config.stash[_REPORT]))
 

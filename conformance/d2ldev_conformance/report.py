@@ -31,10 +31,11 @@ class Report:
 
     Args:
         backend: the one under test.
+        commit: the commit of d2ldev, where d2ldev itself does not know it.
     """
 
-    def __init__(self, backend: d2ldev.Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: d2ldev.Backend, commit: str = "") -> None:
+        self._backend, self._commit = backend, commit
         self._outcomes: dict[Requirement, Counter[str]] = {}
         self._reasons: dict[Requirement, dict[str, None]] = {}
         self._errors: dict[Requirement, list[str]] = {}
@@ -119,7 +120,7 @@ class Report:
             "backend": backend.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": _versions(backend),
-            "commit": find_commit(),
+            "commit": find_commit() or self._commit,
             "suite": digest_suite(),
             "machine": f"{platform.system()} {platform.machine()}",
             "devices": [

@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -125,6 +126,41 @@ def test_every_file_that_a_step_names_is_there(program, tmp_path):
     named = {word for step in steps for word in step.command if word.startswith(str(ROOT))}
     assert len(named) > 6
     assert [path for path in named if not Path(path).exists()] == []
+
+
+def test_the_wheels_are_packed_with_their_commit(tmp_path, monkeypatch):
+    work, programs = tmp_path / "work", tmp_path / "programs"
+    (work / "ci" / "cuda").mkdir(parents=True)
+    shutil.copy(PROGRAM.with_name("pack"), work / "ci" / "cuda")
+    programs.mkdir()
+    (programs / "python3").symlink_to("/bin/true")  # there may be no network
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    subprocess.run(["git", "init", "-q", str(work)], check=True)
+    subprocess.run(["git", "-C", str(work), "add", "."], check=True)
+    subprocess.run(["git", "-C", str(work), *identity, "commit", "-qm", "Begin"], check=True)
+    show = ["git", "-C", str(work), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip()
+    pack, note = work / "ci" / "cuda" / "pack", work / "ci" / "cuda" / "wheels" / "commit.txt"
+    subprocess.run([str(pack)], check=True)
+    assert note.read_text().strip() == commit
+    with pack.open("a") as program:
+        program.write("# another line\n")
+    subprocess.run([str(pack)], check=True)
+    assert note.read_text().strip() == f"{commit}-dirty"
+
+
+def test_the_suites_are_told_the_commit_of_the_wheels(program, tmp_path):
+    (tmp_path / "commit.txt").write_text("6fa62970-dirty\n")
+    commit = program["read_commit"](tmp_path)
+    steps = program["steps_together"](["torch"], tmp_path, 16, commit)
+    (suite,) = (step for step in steps if step.name == "suite-torch")
+    assert suite.command[-2:] == ("--d2ldev-commit", "6fa62970-dirty")
+
+
+def test_wheels_without_a_note_have_no_commit(program, tmp_path):
+    steps = program["steps_together"](["torch"], tmp_path, 16, program["read_commit"](tmp_path))
+    assert "--d2ldev-commit" not in next(iter(steps)).command
 
 
 def test_the_step_that_fills_the_card_selects_a_test(program, tmp_path):

@@ -99,6 +99,15 @@ def test_what_is_not_begun_has_its_own_column_in_the_report(small):
     assert row["reasons"][0] in page
 
 
+def test_a_d2ldev_without_a_commit_reports_the_one_it_is_given(small, monkeypatch):
+    folder = small()
+    monkeypatch.setenv("PATH", "")  # without git, a checkout knows as little as a wheel
+    options = ("-k", "same_backend", f"--d2ldev-report={folder / 'out'}")
+    conform(folder, "mine", *only("devices"), *options, "--d2ldev-commit=6fa62970-dirty")
+    report = json.loads((folder / "out" / "conformance.json").read_text("utf-8"))
+    assert report["commit"] == "6fa62970-dirty"
+
+
 def test_a_run_that_tests_nothing_does_not_pass(small):
     cannot = f'{HEAD}\n    cannot = {{"mlp": "it has no layers"}}\n'
     done = conform(small({HEAD: cannot}), "mine", *only("models"), "-k", "test_mlp")
