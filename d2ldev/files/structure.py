@@ -250,13 +250,7 @@ class Structure:
                 raise ValueError(f"it has {len(labels)} keys and {len(children)} values")
             if isinstance(x, AbstractSet):
                 raise ValueError("give it as a list, or sorted(...)")
-            kept = children if kind.items is None else list(kind.items.children(x))
-            known, count = {id(child) for child in kept}, len(kept)
-            # Beside the items of a list or a dict there may be attributes, and fields.
-            beside = [*zip(labels[count:], children[count:], strict=True)]
-            labels = labels[:count]
-            beside = [(name, value) for name, value in beside if id(value) not in known]
-            if lost := [name for name, _ in [*beside, *_fields_beside(x, labels)]]:
+            if lost := self._find_lost_attributes(x, labels, children):
                 raise ValueError(f"its attributes {lost} are not in it")
         except Exception as error:  # whatever a class's own methods raise
             raise self._refusal(x, path, text_of(error)) from error
@@ -267,7 +261,14 @@ class Structure:
             row["maxlen"] = x.maxlen
         if isinstance(x, NamedTensors) and x.unlisted:
             row["unlisted"] = sorted(x.unlisted)
-        return self._row(row, x, labels, kept, path)
+        return self._row(row, x, labels, children, path)
+
+    def _find_lost_attributes(self, x: Any, labels: list[Any], children: list[Any]) -> list[str]:
+        """Return the names of tensors and fields beside the items of a container."""
+        kinds, known = self._framework.state.kinds, {id(child) for child in children}
+        beside = getattr(x, "__dict__", {}).items()
+        lost = [n for n, y in beside if kinds[type(y)] is TENSOR and id(y) not in known]
+        return [*lost, *(name for name, _ in _fields_beside(x, labels))]
 
     def _row(
         self, row: dict[str, Any], x: Any, labels: list[Any], children: list[Any], path: str
