@@ -85,7 +85,11 @@ class JaxModels(Models):
         if "_state" in attributes and is_linen(obj):  # ``_state`` is Flax's own, and not a field
             items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
             scope = attributes.get("scope")
-            if scope is not None and scope.variables():
+            if scope is None:
+                problem = "are not in it, because init returns them"
+                fix = "variables = net.init(jax.random.key(0), X); d2ldev.show(variables)"
+                yield "parameters", NoTensor(problem, fix, is_kept_apart=True), None, None
+            elif scope.variables():
                 problem = "are bound to it, where nothing can replace them"
                 fix = "model, variables = model.unbind(), and place the variables"
                 yield "variables", NoTensor(problem, fix), None, None

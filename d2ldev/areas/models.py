@@ -22,10 +22,15 @@ class NoTensor:
         fix: the line that creates the tensor.
         is_made_there: whether the framework creates the tensor later, on the model's device at that
             time. Then ``place`` accepts the model, and only ``save`` refuses it.
+        is_kept_apart: whether the user keeps all tensors of the model beside it, as in Flax's
+            linen. Then ``place`` and ``save`` accept the model, and only ``summarize`` says so.
     """
 
-    def __init__(self, problem: str, fix: str, *, is_made_there: bool = False) -> None:
-        self.problem, self.fix, self.is_made_there = problem, fix, is_made_there
+    def __init__(
+        self, problem: str, fix: str, *, is_made_there: bool = False, is_kept_apart: bool = False
+    ) -> None:
+        self.problem, self.fix = problem, fix
+        self.is_made_there, self.is_kept_apart = is_made_there, is_kept_apart
 
 
 class Models:

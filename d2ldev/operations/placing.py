@@ -187,7 +187,8 @@ class Search:
             is_saved: whether those that the framework makes later are needed now.
         """
         for name, lacking in self.without_tensors:
-            if is_saved or not lacking.is_made_there:
+            is_needed = is_saved or not lacking.is_made_there
+            if is_needed and not lacking.is_kept_apart:
                 where = f"its {name}" if name else "it"
                 raise UnsupportedValueError(
                     self.attempted, f"{where} {lacking.problem}", lacking.fix

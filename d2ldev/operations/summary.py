@@ -160,10 +160,20 @@ class _Walk(Inventory):
         for name, first in self.again.items():
             if first not in self._rows:  # a variable in two modules
                 self._note_tie(name, first)
-        top = type(self._top).__name__
-        self._notes += [f"{name or top} {each.problem}" for name, each in self.without_tensors]
+        self._note_missing(has_tensors=bool(known))
         self._notes += [f"{name} {clause}" for name, clause in self.foreign]
         return Summary([row.to_size() for row in self._rows.values()], self._notes)
+
+    def _note_missing(self, *, has_tensors: bool) -> None:
+        """Note where tensors are missing, with the line that makes them, each line once."""
+        top, told = type(self._top).__name__, set()
+        for name, lacking in self.without_tensors:
+            # Beside a module of linen the user has its parameters; the modules in it lack them, too.
+            if lacking.is_kept_apart and (has_tensors or lacking.problem in told):
+                continue
+            fix = "" if lacking.fix in told else f"; fix: {lacking.fix}"
+            self._notes.append(f"{name or top} {lacking.problem}{fix}")
+            told |= {lacking.problem, lacking.fix}
 
     def _note_tie(self, name: str, first: str) -> None:
         # A module may list a tensor as an attribute, too.

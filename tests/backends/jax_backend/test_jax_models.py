@@ -328,6 +328,30 @@ def test_what_a_linen_module_was_made_of_moves_and_the_rest_stays(backend):
     assert backend.device_of(module.apply({}, backend.ones(3, device="gpu:1"))) is gpu(1)
 
 
+def test_a_table_of_a_linen_module_tells_where_its_parameters_are(backend):
+    net = linen.Sequential([linen.Dense(4), linen.relu, linen.Dense(1)])
+    summary = backend.summarize(net)
+    assert summary.total.parameters == 0
+    (note,) = summary.notes
+    assert note.startswith("parameters are not in it, because init returns them; fix: ")
+    shown = []
+    line = note.partition("; fix: ")[2].replace("d2ldev.show", "shown.append")
+    exec(line, {"jax": jax, "net": net, "X": jnp.ones((1, 3)), "shown": shown})
+    assert backend.summarize(shown).total.parameters == 21
+
+
+def test_a_table_of_a_linen_module_and_its_variables_has_no_notes(backend, variables):
+    summary = backend.summarize((Dense(), variables))
+    assert summary.total.parameters > 0
+    assert summary.notes == ()
+
+
+def test_a_linen_module_is_placed_and_saved_without_its_parameters(backend, variables, tmp_path):
+    net = Dense()
+    assert backend.place(net, "gpu:1") is net
+    backend.save({"net": net, "variables": variables}, tmp_path / "net.safetensors")
+
+
 def test_linen_s_variables_move(backend, variables):
     placed = backend.place(variables, "gpu:1")
     assert devices(backend, placed) == {gpu(1)}

@@ -653,6 +653,11 @@ def test_a_model_that_is_not_built_is_placed_and_not_saved(backend, tmp_path):
     backend.save(model, tmp_path / "net.safetensors")
 
 
+def test_a_table_of_a_model_that_is_not_built_has_the_line_that_builds_it(backend):
+    (note,) = backend.summarize(keras.Sequential([keras.layers.Dense(2)])).notes
+    assert note == "variables are not made before it is built; fix: model(X), with one batch"
+
+
 class Attentive(tf.Module):
     """A module that leaves its attention weights in an attribute."""
 
