@@ -168,7 +168,7 @@ class _Walk(Inventory):
         """Note where tensors are missing, with the line that makes them, each line once."""
         top, told = type(self._top).__name__, set()
         for name, lacking in self.without_tensors:
-            # Beside a module of linen the user has its parameters; the modules in it lack them, too.
+            # Beside a module of linen are its parameters. The modules in it lack them, too.
             if lacking.is_kept_apart and (has_tensors or lacking.problem in told):
                 continue
             fix = "" if lacking.fix in told else f"; fix: {lacking.fix}"
