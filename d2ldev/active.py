@@ -14,6 +14,7 @@ from d2ldev._backend import Backend, backend_for, framework_of
 from d2ldev.areas import Framework
 from d2ldev.display import is_notebook
 from d2ldev.errors import UnsupportedValueError, quote
+from d2ldev.operations.other_backends import unknown_refusal
 from d2ldev.registry.discovery import FALLBACK
 from d2ldev.registry.selection import (
     FollowsSelection,
@@ -155,7 +156,7 @@ def backend_of(x: Array) -> Backend:
 
     Raises:
         UnsupportedValueError: if it is not a tensor of any backend, such as a NumPy array. If the
-            backend of the tensor fails, ``__cause__`` is that error.
+            backend of the tensor fails, it gives the reason, and ``__cause__`` is that error.
 
     >>> backend_of(get_backend('reference').ones(2))
     <the reference backend>
@@ -179,7 +180,7 @@ def show(obj: Any) -> None:
             framework is that of the first one, and the active one does not matter.
 
     Raises:
-        UnsupportedValueError: if no backend knows the object.
+        UnsupportedValueError: if no backend knows the object, or if it is of two frameworks.
 
     >>> show(get_backend('reference').mlp([20, 64, 1]))
     module    class  parameters  trained  buffers       MB  dtype    device
@@ -187,9 +188,15 @@ def show(obj: Any) -> None:
     layers.1                 65       65        0  < 0.001  float32  cpu
               total       1,409    1,409        0  0.00564  float32  cpu
     """
-    framework = framework_of_object(obj)
-    owner = active_backend() if framework is None else backend_for(framework)
-    summary = owner.summarize(obj)
+    from d2ldev.operations.summary import check_one_framework
+
+    attempted = "show a model"
+    framework = framework_of_object(attempted, obj)
+    if framework is None:
+        fix = "d2ldev.show(net), with a model or with the state of an optimizer"
+        raise unknown_refusal(active_framework(), attempted, obj, fix=fix)
+    check_one_framework(framework, obj, attempted)
+    summary = backend_for(framework).summarize(obj)
     if is_notebook():
         from IPython.display import display
 

@@ -16,8 +16,10 @@ from d2ldev.areas import Framework
 from d2ldev.device import Device
 from d2ldev.display import format_html_table, format_text_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
-from d2ldev.nesting.kinds import PLAIN, TENSOR
+from d2ldev.nesting.kinds import PLAIN, TENSOR, UNKNOWN
+from d2ldev.nesting.walk import leaves
 from d2ldev.operations.placing import Inventory
+from d2ldev.registry.selection import other_backend_of
 
 _HEADER = ("module", "class", "parameters", "trained", "buffers", "MB", "dtype", "device")
 _NUMBERS = ("parameters", "trained", "buffers", "MB")
@@ -126,6 +128,27 @@ def _format_megabytes(nbytes: int) -> str:
 def summarize(framework: Framework, obj: Any) -> Summary:
     """Return the sizes of the modules of an object; see ``Backend.summarize``."""
     return _Walk(framework, obj).summarize()
+
+
+def check_one_framework(framework: Framework, obj: Any, attempted: str) -> None:
+    """Refuse an object of two frameworks, whose tables no backend makes.
+
+    Args:
+        framework: of the first tensor, model or optimizer.
+        obj: the object.
+        attempted: the current operation, for messages.
+
+    Raises:
+        UnsupportedValueError: if something in it is of another framework.
+    """
+    for name, leaf, kind in leaves(obj, framework.state.kinds, "", attempted):
+        if kind is UNKNOWN and (other := other_backend_of(framework, leaf)):
+            raise UnsupportedValueError(
+                attempted,
+                f"{describe(leaf)} at {name} is of the {other} backend, and what comes first is of "
+                f"the {framework.name} backend",
+                "d2ldev.show(net), with the objects of one framework in each call",
+            )
 
 
 class _Walk(Inventory):

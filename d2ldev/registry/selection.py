@@ -317,18 +317,25 @@ def framework_of_tensor(x: Any) -> Framework:
             if len(_by_type) < 1024:
                 _by_type[type(x)] = framework
             return framework
+    attempted = f"tell the backend of a {type(x).__module__}.{type(x).__qualname__}"
+    if broken is not None:
+        raise _unusable_refusal(attempted, broken) from broken
     raise UnsupportedValueError(
-        f"tell the backend of a {type(x).__module__}.{type(x).__qualname__}",
+        attempted,
         f"it is not a tensor of an imported framework; {choices()}",
         "x = backend.asarray(x) makes a tensor",
-    ) from broken
+    )
 
 
-def framework_of_object(x: Any) -> Framework | None:
+def framework_of_object(attempted: str, x: Any) -> Framework | None:
     """Return the framework of a model, an optimizer, a tensor, or of the first one in a nesting.
 
     Like ``framework_of_tensor`` it imports no framework. None if no framework knows it.
+
+    Raises:
+        UnsupportedValueError: if the backend that may know it cannot be used.
     """
+    broken: D2LDevError | None = None
     seen: set[int] = set()
     waiting = [x]
     while waiting and len(seen) < _MOST_SEARCHED:
@@ -337,12 +344,25 @@ def framework_of_object(x: Any) -> Framework | None:
             continue
         seen.add(id(value))
         for name in _possible_backends(value):
-            if _knows(name, value):
-                return get_framework(name)
+            try:
+                framework = get_framework(name)
+            except D2LDevError as error:
+                broken = broken or error
+                continue
+            if framework.state.kinds[type(value)] in (TENSOR, OBJECT):
+                return framework
         container = container_of(type(value))
         if container is not None:
             waiting += reversed(list(container.children(value)))
+    if broken is not None:
+        raise _unusable_refusal(attempted, broken) from broken
     return None
+
+
+def _unusable_refusal(attempted: str, error: D2LDevError) -> UnsupportedValueError:
+    """Return the error of an object whose backend cannot be used, with the reason."""
+    problem = f"its backend fails: cannot {error.attempted}: {error.problem}"
+    return UnsupportedValueError(attempted, problem, error.fix)
 
 
 _MOST_SEARCHED = 10_000

@@ -95,7 +95,9 @@ def test_backend_of_a_tensor_whose_backend_is_broken_names_the_cause(tmp_path):
         try:
             d2ldev.backend_of(torch.Tensor())
         except d2ldev.UnsupportedValueError as error:
-            show(str(error.__cause__))
+            show([str(error), str(error.__cause__)])
     """
-    (message,) = run_python(code, path=[tmp_path])
+    ((message, cause),) = run_python(code, path=[tmp_path])
+    assert message.startswith("cannot tell the backend of a torch.Tensor: its backend fails: ")
     assert "No module named 'no_such_module'" in message
+    assert "No module named 'no_such_module'" in cause
