@@ -18,6 +18,6 @@ def run_command() -> None:
             import_optional(module, "run the command d2ldev", extra="cli")
     except PackageNotInstalledError as error:
         sys.exit(f"error: cannot {error.attempted}: {error.problem}; fix: {error.fix}")
-    from d2ldev.cli.main import main
+    from d2ldev.cli.main import app
 
-    main()
+    app(prog_name="d2ldev")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -105,7 +104,6 @@ def run(request: Request) -> int:
     """
     if not _has_packages():
         return USAGE_ERROR
-    os.getcwd()  # in a deleted folder, pytest would end with a traceback
     try:
         # The core imports no module of the suite; it finds the suite by its name.
         requests = list_runs(request, importlib.import_module(f"{SUITE}.profiles").PROFILES)
@@ -167,7 +165,6 @@ def _has_packages() -> bool:
 
 
 def _status_of(request: Request, suite: Path) -> int:
-    # If the output cannot be written, this prints one line, and pytest prints a hundred.
     sys.stdout.write(f"The conformance suite on {request.name}\n")
     sys.stdout.flush()
     variables = environment()

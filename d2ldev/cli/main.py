@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -282,36 +280,3 @@ def launch(
         complain(str(error))
         raise typer.Exit(2) from error
     raise typer.Exit(start(request))
-
-
-def main() -> None:
-    """Run the command. If its output cannot be written, print one line and exit with status 1."""
-    output = sys.stdout
-    try:
-        if output is None:  # after ``>&-``
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        try:
-            app(prog_name="d2ldev")
-        finally:
-            if sys.stdout is not output:  # typer hides a closed pipe
-                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-            output.flush()
-    except OSError as error:
-        # At its end Python tries once more to write the rest.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        if output is not None:
-            os.dup2(nowhere, 1)
-        sys.stderr = sys.__stderr__
-        try:
-            complain(f"cannot {_report_failure(error)}")
-        except OSError:
-            os.dup2(nowhere, 2)
-        sys.exit(1)
-
-
-def _report_failure(error: OSError) -> str:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return "go on in a working folder that is gone; cd to one that exists"
-    return f"write the output: {error.strerror or error}"

@@ -15,15 +15,9 @@ from rich.text import Text
 from d2ldev.errors import D2LDevError, D2LDevWarning, InvalidDeviceError, UnknownBackendError
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Raise the error for the command to report: ``rich`` would end silently."""
-        raise  # rich calls this while it handles the error
-
-
 def make_console() -> Console:
     """Return a console on the standard output, without automatic colours."""
-    return _Console(highlight=False)
+    return Console(highlight=False)
 
 
 def complain(message: str) -> None:
