@@ -114,9 +114,8 @@ def _choose_copies(
         return partial(_start_beside, framework, device, copier), _call
     # By way of tensors of the host, because copies between tensors are asynchronous, and made
     # together. On the CPU and on virtual GPUs this would only be one more copy.
-    if framework.devices.platform(device) in ("cpu", "virtual"):
-        return partial(_move, framework, device), None
-    return partial(_start, framework, device), None
+    is_hardware = framework.devices.platform(device) not in ("cpu", "virtual")
+    return partial(_move, framework, device, by_way_of_host=is_hardware), None
 
 
 def _keep(batch: Any) -> Any:
@@ -132,19 +131,13 @@ def _find(framework: Framework, device: Device, batch: Any) -> Flattened | None:
     return batch
 
 
-def _move(framework: Framework, device: Device, batch: Any) -> Any:
-    """Move a batch, as ``to`` does."""
-    flat = _find(framework, device, batch)
-    copy_all = framework.tensors.move_all
-    return batch if flat is None else moving.move(framework, flat, device, copy_all)
-
-
-def _start(framework: Framework, device: Device, batch: Any) -> Any:
-    """Make tensors of a batch on the host, and start to move them."""
+def _move(framework: Framework, device: Device, batch: Any, *, by_way_of_host: bool = False) -> Any:
+    """Move a batch, as ``to`` does, or first make tensors of its data on the host."""
     flat = _find(framework, device, batch)
     if flat is None:
         return batch
-    moving.make_host_tensors(framework, flat, device)
+    if by_way_of_host:
+        moving.make_host_tensors(framework, flat, device)
     return moving.move(framework, flat, device, framework.tensors.move_all)
 
 
@@ -197,20 +190,8 @@ def draw_outside(framework: Framework, batches: Iterable[Any]) -> Generator[Any,
     Args:
         framework: whose block it is.
         batches: in their order. If they are a generator, it is closed with this one.
-
-    Yields:
-        The batches.
     """
-    source = _call_outside(framework, iter, batches)
-    try:
-        while True:
-            found = [_call_outside(framework, next, source, _END)]
-            if found[0] is _END:
-                return
-            yield found.pop()
-    finally:
-        if isinstance(source, Generator):
-            source.close()
+    return device_batches(framework, batches, None, 0)
 
 
 def _call_outside(framework: Framework, call: Callable[..., Any], *arguments: Any) -> Any:
