@@ -5,7 +5,6 @@ Held by ``tests/core/registry/test_registry.py``.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable
 
@@ -33,9 +32,6 @@ _INSTALL = {
     **{name: f"pip install 'd2ldev[{name}]'" for name in PREFERENCE},
     FALLBACK: f"pip install 'd2ldev[{FALLBACK}]'",
 }
-
-# The folder that holds the package d2ldev: site-packages, or a checkout.
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def load(name: str, source: str) -> Framework:
@@ -89,9 +85,6 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     if problem := conflict(name):
         fix = " or ".join(f"pip uninstall {each}" for each in distributions_of(name))
         raise _refusal(name, source, problem, f"{fix}: the one that you do not trust")
-    if problem := mixture(point.module):
-        fix = f"pip install -e {_ROOT}, or start Python with -P, which leaves the checkout alone"
-        raise _refusal(name, source, problem, fix)
     _check_hidden(name, source, [point.module])
     try:
         missing_modules = find_missing_modules(name)
@@ -162,23 +155,6 @@ def conflict(name: str) -> str:
     if len(distributions) == 1:
         return ""
     return f"more than one distribution announces it: {', '.join(distributions)}"
-
-
-def mixture(module: str) -> str:
-    """Return why a backend's module and this d2ldev do not belong together; empty if they do.
-
-    A program that starts in a checkout finds d2ldev there, before that of an installed wheel. The
-    backends in the wheel may be of another version.
-    """
-    package = module.partition(".")[0]
-    here = os.path.join(_ROOT, "backends", package)
-    if not os.path.isdir(here):
-        return ""
-    spec = importlib.util.find_spec(package)
-    found = "" if spec is None or spec.origin is None else os.path.dirname(spec.origin)
-    if os.path.realpath(found) == os.path.realpath(here):
-        return ""
-    return f"{package} is imported from {found or 'nowhere'}, and d2ldev from the checkout {_ROOT}"
 
 
 def _refusal(name: str, source: str, problem: str, fix: str) -> BackendNotInstalledError:

@@ -1,4 +1,4 @@
-"""A program that runs in a checkout uses nothing of an installed wheel."""
+"""A program that has the folders of a checkout on its path uses nothing of an installed wheel."""
 
 import shutil
 import tomllib
@@ -55,21 +55,3 @@ def test_all_packages_are_those_of_the_folders_on_the_path(checkout, wheel):
         path=[checkout, checkout / "backends", checkout / "conformance", wheel],
     )
     assert [Path(file).is_relative_to(checkout) for file in found] == [True] * 3
-
-
-def test_a_backend_of_the_wheel_is_refused_by_the_d2ldev_of_a_checkout(checkout, wheel):
-    found = run_python(
-        """
-        import d2ldev
-        try:
-            d2ldev.get_backend("reference")
-        except d2ldev.BackendNotInstalledError as error:
-            show([error.problem, error.fix])
-        """,
-        path=[wheel],
-        folder=checkout,
-    )
-    ((problem, fix),) = found
-    assert str(wheel / "d2ldev_reference") in problem
-    assert str(checkout) in problem
-    assert f"pip install -e {checkout}" in fix
