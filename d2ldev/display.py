@@ -1,4 +1,4 @@
-"""Tables for notebooks and for the terminal.
+"""Tables for notebooks and for the terminal, and the tracebacks of notebooks.
 
 A table in HTML takes its colours from the page, so that it is readable in a dark notebook.
 """
@@ -20,6 +20,30 @@ def is_notebook() -> bool:
     # During the import of IPython the function does not exist yet.
     find_shell = getattr(ipython, "get_ipython", None)
     return find_shell is not None and getattr(find_shell(), "kernel", None) is not None
+
+
+def render_traceback(error: BaseException) -> list[str]:
+    """Return the traceback that IPython shows for an error, without d2ldev's own frames.
+
+    IPython tells how many frames it skips, and shows the last one always. All of them appear after
+    ``get_ipython().InteractiveTB.skip_hidden = False``.
+
+    Args:
+        error: one that was raised.
+    """
+    from IPython import get_ipython
+
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package.startswith("d2ldev") or package == "contextlib":  # between two of ours
+            frame.f_locals["__tracebackhide__"] = True
+        traceback = traceback.tb_next
+    lines: list[str] = get_ipython().InteractiveTB.structured_traceback(
+        type(error), error, error.__traceback__
+    )
+    return lines
 
 
 def format_html_table(

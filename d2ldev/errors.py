@@ -61,6 +61,12 @@ class D2LDevError(Exception):
         # A path, or a name in a file, may have half of a surrogate pair, which cannot be printed.
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the traceback that IPython shows in a notebook: IPython asks for this method."""
+        from d2ldev.display import render_traceback
+
+        return render_traceback(self)
+
 
 # A ``repr`` goes through a nesting as often as it has paths, and a message shows its beginning.
 _short = reprlib.Repr()

@@ -1,6 +1,7 @@
-"""What a notebook shows, in a real kernel: one line of progress, tables, and the plot."""
+"""What a notebook shows, in a real kernel: one line of progress, tables, the plot, errors."""
 
 import os
+import re
 
 import nbformat
 import pytest
@@ -30,6 +31,17 @@ trainer = d2ldev.Trainer(3, backend=backend, enable_progress_bar=True)
     "figures": "import matplotlib.pyplot as plt; print(plt.get_fignums())",
     "show": "for _ in range(2): d2ldev.show(net)",
     "placement": "backend.placement(net)",
+    "error": "trainer.fit(object(), [batch])",
+    "callback": """
+def stop(epoch, history):
+    backend.ones(2, device="gpu:9")
+
+d2ldev.Trainer(1, backend=backend, callbacks=[stop]).fit(net, [batch], metrics=())
+""",
+    "all frames": """
+get_ipython().InteractiveTB.skip_hidden = False
+trainer.fit(object(), [batch])
+""",
 }
 
 
@@ -39,7 +51,7 @@ def outputs():
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS.values()]
     notebook = nbformat.v4.new_notebook(cells=cells)
     environment = os.environ | {"PYTHONPATH": extend_path([])}
-    NotebookClient(notebook, timeout=120).execute(env=environment)
+    NotebookClient(notebook, timeout=120, allow_errors=True).execute(env=environment)
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 
@@ -72,3 +84,27 @@ def test_show_displays_a_table_wherever_it_is_called(outputs):
 def test_a_placement_is_a_table(outputs):
     (shown,) = outputs["placement"]
     assert "4 on cpu" in shown["data"]["text/html"]
+
+
+def list_frames(cell):
+    """Return the frames of the error that a cell shows: a name of a file, "cell" or "hidden"."""
+    (error,) = (each for each in cell if each["output_type"] == "error")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error["traceback"]))
+    pattern = r"^(?:(Cell) In|File .*?([\w.]+):\d+|.*(hidden) \d+ frame)"
+    return ["".join(found).lower() for found in re.findall(pattern, plain, re.MULTILINE)]
+
+
+def test_an_error_shows_the_cell_and_the_last_frame(outputs):
+    assert list_frames(outputs["error"]) == ["cell", "hidden", "placing.py"]
+
+
+def test_an_error_in_a_callback_shows_the_user_s_frames(outputs):
+    shown = list_frames(outputs["callback"])
+    assert shown == ["cell", "hidden", "cell", "hidden", "devices.py"]
+
+
+def test_all_frames_of_an_error_are_shown_on_demand(outputs):
+    shown = list_frames(outputs["all frames"])
+    assert len(shown) > 5
+    assert shown[:2] == ["cell", "trainer.py"]
+    assert "hidden" not in shown
