@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import DeviceLike, DTypeLike, Framework, Tensor, Tensors
+from d2ldev.areas import DeviceLike, DTypeLike, Framework, Sharded, Tensor, Tensors
 from d2ldev.areas.abilities import require
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
@@ -495,6 +495,9 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
             return foreign
     elif foreign := of_another_backend(framework, attempted, x, name):
         return foreign
+    elif isinstance(x, Sharded):
+        what = "the shard of a batch, which only fit takes, in a process of a launch"
+        fix = "its operands: backend.prefetch((each.operands for each in data), device)"
     elif not hasattr(x, "__array__"):
         fix = f"d2ldev.register_container({type(x).__name__}, children, rebuild)"
         if name:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import Trainer, UnsupportedValueError
+from d2ldev import ArrayLoader, Trainer, UnsupportedValueError
 from d2ldev._backend import framework_of
 from d2ldev.operations.moving import flatten_on_host
 from d2ldev.operations.prefetching import device_batches
@@ -34,6 +34,25 @@ class Indexed:
         if number == 3:
             raise IndexError
         return np.full(1, number)
+
+
+def test_shards_of_batches_are_refused_with_the_line_that_takes_them_apart(reference):
+    data = ArrayLoader(np.arange(8.0), batch_size=4).shard(1, 2)
+    with pytest.raises(UnsupportedValueError, match="shard of a batch, which only fit") as caught:
+        next(reference.prefetch(data, "gpu:0"))
+    line = caught.value.fix.removeprefix("its operands: ")
+    ((first,), (second,)) = eval(line, {"backend": reference, "data": data, "device": "gpu:0"})
+    assert reference.to_numpy(first).tolist() == [2, 3]
+    assert reference.to_numpy(second).tolist() == [6, 7]
+
+
+def test_a_training_without_a_launch_refuses_a_shard(reference):
+    data = ArrayLoader(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"), batch_size=4)
+    trainer = Trainer(max_epochs=1, num_gpus=0, backend=reference)
+    with pytest.raises(
+        UnsupportedValueError, match="which only fit takes, in a process of a launch"
+    ):
+        trainer.fit(reference.mlp([2, 1]), data.shard(1, 2))
 
 
 def test_nothing_starts_before_the_first_batch_is_requested(reference):
