@@ -159,7 +159,7 @@ def _register(aten: Any, name: str) -> None:
     elif _is_view(op):
         # torch's own kernels make a view of the tensor itself, on its storage.
         if _has(name, "CPU"):
-            aten.impl(name, partial(op.redispatch, CPU_KEYS), "PrivateUse1")
+            aten.impl(name, partial(op._handle.redispatch_boxed, CPU_KEYS), "PrivateUse1")
     elif schema.name not in _ABOUT_STORAGE and (
         any(_has(name, key) for key in _COMPOSED)
         # The CPU's kernel serves the CPU, and a composition serves all other devices.

@@ -129,8 +129,8 @@ class Schema:
     def run_quickly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a common call with the CPU's kernel, on the tensors that the operands were made of.
 
-        A common call has whole tensors and numbers, and no ``out``. It needs no aliases. Making
-        those takes longer than a kernel runs on small tensors.
+        A common call has tensors, numbers and lists of numbers, and no ``out``. It needs no
+        aliases. Making those takes longer than a kernel runs on small tensors.
 
         Returns:
             The result on the virtual GPU; ``_UNUSUAL``, with nothing done, for any other call.
@@ -152,7 +152,7 @@ class Schema:
                         index = found[1]
                 elif not (value.is_cpu and value.dim() == 0 and i in self._numbers):
                     return _UNUSUAL
-            elif kind not in _PLAIN:
+            elif kind not in _PLAIN and not _is_plain_list(value):
                 return _UNUSUAL
             elif kind in _NUMBERS and i in self._tensors:
                 has_number = True
@@ -172,6 +172,11 @@ class Schema:
     def name_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by their names."""
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+
+def _is_plain_list(value: Any) -> bool:
+    """Return whether a value is a list without tensors, such as ``dim=[0]``."""
+    return type(value) is list and all(type(one) in _PLAIN for one in value)
 
 
 def _take(result: Any, args: tuple[Any, ...], new: list[Any], index: int) -> Any:

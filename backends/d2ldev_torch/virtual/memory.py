@@ -25,6 +25,7 @@ _aten = torch.ops.aten
 _DL_EXTENSION = 12  # kDLExtDev, which torch reads as PrivateUse1
 _export = torch._C._to_dlpack
 _import = torch._C._from_dlpack
+_view = _aten.as_strided.default._handle.redispatch_boxed
 
 
 def as_cpu(x: torch.Tensor) -> torch.Tensor:
@@ -69,20 +70,20 @@ def origin_of(x: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     """Return the CPU tensor behind a tensor on a virtual GPU, and the GPU's index.
 
     The CPU tensor is a free alias, which other calls share. So a caller must not give it a history
-    or another shape. Return None for a tensor with another view of its memory.
+    or another shape. A view gets the same view of the CPU tensor. Return None for a tensor of
+    another dtype than its memory's.
     """
     try:
         origin, index, address, shape, stride, dtype = x.untyped_storage().origin  # type: ignore[attr-defined]
-        is_same = (
-            x.data_ptr() == address
-            and x.shape == shape
-            and x.stride() == stride
-            and x.dtype is dtype
-            and not x.is_neg()
-        )
+        if x.dtype is not dtype or x.is_neg():
+            return None
+        start = x.data_ptr() - address
+        if start or x.shape != shape or x.stride() != stride:
+            first = origin.storage_offset() + start // x.element_size()
+            origin = _view(CPU_KEYS, origin, x.shape, x.stride(), first)
     except (AttributeError, RuntimeError):  # on the CPU; nested, or without memory
         return None
-    return (origin, index) if is_same else None
+    return origin, index
 
 
 def forget_origin(storage: Any) -> None:

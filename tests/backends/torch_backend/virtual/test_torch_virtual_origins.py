@@ -1,4 +1,4 @@
-"""Whole tensors are computed with as the CPU tensors that they were made of; others as aliases."""
+"""Tensors and views are computed with as the CPU tensors that they were made of, or views of it."""
 
 import pytest
 import torch
@@ -15,6 +15,9 @@ USUAL = {
     "matmul": lambda x: x @ x,
     "in place": lambda x: x.clone().add_(x),
     "several results": lambda x: x.max(dim=0).values,
+    "a list of dimensions": lambda x: x.sum(dim=[0, 1]),
+    "views": lambda x: x.t()[1:] * x[0, :, None].T,
+    "in place in a view": lambda x: x.clone()[1:].add_(x[0]),
 }
 
 
@@ -62,10 +65,12 @@ def of_another_size(x):
         lambda x: x.t_(),
         lambda x: x[1:],
         lambda x: x[:2],
+        lambda x: x[1:, 1:][1:],
+        lambda x: x[3:],
         lambda x: torch.complex(x, x).conj().imag,
     ],
 )
-def test_what_looks_at_its_memory_in_another_way_is_computed_with_as_it_is(vgpu, change):
+def test_what_looks_at_its_memory_in_another_way_is_computed_with_as_the_cpu_does(vgpu, change):
     x = torch.randn(3, 3)
     there = change(x.to(vgpu))
     here = change(x.clone())
