@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -33,7 +33,28 @@ def install() -> list[Any]:
         for name in _NAMES:
             op = getattr(torch.ops.c10d, name).default
             library.impl(name, partial(_run, op), "PrivateUse1", allow_override=True)
+    _choose_gloo()
     return [library]
+
+
+def _choose_gloo() -> None:
+    """Let ``init_process_group()`` without an engine choose gloo for virtual GPUs.
+
+    torch then starts an engine for the accelerator alone, and the operators here run on the CPU's.
+    https://github.com/pytorch/pytorch/blob/main/torch/distributed/distributed_c10d.py
+    """
+    c10d: Any = distributed.distributed_c10d
+    c10d.Backend.default_device_backend_map[NAME] = c10d.Backend.GLOO
+    make = c10d.BackendConfig.__init__
+
+    @wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        engines = self.device_backend_map
+        if NAME in engines:
+            engines.setdefault("cpu", engines[NAME])
+
+    c10d.BackendConfig.__init__ = init
 
 
 def _run(op: Any, *args: Any) -> Any:

@@ -18,9 +18,11 @@ def test_torchrun_trains_in_two_processes(tmp_path):
     assert len(first) == 3
 
 
-def test_a_loop_of_the_users_own_trains_in_two_processes(tmp_path):
+@pytest.mark.parametrize("virtual_gpus", ["0", "2"])
+def test_a_loop_of_the_users_own_trains_in_two_processes(tmp_path, virtual_gpus):
     (line,) = read_commands("existing-loop.md", "d2ldev launch")
-    first, second = run([line], tmp_path, make_shell(tmp_path, "existing-loop.md", "torch"))
+    given = make_shell(tmp_path, "existing-loop.md", "torch")
+    first, second = run([line], tmp_path, given | {"D2LDEV_VIRTUAL_GPUS": virtual_gpus})
     assert first == second == sorted(first, reverse=True)
     assert len(first) == 3
 
