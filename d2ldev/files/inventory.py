@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from d2ldev.areas import Framework, Layout
 from d2ldev.areas.files import same
-from d2ldev.files.format.container import FileError
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
 from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.placing import Inventory
@@ -77,29 +75,3 @@ class ModelInventory(Inventory):
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(self._in_words, x))}]"
         return repr(x.item() if isinstance(x, np.generic) else x)
-
-
-def read_layouts(told: Any) -> Mapping[str, Layout]:
-    """Read the layouts in a file.
-
-    Raises:
-        FileError: if they are not layouts.
-    """
-    if not isinstance(told, dict):
-        raise FileError("its layouts are damaged")
-    return {name: _read_layout(what) for name, what in told.items()}
-
-
-def _read_layout(what: Any) -> Layout:
-    is_four = isinstance(what, list) and len(what) == 4 and isinstance(what[0], str)
-    if is_four and all(map(_is_sizes, what[1:])):
-        role, split, axes, shape = what
-        if sorted(axes) == list(range(len(split))) and math.prod(split) == math.prod(shape):
-            return Layout(role, tuple(split), tuple(axes), tuple(shape))
-    raise FileError("one of its layouts is damaged")
-
-
-def _is_sizes(values: object) -> bool:
-    """Return whether a value can be a shape."""
-    is_list = isinstance(values, list) and len(values) <= 32  # as many as NumPy 1 has
-    return is_list and all(type(value) is int and 0 <= value < 2**63 for value in values)  # type: ignore[attr-defined]

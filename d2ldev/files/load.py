@@ -36,12 +36,9 @@ from d2ldev.files.structure import (
     Outline,
     Stored,
     build,
-    check,
-    fill,
     flatten,
     is_record,
-    parse,
-    read_outlines,
+    read_description,
 )
 from d2ldev.operations import devices
 from d2ldev.operations.arguments import as_path, is_iterable
@@ -49,6 +46,9 @@ from d2ldev.operations.creation import refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# The dtypes as which integers of a dtype that the framework lacks are read, the first that it has.
+_WIDE = {"int": ("int64", "int32"), "uint": ("int64", "uint32", "int32")}
 
 
 class Wanted(NamedTuple):
@@ -82,41 +82,15 @@ class Checkpoint:
         self._entries, metadata = read_header(path, file)
         text = structure_in(self._entries, metadata, file)
         self.writer: str | None = None
-        self._sums: dict[str, str | None] = {}
+        self._sums: Mapping[str, str | None] = {}
         if text is None:
             stored = [self._store(name, NAMES[entry.tag]) for name, entry in self._entries.items()]
-            self.outline: Any = Outline("dict", list(self._entries), stored, 0)
-            self._rows = [self.outline]
+            self.outline: Any = Outline("dict", list(self._entries), stored)
         else:
-            self.outline, self._rows = self._read_description(text)
-
-    def _read_description(self, text: str) -> tuple[Any, list[Outline]]:
-        told = parse(text)
-        check(isinstance(told, dict), "an entry")
-        entries = [told.get(name) for name in ("backend", "tensors", "containers")]
-        are_right = map(isinstance, entries, (str, list, list))
-        check(all(are_right) and "root" in told, "an entry")
-        self.writer = told["backend"]
-        table = []
-        for row in told["tensors"]:
-            check(isinstance(row, list) and len(row) == 3, "a tensor")
-            name, dtype, total = row
-            check(all(isinstance(x, str) for x in (name, dtype, total or "")), "a tensor")
-            self._sums[name] = total
-            table.append(self._store(name, dtype))
-        used: dict[Stored, None] = {}
-
-        def find(kind: str, number: int) -> Stored:
-            check(0 <= number < len(table), "a tensor")
-            stored = table[number]._replace(kind=kind)
-            used[stored] = None
-            return stored
-
-        outline, rows = read_outlines(told, find)
-        names = {stored.name for stored in used}
-        if names != set(self._entries) or not len(table) == len(names) == len(used):
+            self.writer, self.outline, stored, self._sums = read_description(text, self._store)
+        self._stored = {each.name: each for each in stored}
+        if self._stored.keys() != self._entries.keys() or len(stored) != len(self._stored):
             raise FileError("its description tells of other tensors than it has")
-        return outline, rows
 
     def _store(self, name: str, dtype: str) -> Stored:
         """Return the description in the file of a tensor with a true dtype."""
@@ -132,16 +106,10 @@ class Checkpoint:
         return Stored("tensor", name, dtype, numbers, entry.shape[:cut])
 
     def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
-        """Read the whole file; see ``read_node`` and ``build``."""
-        by_name = {x.name: x for x in self._tensors_of(self._rows)}
-        if isinstance(self.outline, Stored):
-            by_name[self.outline.name] = self.outline
+        """Read the whole file; see ``build``."""
         # In the order in which they are in the file.
-        stored = [by_name[name] for name in self._entries if name in by_name]
+        stored = [self._stored[name] for name in self._entries]
         return self._fill(self.outline, stored, device, classes)
-
-    def _tensors_of(self, rows: Iterable[Outline]) -> Iterator[Stored]:
-        return (x for row in rows for x in row.items if isinstance(x, Stored))
 
     def read_node(self, node: Any) -> Any:
         """Read a node of the file, its tensors on the CPU.
@@ -162,7 +130,7 @@ class Checkpoint:
     ) -> Any:
         tensors = self.read([Wanted(each, device) for each in stored])
         values = dict(zip(stored, tensors, strict=True))
-        return fill(node, build(self._rows, values, classes), values)
+        return build(node, values, classes)
 
     def read(self, wanted: Sequence[Wanted]) -> list[Any]:
         """Read tensors and arrays, in new memory, and compare their checksums.
@@ -188,22 +156,10 @@ class Checkpoint:
         return made
 
     def _choose_dtype(self, stored: Stored) -> str:
-        """Return the dtype as which the framework holds the numbers of a tensor; empty for none.
-
-        Of the integers, it is one that holds all of their dtype, else the widest.
-        """
+        """Return the dtype as which the framework holds the numbers of a tensor; empty for none."""
         name, names = stored.numbers, self._framework.tensors.dtype_names
-        if name in names or not name.startswith(("int", "uint")):
-            return name if name in names else ""
-        wanted, is_signed = np.iinfo(name), name.startswith("int")
-        found = sorted(
-            (each for each in names if each.startswith(("int", "uint"))),
-            key=lambda each: (np.iinfo(each).bits, each.startswith("int") is is_signed),
-        )
-        for each in found:
-            if np.iinfo(each).min <= wanted.min and wanted.max <= np.iinfo(each).max:
-                return each
-        return found[-1] if found else ""
+        others = _WIDE.get(name.rstrip("0123456789"), ())
+        return next((each for each in (name, *others) if each in names), "")
 
     def _is_narrowed(self, stored: Stored) -> bool:
         return stored.kind == "tensor" and self._choose_dtype(stored) != stored.numbers

@@ -28,7 +28,7 @@ from d2ldev.errors import (
     quote,
     text_of,
 )
-from d2ldev.files.format.container import as_bytes
+from d2ldev.files.format.container import FileError, as_bytes
 from d2ldev.files.load import Checkpoint, Wanted, open_checkpoint, shorten
 from d2ldev.files.match import Match, Pair, Path, Place
 from d2ldev.files.structure import MODEL, Outline, flatten
@@ -250,7 +250,10 @@ def _plan_load(framework: Framework, pair: Pair) -> Wanted:
     shape = tuple(int(size) for size in pair.value.shape)
 
     def convert(array: Any) -> Any:
-        return np.ascontiguousarray(mine.native(theirs.canonical(array), shape))
+        try:
+            return np.ascontiguousarray(mine.native(theirs.canonical(array), shape))
+        except (ValueError, OverflowError) as error:
+            raise FileError(f"a layout of its tensor {quote(stored.name)} is damaged") from error
 
     return Wanted(stored, device, convert)
 

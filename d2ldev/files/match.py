@@ -223,7 +223,7 @@ class Match:
         self.models[path] = inventory
         for name, first in inventory.again.items():
             self._first_names[prefix + name] = prefix + first if first else path
-        theirs = {} if outline is None else outline.layouts or {}
+        theirs = {} if outline is None else outline.layouts
         names = {layout.role: name for name, layout in theirs.items()}
         for name, layout in (inventory.layouts or {}).items():
             if layout.role in names:

@@ -15,12 +15,12 @@ import base64
 import json
 import math
 import re
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from d2ldev.areas import Framework, Layout
 from d2ldev.device import CPU
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.format.container import FileError, numpy_dtype, storage_of
-from d2ldev.files.inventory import ModelInventory, is_model, read_layouts
+from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import TENSOR, Kind
-from d2ldev.nesting.walk import depth_refusal, join_path
+from d2ldev.nesting.walk import depth_refusal, join_path, label_children
 from d2ldev.operations.moving import copy_refusal
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.placing import NamedTensors
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _UNLABELLED: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque}
-# What files of version 4 have besides.
-_UNLABELLED |= {"set": set, "frozenset": frozenset}
+# Only files of version 4 have them.
+_SETS = {"set": set, "frozenset": frozenset}
+_UNLABELLED |= _SETS
 NAMEDTUPLE = "namedtuple"
 MODEL = "model"
 """A model: its tensors by their names."""
@@ -49,16 +50,20 @@ STATE = "state"
 """An optimizer: its state, in a dict."""
 _LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
 
-# Python goes through a nesting recursively, to compare it or to show it.
-_MAX_DEPTH = 500
 # A tuple computes its hash anew each time; a file may refer to one tuple any number of times.
 _MAX_KEY = 32
-# Python compares a key with all keys of the same hash. A file can choose the hash of a tuple.
-_MAX_ALIKE = 100
 # Containers that share children can have exponentially many values, each with a long name. A short
 # one takes memory, too.
 _MAX_LETTERS = 50_000_000
 _LEAST_LETTERS = 100
+_NO_KEYS = (
+    "its keys are not all None, text, bytes, numbers of 64 bits, or tuples of at most "
+    f"{_MAX_KEY} of them"
+)
+# What a description that ``save`` has not written raises where it is read.
+_ODD = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+
+T = TypeVar("T")
 
 
 class Stored(NamedTuple):
@@ -88,28 +93,43 @@ class Outline:
         type: one of the types of rows.
         labels: the keys, fields or indices of its contents.
         items: an ``Outline``, a ``Stored`` or a plain value for each of them.
-        number: of its row.
-        layouts, inputs: of a model, if they are known; see ``Files.inputs``.
+        layouts: of a model, by the names of its tensors.
+        inputs: of a model, if they are known; see ``Files.inputs``.
         optional: the names of tensors that are not needed; see ``Models.find_unlisted``.
         settings: of a model; see ``ModelInventory``.
         maxlen: of a deque.
-        name: of the class of a namedtuple or a dataclass.
+        name: of the class of a namedtuple or a dataclass; empty for any other.
     """
 
     type: str
     labels: Sequence[Any]
     items: Sequence[Any]
-    number: int = -1
-    layouts: Mapping[str, Layout] | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
     inputs: Any = None
     optional: AbstractSet[str] = frozenset()
     settings: Mapping[str, str] = field(default_factory=dict)
     maxlen: int | None = None
-    name: str | None = None
+    name: str = ""
 
     def children(self) -> dict[Any, Any]:
         """Return its contents by key, field or index."""
         return dict(zip(self.labels, self.items, strict=True))
+
+
+class Description(NamedTuple):
+    """The description of a nesting in a file.
+
+    Args:
+        writer: the name of the backend that wrote it.
+        root: an ``Outline``, a ``Stored`` or a plain value.
+        stored: the tensors in it, each once.
+        sums: the checksum of each tensor by its name; None for none.
+    """
+
+    writer: str
+    root: Any
+    stored: list[Stored]
+    sums: dict[str, str | None]
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -134,7 +154,6 @@ class Structure:
         self.dtypes: dict[str, str] = {}
         self.unsaved: list[str] = []
         self._rows: list[dict[str, Any]] = []
-        self._depths: list[int] = []
         # id -> (the object, kept so that its id stays its own; its node, None until it is made).
         self._done: dict[int, tuple[Any, Any]] = {}
         try:
@@ -218,7 +237,7 @@ class Structure:
         files = self._framework.files
         state = files.state(x)
         if state is not None:
-            return self._row({"type": STATE}, x, list(state), list(state.values()), path)
+            return self._row({"type": STATE}, x, state.items(), path)
         row: dict[str, Any] = {"type": MODEL}
         model = ModelInventory(self._framework, x, self._attempted)
         model.check_tensors(is_saved=True)
@@ -240,20 +259,15 @@ class Structure:
             row["unlisted"] = optional
         if model.settings:
             row["settings"] = {name: text for name, (_, text) in model.settings.items()}
-        return self._row(row, x, list(tensors), list(tensors.values()), path)
+        return self._row(row, x, tensors.items(), path)
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:
-        try:
-            kind = kind.saved or kind
-            labels, children = list(kind.labels(x)), list(kind.children(x))
-            if len(labels) != len(children):
-                raise ValueError(f"it has {len(labels)} keys and {len(children)} values")
-            if isinstance(x, AbstractSet):
-                raise ValueError("give it as a list, or sorted(...)")
-            if lost := self._find_lost_attributes(x, labels, children):
-                raise ValueError(f"its attributes {lost} are not in it")
-        except Exception as error:  # whatever a class's own methods raise
-            raise self._refusal(x, path, text_of(error)) from error
+        if isinstance(x, AbstractSet):
+            raise self._refusal(x, path, "give it as a list, or sorted(...)")
+        items = label_children(x, kind.saved or kind, path, self._attempted)
+        labels = [label for label, _ in items]
+        if lost := self._find_lost_attributes(x, items):
+            raise self._refusal(x, path, f"its attributes {lost} are not in it")
         row: dict[str, Any] = {"type": _type_of(x, labels)}
         if is_record(type(x)):
             row["class"] = type(x).__qualname__
@@ -261,30 +275,28 @@ class Structure:
             row["maxlen"] = x.maxlen
         if isinstance(x, NamedTensors) and x.unlisted:
             row["unlisted"] = sorted(x.unlisted)
-        return self._row(row, x, labels, children, path)
+        return self._row(row, x, items, path)
 
-    def _find_lost_attributes(self, x: Any, labels: list[Any], children: list[Any]) -> list[str]:
+    def _find_lost_attributes(self, x: Any, items: list[tuple[Any, Any]]) -> list[str]:
         """Return the names of tensors and fields beside the items of a container."""
-        kinds, known = self._framework.state.kinds, {id(child) for child in children}
+        kinds, known = self._framework.state.kinds, {id(child) for _, child in items}
         beside = getattr(x, "__dict__", {}).items()
-        lost = [n for n, y in beside if kinds[type(y)] is TENSOR and id(y) not in known]
-        return [*lost, *(name for name, _ in _fields_beside(x, labels))]
+        lost = [name for name, y in beside if kinds[type(y)] is TENSOR and id(y) not in known]
+        if is_dataclass(type(x)) and isinstance(x, (Mapping, Sequence)):
+            labels = [label for label, _ in items]
+            names = [each.name for each in fields(x) if getattr(x, each.name, None) is not None]
+            lost += [name for name in names if name not in labels]
+        return lost
 
     def _row(
-        self, row: dict[str, Any], x: Any, labels: list[Any], children: list[Any], path: str
+        self, row: dict[str, Any], x: Any, items: Collection[tuple[Any, Any]], path: str
     ) -> dict[str, int]:
         is_named = row["type"] in _LABELLED
-        if is_named and (problem := _problem_of_keys(labels)):
-            raise self._refusal(x, path, problem)
-        row["items"] = [
-            self._node(child, join_path(path, label))
-            for label, child in zip(labels, children, strict=True)
-        ]
+        if is_named and not all(_is_key(label) for label, _ in items):
+            raise self._refusal(x, path, _NO_KEYS)
+        row["items"] = [self._node(child, join_path(path, label)) for label, child in items]
         if is_named:
-            row["labels"] = [self._node(label, path) for label in labels]
-        self._depths.append(_depth(row["items"], self._depths))
-        if self._depths[-1] > _MAX_DEPTH:
-            raise self._refusal(x, path, f"it is nested deeper than {_MAX_DEPTH} levels")
+            row["labels"] = [self._node(label, path) for label, _ in items]
         self._rows.append(row)
         return {"at": len(self._rows) - 1}
 
@@ -301,16 +313,6 @@ def make_unique(name: str, known: Collection[str]) -> str:
 def is_record(cls: type) -> bool:
     """Return whether a class is a namedtuple or a dataclass."""
     return is_namedtuple(cls) or is_dataclass(cls)
-
-
-def _fields_beside(x: Any, labels: Collection[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a dataclass that is a dict or a list, too, and has them not in it."""
-    cls: Any = type(x)
-    if is_dataclass(cls) and isinstance(x, (Mapping, Sequence)):
-        for field in fields(cls):
-            value = getattr(x, field.name, None)
-            if field.name not in labels and value is not None:
-                yield field.name, value
 
 
 def _type_of(x: Any, labels: Collection[Any]) -> str:
@@ -353,137 +355,83 @@ def _leaf_node(x: Any) -> Any:
     raise TypeError
 
 
-def _problem_of_keys(keys: Collection[Any]) -> str:
-    """Return the problem of the keys of a dict or the elements of a set, if there is one."""
-    if not all(map(_is_key, keys)):
-        return (
-            "its keys are not all None, text, bytes, numbers of 64 bits, or tuples of at most "
-            f"{_MAX_KEY} of them"
-        )
-    if len(keys) > _MAX_ALIKE and max(Counter(map(hash, keys)).values()) > _MAX_ALIKE:
-        return f"it has more than {_MAX_ALIKE} keys of one hash"
-    return ""
-
-
 def _is_key(x: Any) -> bool:
+    """Return whether a value can be a key of a dict in a file."""
     if type(x) is tuple:
         return len(x) <= _MAX_KEY and all(type(y) is not tuple and _is_key(y) for y in x)
     # A larger integer computes its hash from all its digits, each time.
     return type(x) in (str, bytes, bool, float, NoneType) or (type(x) is int and abs(x) < 2**63)
 
 
-def _depth(items: Iterable[Any], depths: list[int]) -> int:
-    rows = (node["at"] for node in items if isinstance(node, dict) and "at" in node)
-    return 1 + max((depths[number] for number in rows), default=0)
-
-
 # -- reading --------------------------------------------------------------------------------------
 
 
-def parse(text: str) -> Any:
-    """Parse strict JSON: without NaN and duplicate keys, and no deeper than Python can.
-
-    Raises:
-        FileError: if it is anything else.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        check(len(made) == len(pairs), "keys that differ")
-        return made
-
-    def refuse(number: str) -> None:
-        check(False, f"a number, and has {number}")
-
-    try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-    except FileError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"its description cannot be read: {error}") from None
-
-
-def read_outlines(
-    told: Mapping[str, Any], stored: Callable[[str, int], Stored]
-) -> tuple[Any, list[Outline]]:
-    """Read a description.
+def read_description(text: str, store: Callable[[str, str], Stored]) -> Description:
+    """Read the description of a nesting.
 
     Args:
-        told: the description, as it was parsed.
-        stored: ``(kind, number) -> Stored`` of a tensor or an array.
-
-    Returns:
-        The nesting, and the rows of the table, in order.
+        text: the description.
+        store: ``(name, dtype) -> Stored`` of a tensor. It raises a ``FileError`` if the file has
+            no such tensor.
 
     Raises:
         FileError: if it is another description.
     """
+    table: list[Stored] = []
+    used: dict[Stored, None] = {}
     rows: list[Outline] = []
-    depths: list[int] = []
 
     def value(node: Any) -> Any:
         if not isinstance(node, dict):
-            check(node is None or isinstance(node, (bool, int, float, str)), "a value")
+            check(not isinstance(node, list), "a value")
             return node
-        check(len(node) == 1, "a value")
         ((kind, what),) = node.items()
         if kind == "at":
-            check(type(what) is int and 0 <= what < len(rows), "a reference")
-            return rows[what]
+            return _look_up(rows, what)
         if kind in ("tensor", "array"):
-            check(type(what) is int, "a reference")
-            return stored(kind, what)
+            stored = _look_up(table, what)._replace(kind=kind)
+            used[stored] = None
+            return stored
         return _leaf(kind, what, value)
 
     def key(node: Any) -> Any:
         found = value(node)
-        is_tuple = isinstance(found, Outline) and found.type == "tuple"
-        return tuple(found.items) if is_tuple and len(found.items) <= _MAX_KEY else found
+        if isinstance(found, Outline) and found.type == "tuple" and len(found.items) <= _MAX_KEY:
+            found = tuple(found.items)
+        if not _is_key(found):
+            raise FileError(_NO_KEYS)
+        return found
 
     def outline(row: Any) -> Outline:
-        kind, nodes = row["type"], row["items"]
-        is_set = kind in ("set", "frozenset")
-        check(isinstance(nodes, list), "items")
-        items = [key(node) if is_set else value(node) for node in nodes]
+        kind = row["type"]
+        items = list(map(key if kind in _SETS else value, row["items"]))
         labels: Sequence[Any] = range(len(items))
-        keys: Sequence[Any] = items if is_set else ()
         if kind not in _UNLABELLED:
             check(kind in _LABELLED, "a type that is known")
-            labels = keys = [key(node) for node in row["labels"]]
-            check(len(labels) == len(items), "as many labels as items")
-        depths.append(_depth(nodes, depths))
-        too_deep = depths[-1] > _MAX_DEPTH
-        problem = f"it is nested deeper than {_MAX_DEPTH} levels" if too_deep else ""
-        if problem := problem or _problem_of_keys(keys):
-            raise FileError(problem)
-        check(len(set(keys)) == len(keys), "keys that differ")
-        name, optional = row.get("class"), row.get("unlisted", [])
-        settings = row.get("settings", {})
-        check(name is None or isinstance(name, str), "the name of a class")
-        check(isinstance(optional, list), "names of tensors")
-        check(isinstance(settings, dict), "settings")
-        check(all(isinstance(each, str) for each in optional), "names of tensors")
-        check(all(isinstance(text, str) for text in settings.values()), "settings")
+            labels = list(map(key, row["labels"]))
+            check(len(set(labels)) == len(labels) == len(items), "as many keys as values")
+        name = row.get("class", "")
+        check(isinstance(name, str), "the name of a class")
         return Outline(
-            *(kind, labels, items, len(rows)),
-            layouts=read_layouts(row["layouts"]) if "layouts" in row else None,
+            *(kind, labels, items),
+            layouts={each: _read_layout(*what) for each, what in row.get("layouts", {}).items()},
             inputs=row.get("inputs"),
-            optional=frozenset(optional),
-            settings=settings,
+            optional=frozenset(row.get("unlisted", ())),
+            settings={**row.get("settings", {})},
             maxlen=deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None,
             name=name,
         )
 
     try:
+        told = json.loads(text)
+        sums = {name: total for name, _, total in told["tensors"]}
+        table += [store(name, dtype) for name, dtype, _ in told["tensors"]]
         for row in told["containers"]:
             rows.append(outline(row))  # noqa: PERF401  # it refers to the rows before
-        return value(told["root"]), rows
+        return Description(str(told["backend"]), value(told["root"]), list(used), sums)
     except FileError:
         raise
-    except (
-        *(KeyError, TypeError, ValueError, AttributeError, IndexError),
-        *(OverflowError, RecursionError),
-    ) as error:
+    except _ODD as error:
         what = f"{type(error).__name__}: {str(error)[:200]}"
         raise FileError(f"its description cannot be read: {what}") from error
 
@@ -492,6 +440,16 @@ def check(holds: bool, what: str) -> None:
     """Raise a ``FileError`` if a description lacks something."""
     if not holds:
         raise FileError(f"its description cannot be read: it lacks {what}")
+
+
+def _look_up(table: list[T], number: int) -> T:
+    check(type(number) is int and 0 <= number < len(table), "a reference")
+    return table[number]
+
+
+def _read_layout(role: Any, *sizes: Iterable[Any]) -> Layout:
+    split, axes, shape = (tuple(map(int, each)) for each in sizes)
+    return Layout(str(role), split, axes, shape)
 
 
 def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
@@ -512,31 +470,43 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
     return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
 
 
-def build(
-    rows: Iterable[Outline], values: Mapping[Stored, Any], classes: Mapping[str, type]
-) -> list[Any]:
-    """Return the value of each row, with None for the tensors that are not in ``values``.
+def build(node: Any, values: Mapping[Stored, Any], classes: Mapping[str, type]) -> Any:
+    """Return a node of the file as a value.
 
-    Instances are made of ``classes`` only: namedtuples and dataclasses, by their names.
+    Args:
+        node: an ``Outline``, a ``Stored`` or a plain value.
+        values: the tensors in it.
+        classes: the namedtuples and dataclasses to make instances of, by their names.
 
     Raises:
-        FileError: if the file has other fields for one of them.
+        FileError: if the file has other fields for one of them, or is nested too deeply.
     """
-    made: list[Any] = []
-    for row in rows:
-        items = [fill(child, made, values) for child in row.items]
-        if row.name is not None and row.name in classes:
-            made.append(_record(classes[row.name], dict(zip(row.labels, items, strict=True))))
-        elif row.type == "deque":
-            made.append(deque(items, row.maxlen))
-        elif row.type in _UNLABELLED:
-            made.append(_UNLABELLED[row.type](items))
-        elif row.type == NAMEDTUPLE:
-            made.append(tuple(items))
-        else:
-            cls = OrderedDict if row.type == "OrderedDict" else dict
-            made.append(cls(zip(row.labels, items, strict=True)))
-    return made
+    made: dict[Outline, Any] = {}
+
+    def make(node: Any) -> Any:
+        if not isinstance(node, Outline):
+            return values[node] if isinstance(node, Stored) else node
+        if node not in made:
+            made[node] = _make_container(node, list(map(make, node.items)), classes)
+        return made[node]
+
+    try:
+        return make(node)
+    except RecursionError:
+        raise FileError("it is nested deeper than Python follows") from None
+
+
+def _make_container(node: Outline, items: list[Any], classes: Mapping[str, type]) -> Any:
+    if node.name in classes:
+        return _record(classes[node.name], dict(zip(node.labels, items, strict=True)))
+    if node.type == "deque":
+        return deque(items, node.maxlen)
+    if node.type in _UNLABELLED:
+        return _UNLABELLED[node.type](items)
+    if node.type == NAMEDTUPLE:
+        return tuple(items)
+    cls = OrderedDict if node.type == "OrderedDict" else dict
+    return cls(zip(node.labels, items, strict=True))
 
 
 def _record(cls: Any, values: dict[Any, Any]) -> Any:
@@ -554,13 +524,6 @@ def _record(cls: Any, values: dict[Any, Any]) -> Any:
     except Exception as error:  # one that is a dict or has a property of that name, too
         raise FileError(f"no {quote(cls.__qualname__)} can be made: {error}") from error
     return made
-
-
-def fill(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
-    """Return the value of an outline, a tensor or a plain value."""
-    if isinstance(node, Outline):
-        return made[node.number]
-    return values.get(node) if isinstance(node, Stored) else node
 
 
 def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dict[str, Any]:

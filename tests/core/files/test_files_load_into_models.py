@@ -136,6 +136,25 @@ def test_a_layout_that_lies_about_its_tensor_is_refused(framework, path):
         framework.load_into(net, path)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *([[1], [1], [1]], [[1], [], [1]], [[-2], [0], [1]], [[1, 1], [0, 0], [1]]),
+        [[0, 10**400], [0, 1], [1]],
+        [[1] * 99, list(range(99)), [1]],
+    ],
+    ids=lambda layout: str(layout)[:20],
+)
+def test_a_layout_that_no_tensor_has_is_refused(framework, path, layout):
+    model = row("model", [{"tensor": 0}], ["x"], layouts={"x": ["0.weight", *layout]})
+    path.write_bytes(file_of(tell(root={"at": 0}, containers=[model]), DATA))
+    net = Cell(w=framework.ones(1))
+    know_layers(framework, net, same)
+    with pytest.raises(CheckpointError, match="a layout of its tensor 'x' is damaged"):
+        framework.load_into(net, path)
+    assert values(framework, net.tensors["w"]) == [1]
+
+
 def test_a_tensor_that_is_not_refilled_is_replaced_in_the_model(framework, path):
     framework_of(framework).models.refilled = False
     framework.save({"net": Cell(w=framework.ones(2))}, path)

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import enum
-import itertools
 import math
 from pathlib import Path
 
@@ -262,14 +261,6 @@ class _Keyed(dict):
         return [1]
 
 
-def test_keys_that_all_have_one_hash_are_refused(reference, path):
-    keys = list(itertools.product((-1, -2), repeat=7))
-    with pytest.raises(UnsupportedValueError, match="keys of one hash"):
-        reference.save({"a": dict.fromkeys(keys)}, path)
-    reference.save(dict.fromkeys(keys[:100]), path)
-    assert list(reference.load(path)) == keys[:100]
-
-
 @pytest.mark.parametrize("key", [[1], share_key()], ids=["a list", "a key without end"])
 def test_a_key_without_a_hash_is_refused(reference, path, key):
     with pytest.raises(UnsupportedValueError, match="its keys are not"):
@@ -411,5 +402,5 @@ def test_a_class_of_which_no_bare_object_can_be_made_is_refused(reference, path)
 
 
 def test_a_list_of_another_length_than_it_says_is_not_saved(reference, path):
-    with pytest.raises(UnsupportedValueError, match="it has 0 keys and 2 values"):
+    with pytest.raises(UnsupportedValueError, match="the Unequal at 0 cannot be taken apart"):
         reference.save([Unequal()], path)

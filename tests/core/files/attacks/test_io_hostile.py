@@ -1,6 +1,5 @@
 """A file that is not what it should be is an error that says so, and takes no memory."""
 
-import json
 import os
 import sys
 
@@ -12,8 +11,6 @@ from hostile_files import (
     FORMAT,
     containers,
     deep,
-    describe_header,
-    description_of,
     entry,
     file_of,
     layouts,
@@ -48,7 +45,7 @@ def test_the_files_that_the_tests_damage_can_be_read(reference, path):
     assert reference.to_numpy(reference.load(path)).tolist() == [0]
     path.write_bytes(file_of({"x": entry()}, DATA))
     assert list(reference.load(path)) == ["x"]
-    path.write_bytes(file_of(containers(*deep(400)), DATA))
+    path.write_bytes(file_of(containers(*deep(200)), DATA))
     assert isinstance(reference.load(path), list)
     path.write_bytes(file_of(layouts("0.weight", [1], [0], [1]), DATA))
     assert list(reference.load(path)) == ["x"]
@@ -118,12 +115,3 @@ def test_containers_that_share_without_end_have_no_names(reference, path):
     path.write_bytes(file_of(containers(*rows), DATA))
     with pytest.raises(CheckpointError):
         reference.load_into(reference.mlp([2, 3]), path)
-
-
-def test_json_of_the_description_is_read_as_strictly(reference, path):
-    header = tell()
-    text = json.dumps(description_of(header)).replace('"reference"', "NaN")
-    header["__metadata__"] = describe_header(text)
-    path.write_bytes(file_of(header, DATA))
-    with pytest.raises(CheckpointError, match="NaN"):
-        reference.load(path)
