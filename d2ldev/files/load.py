@@ -84,7 +84,7 @@ class Checkpoint:
         self.writer: str | None = None
         self._sums: Mapping[str, str | None] = {}
         if text is None:
-            stored = [self._store(name, NAMES[entry.tag]) for name, entry in self._entries.items()]
+            stored = [self._store_foreign(name) for name in self._entries]
             self.outline: Any = Outline("dict", list(self._entries), stored)
         else:
             self.writer, self.outline, stored, self._sums = read_description(text, self._store)
@@ -92,13 +92,19 @@ class Checkpoint:
         if self._stored.keys() != self._entries.keys() or len(stored) != len(self._stored):
             raise FileError("its description tells of other tensors than it has")
 
+    def _store_foreign(self, name: str) -> Stored:
+        """Return the description of a tensor in the file of another program."""
+        entry = self._entries[name]
+        # A number below a byte, which NumPy does not have, keeps the name of the format.
+        dtype = NAMES.get(entry.tag, entry.tag)
+        return Stored("tensor", name, dtype, dtype, entry.shape)
+
     def _store(self, name: str, dtype: str) -> Stored:
         """Return the description in the file of a tensor with a true dtype."""
         numbers = self._framework.files.number_dtypes.get(dtype, dtype)
         entry, (tag, suffix) = self._entries.get(name), storage_of(numbers) or ("", ())
-        is_packed = entry is not None and NAMES[entry.tag] == dtype and not tag
         cut = len(entry.shape) - len(suffix) if entry else 0
-        if entry is None or not (is_packed or (tag, suffix) == (entry.tag, entry.shape[cut:])):
+        if entry is None or (tag, suffix) != (entry.tag, entry.shape[cut:]):
             raise FileError(
                 f"its description has a tensor {quote(name)} of {quote(dtype)}, which is "
                 + (f"stored as {entry.tag}" if entry else "missing")
@@ -140,8 +146,7 @@ class Checkpoint:
             FileError: if they are damaged.
         """
         for stored, *_ in wanted:
-            is_packed = storage_of(stored.numbers) is None
-            if is_packed or (stored.kind == "tensor" and not self._choose_dtype(stored)):
+            if stored.kind == "tensor" and not self._choose_dtype(stored):
                 raise self._refuse_dtype(stored, f"which {self._framework.name} has not now")
         made = [self._read_tensor(each) for each in wanted]
         other = [each.stored for each in wanted if self._is_narrowed(each.stored)]

@@ -30,7 +30,7 @@ from d2ldev.errors import (
 )
 from d2ldev.files.format.container import FileError, as_bytes
 from d2ldev.files.load import Checkpoint, Wanted, open_checkpoint, shorten
-from d2ldev.files.match import Match, Pair, Path, Place
+from d2ldev.files.match import Match, Pair, Path, Place, list_below
 from d2ldev.files.structure import MODEL, Outline, flatten
 from d2ldev.files.tensors_by_name import TensorsByName
 from d2ldev.nesting.containers import Container
@@ -105,30 +105,23 @@ def _under(node: Any, name: str) -> Any:
     """Return the node of a file under a dotted name; None if there is none."""
     if not isinstance(node, Outline):
         return None
-    inner: dict[Any, Any] = {}
-    for label, child in node.children().items():
-        text = str(label)
-        if text == name:
-            return child
+    children = {str(label): child for label, child in node.children().items()}
+    if name in children:
+        return children[name]
+    for text, child in children.items():
         if name.startswith(f"{text}."):
             found = _under(child, name.removeprefix(f"{text}."))
             if found is not None:
                 return found
-        elif text.startswith(f"{name}."):
-            inner[label] = child
     # The names of a model, or of another program's file.
-    rests = {label: str(label).removeprefix(f"{name}.") for label in inner}
-    optional = {rest for label, rest in rests.items() if label in node.optional}
-    node_of_names = Outline(
-        *(MODEL, list(rests.values()), list(inner.values())),
-        optional=optional,
-        settings={
-            each.removeprefix(f"{name}."): text
-            for each, text in node.settings.items()
-            if each.startswith(f"{name}.")
-        },
+    inner = list_below(name, children)
+    if not inner:
+        return None
+    return Outline(
+        *(MODEL, list(inner), list(inner.values())),
+        optional=frozenset(list_below(name, dict.fromkeys(node.optional))),
+        settings=list_below(name, node.settings),
     )
-    return node_of_names if inner else None
 
 
 def _beginnings(name: str) -> Iterator[str]:

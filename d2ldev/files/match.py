@@ -10,9 +10,9 @@ Held by the requirements ``io.load-into-*`` of the suite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import join_path, label_children, leaves
 from d2ldev.operations.creation import shape_of
 from d2ldev.operations.other_backends import of_another_backend
+
+T = TypeVar("T")
 
 
 class Pair(NamedTuple):
@@ -203,11 +205,8 @@ class Match:
         files, outline = self._framework.files, self._their_models.get(path)
         prefix = f"{path}." if path else ""
         if self._is_object(model):
-            stored = {
-                name.removeprefix(prefix): x
-                for name, x in self._theirs.items()
-                if name.startswith(prefix) and isinstance(x, Stored)
-            }
+            theirs = list_below(path, self._theirs)
+            stored = {name: x for name, x in theirs.items() if isinstance(x, Stored)}
             shapes = {name: x.shape for name, x in stored.items()}
             dtypes = {name: x.dtype for name, x in stored.items()}
             try:
@@ -223,14 +222,14 @@ class Match:
         self.models[path] = inventory
         for name, first in inventory.again.items():
             self._first_names[prefix + name] = prefix + first if first else path
-        theirs = {} if outline is None else outline.layouts
-        names = {layout.role: name for name, layout in theirs.items()}
+        layouts = {} if outline is None else outline.layouts
+        names = {layout.role: name for name, layout in layouts.items()}
         for name, layout in (inventory.layouts or {}).items():
             if layout.role in names:
                 its_name = names[layout.role]
                 self._renamed[prefix + name] = prefix + its_name
-                if theirs[its_name] != layout:
-                    self._layouts[prefix + name] = theirs[its_name], layout
+                if layouts[its_name] != layout:
+                    self._layouts[prefix + name] = layouts[its_name], layout
 
     def _with_tensors(self) -> Iterator[tuple[str, tuple[Path, Any]]]:
         """Yield the contents of the object, with the tensors of its models in their places."""
@@ -324,18 +323,13 @@ class Match:
 
     def _leave_out(self, path: str, inventory: ModelInventory) -> None:
         """Leave out optional values, and values of other models; see ``Files.optional_names``."""
-        model, prefix = inventory.model, f"{path}." if path else ""
+        model = inventory.model
         if not self._is_object(model):
             return
-        mine, theirs = (
-            {name.removeprefix(prefix): x for name, x in side.items() if name.startswith(prefix)}
-            for side in (self._mine, self._theirs)
-        )
-        named = {name: x for name, (_, x) in mine.items()}
-        names = self._framework.files.optional_names(
-            model, named, theirs.keys(), is_strict=self._is_strict
-        )
-        optional = {prefix + name for name in names}
+        mine = {name: x for name, (_, x) in list_below(path, self._mine).items()}
+        theirs = list_below(path, self._theirs).keys()
+        names = self._framework.files.optional_names(model, mine, theirs, is_strict=self._is_strict)
+        optional = {join_path(path, name) for name in names}
         for side, lacking in ((self._mine, self.missing), (self._theirs, self.unexpected)):
             for name in [name for name in side if name in optional]:
                 del side[name]
@@ -416,6 +410,16 @@ class Match:
         elif isinstance(found, Outline):
             told = f"a {found.type}"
         self.different.append(f"{name or 'the top'} {mine}, and {self._called} has {told}")
+
+
+def list_below(path: str, named: Mapping[str, T]) -> dict[str, T]:
+    """Return what is in the node of this name, by names that begin after it; empty is the top.
+
+    >>> list_below("a", {"a": 1, "a.b": 2, "ab": 3})
+    {'b': 2}
+    """
+    prefix = f"{path}." if path else ""
+    return {name.removeprefix(prefix): x for name, x in named.items() if name.startswith(prefix)}
 
 
 def form_of(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]:

@@ -9,14 +9,7 @@ from d2ldev.areas import Framework
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, OutOfDeviceMemoryError, warn
 from d2ldev.files.format.atomic import replace_file
-from d2ldev.files.format.container import (
-    FileError,
-    as_bytes,
-    check_files,
-    make_file,
-    start_checksum,
-    storage_of,
-)
+from d2ldev.files.format.container import FileError, check_files, make_file
 from d2ldev.files.structure import Structure
 from d2ldev.operations.arguments import as_path
 
@@ -28,7 +21,7 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
     check_files(attempted)
     try:
         structure = Structure(framework, obj, attempted)
-        text = _describe(structure)
+        text = structure.to_json()
         # The operating system finds no path in "file/../other", which ``replace_file`` would.
         os.stat(os.path.dirname(path) or os.curdir)
         with replace_file(path) as new:
@@ -60,15 +53,4 @@ def to_bytes(framework: Framework, obj: Any) -> bytes:
     """Return what ``save`` writes of a small nesting, for another process."""
     attempted = "send an object to another process"
     structure = Structure(framework, obj, attempted)
-    return make_file(structure.arrays, _describe(structure))
-
-
-def _describe(structure: Structure) -> str:
-    checksums = {}
-    for name, array in structure.arrays.items():
-        _, suffix = storage_of(array.dtype.name) or ("", ())
-        shape = (*array.shape, *suffix)
-        checksum = start_checksum(structure.dtypes[name], shape)
-        checksum.update(as_bytes(array))
-        checksums[name] = checksum.hexdigest()
-    return structure.to_json(checksums)
+    return make_file(structure.arrays, structure.to_json())

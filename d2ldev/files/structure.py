@@ -27,7 +27,12 @@ import numpy as np
 from d2ldev.areas import Framework, Layout
 from d2ldev.device import CPU
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
-from d2ldev.files.format.container import FileError, numpy_dtype, storage_of
+from d2ldev.files.format.container import (
+    FileError,
+    compute_checksum,
+    numpy_dtype,
+    storage_of,
+)
 from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import TENSOR, Kind
@@ -161,13 +166,16 @@ class Structure:
         except RecursionError:
             raise depth_refusal(attempted) from None
 
-    def to_json(self, checksums: Mapping[str, str]) -> str:
+    def to_json(self) -> str:
         """Return the description, with the checksum of each tensor."""
         told = {
             "backend": self._framework.name,
             "root": self._root,
             "containers": self._rows,
-            "tensors": [[name, dtype, checksums[name]] for name, dtype in self.dtypes.items()],
+            "tensors": [
+                [name, dtype, compute_checksum(dtype, self.arrays[name])]
+                for name, dtype in self.dtypes.items()
+            ],
         }
         return json.dumps(told, separators=(",", ":"), allow_nan=False)
 
@@ -264,7 +272,7 @@ class Structure:
     def _container(self, x: Any, kind: Container, path: str) -> Any:
         if isinstance(x, AbstractSet):
             raise self._refusal(x, path, "give it as a list, or sorted(...)")
-        items = label_children(x, kind.saved or kind, path, self._attempted)
+        items = label_children(x, kind.in_files, path, self._attempted)
         labels = [label for label, _ in items]
         if lost := self._find_lost_attributes(x, items):
             raise self._refusal(x, path, f"its attributes {lost} are not in it")
@@ -282,9 +290,10 @@ class Structure:
         kinds, known = self._framework.state.kinds, {id(child) for _, child in items}
         beside = getattr(x, "__dict__", {}).items()
         lost = [name for name, y in beside if kinds[type(y)] is TENSOR and id(y) not in known]
-        if is_dataclass(type(x)) and isinstance(x, (Mapping, Sequence)):
+        cls: Any = type(x)
+        if is_dataclass(cls) and isinstance(x, (Mapping, Sequence)):
             labels = [label for label, _ in items]
-            names = [each.name for each in fields(x) if getattr(x, each.name, None) is not None]
+            names = [each.name for each in fields(cls) if getattr(x, each.name, None) is not None]
             lost += [name for name in names if name not in labels]
         return lost
 
@@ -416,7 +425,7 @@ def read_description(text: str, store: Callable[[str, str], Stored]) -> Descript
             *(kind, labels, items),
             layouts={each: _read_layout(*what) for each, what in row.get("layouts", {}).items()},
             inputs=row.get("inputs"),
-            optional=frozenset(row.get("unlisted", ())),
+            optional=frozenset(map(str, row.get("unlisted", ()))),
             settings={**row.get("settings", {})},
             maxlen=deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None,
             name=name,

@@ -50,14 +50,9 @@ TAGS = {
     "float8_e8m0fnu": "F8_E8M0",
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    # Packed in a file, and one to a byte in memory: these are not read.
-    "float4_e2m1fn": "F4",
-    "float6_e2m3fn": "F6_E2M3",
-    "float6_e3m2fn": "F6_E3M2",
 }
-"""The format's name of each dtype that it has."""
+"""The format's name of each dtype that NumPy and ``ml_dtypes`` have in the same bytes."""
 NAMES = {tag: name for name, tag in TAGS.items()}
-_BITS = {tag: int("".join(re.findall(r"\d+", tag)[:1]) or 8) for tag in NAMES}
 
 MAX_HEADER = 100_000_000
 """The longest header in bytes, by the rules of the format."""
@@ -111,7 +106,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def storage_of(name: str) -> tuple[str, tuple[int, ...]] | None:
     """Return how a dtype is stored: its tag, and the sizes that follow the tensor's shape.
 
-    None if it is not a dtype of numbers, or is packed.
+    None if it is not a dtype of numbers.
 
     >>> storage_of("bfloat16"), storage_of("complex128")
     (('BF16', ()), ('F64', (2,)))
@@ -119,7 +114,7 @@ def storage_of(name: str) -> tuple[str, tuple[int, ...]] | None:
     if name == "complex128":  # as real and imaginary parts
         return "F64", (2,)
     if name in TAGS:
-        return (TAGS[name], ()) if _BITS[TAGS[name]] >= 8 else None
+        return TAGS[name], ()
     if not re.fullmatch(r"float8_e\dm\d[a-z0-9]*", name):
         return None
     try:
@@ -142,6 +137,14 @@ def start_checksum(dtype: str, shape: tuple[int, ...]) -> Any:
     import xxhash
 
     return xxhash.xxh3_64(f"{dtype}{list(shape)}".encode())
+
+
+def compute_checksum(dtype: str, array: NDArray[Any]) -> str:
+    """Return the checksum of a tensor with this dtype, whose values an array has."""
+    _, suffix = storage_of(array.dtype.name) or ("", ())
+    checksum = start_checksum(dtype, (*array.shape, *suffix))
+    checksum.update(as_bytes(array))
+    return str(checksum.hexdigest())
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -217,10 +220,8 @@ def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[st
             for name in opened.offset_keys():
                 entry = opened.get_slice(name)
                 tag, shape = entry.get_dtype(), tuple(entry.get_shape())
-                if tag not in _BITS:
-                    raise FileError(f"its tensor {quote(name)} has an unknown dtype: {tag}")
                 entries[name] = Entry(tag, shape, position)
-                position += math.prod(shape) * _BITS[tag] // 8
+                position += math.prod(shape) * _count_bits(tag) // 8
             metadata = opened.metadata() or {}
     except safetensors.SafetensorError as error:
         raise FileError(f"it is not a safetensors file, or is damaged: {error}") from error
@@ -228,6 +229,12 @@ def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[st
     if not os.path.samestat(status, os.stat(path)) or status.st_size != position:
         raise FileError("it has changed while it was read")
     return entries, metadata
+
+
+def _count_bits(tag: str) -> int:
+    """Return the bits of a number in a file: 8 of ``'BOOL'``, 6 of ``'F6_E2M3'``."""
+    found = re.search(r"\d+", tag)
+    return int(found[0]) if found else 8
 
 
 def structure_in(

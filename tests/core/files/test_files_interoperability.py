@@ -117,21 +117,25 @@ def test_complex_numbers_of_another_program_are_read(reference, path):
     assert reference.to_numpy(loaded).tolist() == [1 + 2j, -3j]
 
 
-PACKED = {"F4": ([4], 2), "F6_E2M3": ([2, 2], 3), "F6_E3M2": ([4], 3)}
+PACKED = {
+    "F4": ([4], 2, "float4_e2m1fn"),
+    "F6_E2M3": ([2, 2], 3, "float6_e2m3fn"),
+    "F6_E3M2": ([4], 3, "float6_e3m2fn"),
+}
 
 
 @pytest.mark.parametrize("tag", PACKED)
 def test_a_file_with_numbers_below_a_byte_is_read_but_for_them(reference, path, tag):
-    shape, size = PACKED[tag]
+    shape, size, name = PACKED[tag]
     header = {"x": entry("U8", [1], (0, 1)), "packed": entry(tag, shape, (1, 1 + size))}
     path.write_bytes(file_of(header, bytes([7]) + bytes(size)))
     loaded = reference.load_into({"x": reference.zeros(1, dtype="uint8")}, path, strict=False)
     assert reference.to_numpy(loaded.value["x"]).tolist() == [7]
     assert loaded.unexpected == ["packed"]
-    with pytest.raises(CheckpointError, match="its tensor 'packed' is of float"):
+    with pytest.raises(CheckpointError, match=f"its tensor 'packed' is of {tag}, which"):
         reference.load(path)
-    packed = np.zeros(shape, NAMES[tag])
-    with pytest.raises(CheckpointError, match="its tensor 'packed' is of float"):
+    packed = np.zeros(shape, getattr(ml_dtypes, name))
+    with pytest.raises(CheckpointError, match=f"packed is {name} .*, and the file has {tag}"):
         reference.load_into({"packed": packed}, path, strict=False)
 
 
@@ -140,7 +144,7 @@ def test_every_dtype_of_the_format_is_known(path):
     with pytest.raises(SafetensorError) as told:
         load_file(path)
     known = re.findall(r"`(\w+)`", str(told.value).partition("expected one of")[2])
-    assert {"F32"} <= set(known) <= set(NAMES)
+    assert {"F32"} <= set(known) <= {*NAMES, *PACKED}
 
 
 @pytest.mark.parametrize("padding", [b" " * 7, b"\r \t\n"])

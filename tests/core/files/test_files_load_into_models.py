@@ -139,7 +139,7 @@ def test_a_layout_that_lies_about_its_tensor_is_refused(framework, path):
 @pytest.mark.parametrize(
     "layout",
     [
-        *([[1], [1], [1]], [[1], [], [1]], [[-2], [0], [1]], [[1, 1], [0, 0], [1]]),
+        *([[1], [1], [1]], [[1], [], [1]], [[-2, -2], [0, 1], [1]], [[1, 1], [0, 0], [1]]),
         [[0, 10**400], [0, 1], [1]],
         [[1] * 99, list(range(99)), [1]],
     ],
