@@ -21,13 +21,13 @@ from d2ldev.registry.selection import (
     Selection,
     active_framework,
     enter,
+    framework_of_class,
     framework_of_object,
-    framework_of_tensor,
     get_framework,
     scoped,
     set_selection,
 )
-from d2ldev.scopes import Entry
+from d2ldev.scopes import Entry, call_while_tracing, trace_as
 from d2ldev.typing import Array
 
 
@@ -148,6 +148,22 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
             scoped.leave(entry)
 
 
+@call_while_tracing
+def _remember_backend(cls: type) -> Backend:
+    """Return the backend of a class of tensors, and remember it."""
+    found = backend_for(framework_of_class(cls))
+    if len(_of_type) < _MOST_TYPES:
+        _of_type[cls] = found
+    return found
+
+
+def _backend_of_traced(x: Array) -> Backend:
+    # The compiler reads the dict only afterwards, and sees the new entry.
+    _remember_backend(type(x))
+    return _of_type[type(x)]
+
+
+@trace_as(_backend_of_traced)
 def backend_of(x: Array) -> Backend:
     """Return the backend whose tensor ``x`` is, importing no framework that is not there already.
 
@@ -162,11 +178,7 @@ def backend_of(x: Array) -> Backend:
     <the reference backend>
     """
     found = _of_type.get(type(x))
-    if found is None:
-        found = backend_for(framework_of_tensor(x))
-        if len(_of_type) < _MOST_TYPES:
-            _of_type[type(x)] = found
-    return found
+    return _remember_backend(type(x)) if found is None else found
 
 
 def show(obj: Any) -> None:

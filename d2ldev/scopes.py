@@ -40,6 +40,16 @@ def trace_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
     return mark
 
 
+def call_while_tracing(function: Function) -> Function:
+    """Let torch's compiler call a function, and take its result for a constant.
+
+    Its arguments have to be constants, such as classes. ``torch.compiler.assume_constant_result``
+    does the same, and needs an import of torch.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 _owner: ContextVar[None] = ContextVar("d2ldev_owner")
 
 

@@ -93,7 +93,8 @@ def resolve(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
     except Exception:  # noqa: S110
         pass  # unknown so far, or not hashable
     device = parse(framework, spec)
-    if device is not CPU and device.index >= (count := count_gpus(framework)):
+    count = 0 if device is CPU else count_gpus(framework)
+    if device is not CPU and device.index >= count:
         raise DeviceUnavailableError(
             f"{attempted} on {device}",
             f"{framework.name} has {gpus_in_words(count)} here{explain_late_request(device.index)}",

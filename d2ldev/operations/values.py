@@ -144,7 +144,8 @@ _reaches: dict[str, tuple[float, float]] = {}
 
 def _name_of(tensors: Tensors, native_dtype: Any) -> str:
     key = (type(tensors), native_dtype)
-    if (name := _names.get(key)) is None:
+    name = _names.get(key)
+    if name is None:
         name = next(name for name in tensors.dtype_names if tensors.dtype(name) is native_dtype)
         _names[key] = name
     return name
@@ -153,7 +154,8 @@ def _name_of(tensors: Tensors, native_dtype: Any) -> str:
 def _reach(tensors: Tensors, native_dtype: Any) -> tuple[float, float]:
     """Return up to where a dtype surely has each integer from 0, and each float."""
     name = _name_of(tensors, native_dtype)
-    if (reach := _reaches.get(name)) is None:
+    reach = _reaches.get(name)
+    if reach is None:
         if name == "bool" or _kind(name) == _INTEGER:
             reach = (2 if name == "bool" else _limits(name)[1]), 0.0
         else:

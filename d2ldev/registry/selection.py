@@ -304,20 +304,23 @@ def framework_of_tensor(x: Any) -> Framework:
         UnsupportedValueError: if ``x`` is not a tensor of any framework.
     """
     framework = _by_type.get(type(x))
-    if framework is not None:
-        return framework
+    return framework_of_class(type(x)) if framework is None else framework
+
+
+def framework_of_class(cls: type) -> Framework:
+    """Return the framework of a class of tensors; see ``framework_of_tensor``."""
     broken: D2LDevError | None = None
-    for name in _possible_backends(x):
+    for name in _possible_backends(cls):
         try:
             framework = get_framework(name)
         except D2LDevError as error:
             broken = broken or error  # it may still be the tensor of another
             continue
-        if isinstance(x, framework.tensors.types):
+        if issubclass(cls, framework.tensors.types):
             if len(_by_type) < 1024:
-                _by_type[type(x)] = framework
+                _by_type[cls] = framework
             return framework
-    attempted = f"tell the backend of a {type(x).__module__}.{type(x).__qualname__}"
+    attempted = f"tell the backend of a {cls.__module__}.{cls.__qualname__}"
     if broken is not None:
         raise _unusable_refusal(attempted, broken) from broken
     raise UnsupportedValueError(

@@ -472,3 +472,24 @@ def test_a_precision_switches_tensorfloat32_for_products_and_convolutions(backen
         assert is_enabled() is is_on
         assert found == ("high" if is_on else "highest")
     assert is_enabled() is before
+
+
+def test_autograph_converts_calls_that_make_tensors(run, tmp_path):
+    # AutoGraph reads the source of a function in a file.
+    (tmp_path / "traced.py").write_text(
+        "def make(backend):\n"
+        "    backend.asarray([1.0], device='gpu:1')\n"
+        "    return backend.zeros(3, device='gpu:1')\n"
+    )
+    program = """
+import io, logging
+import traced
+
+d2ldev.backend.zeros(1)
+told = io.StringIO()
+tf.get_logger().addHandler(logging.StreamHandler(told))
+tf.function(traced.make)(d2ldev.backend)
+show(told.getvalue())
+"""
+    variables = {"D2LDEV_BACKEND": "tensorflow", "D2LDEV_VIRTUAL_GPUS": "2"}
+    assert run(program, PYTHONPATH=str(tmp_path), **variables) == [""]
