@@ -2,18 +2,21 @@
 
 import ast
 import re
+import typing
 from pathlib import Path
 
 import pytest
 import typer
 
 import d2ldev
+import d2ldev.typing
 from d2ldev import settings
 from d2ldev.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("d2ldev", "backends", "conformance")
 VARIABLES = (ROOT / "docs" / "api" / "variables.md").read_text(encoding="utf-8")
+TYPES = (ROOT / "docs" / "api" / "typing.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 ERRORS = (ROOT / "docs" / "api" / "errors.md").read_text(encoding="utf-8")
 
@@ -72,6 +75,24 @@ def test_the_page_of_commands_has_a_chapter_with_the_options_and_an_output_of_ea
     assert f"| [`d2ldev {name}`](#{name}) |" in PAGE
     for option in COMMANDS[name].params:
         assert (option.opts[0] if option.opts[0].startswith("-") else option.metavar) in chapter
+
+
+TYPE_ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", TYPES, re.MULTILINE))
+LITERALS = [
+    name
+    for name in d2ldev.typing.__all__
+    if typing.get_origin(getattr(d2ldev.typing, name)) is typing.Literal
+]
+
+
+def test_the_page_of_types_has_each_type():
+    assert sorted(TYPE_ROWS) == sorted(d2ldev.typing.__all__)
+
+
+@pytest.mark.parametrize("name", LITERALS)
+def test_the_page_of_types_has_the_values_of_each_option(name):
+    values = typing.get_args(getattr(d2ldev.typing, name))
+    assert re.findall(r"`'(\w+)'`", TYPE_ROWS[name]) == list(values)
 
 
 ERROR_CLASSES = [
