@@ -113,15 +113,11 @@ def _remove_abandoned(around: str) -> None:
                     _remove_if_unlocked(os.path.join(around, found))
 
 
-def _remove_if_unlocked(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _remove_if_unlocked(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        mode = os.fstat(descriptor).st_mode
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if stat.S_ISDIR(mode):
-            shutil.rmtree(path)
-        elif stat.S_ISREG(mode):  # as earlier versions wrote them
-            os.unlink(path)
+        shutil.rmtree(folder)
     finally:
         os.close(descriptor)
 
