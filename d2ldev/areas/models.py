@@ -11,8 +11,6 @@ from d2ldev.device import Device
 from d2ldev.errors import NotBegunError, UnsupportedValueError, describe
 from d2ldev.nesting.objects import Member
 
-"""The activations that ``mlp`` knows, in every framework."""
-
 
 class NoTensor:
     """A value among the members that should be a tensor, but cannot be placed.

@@ -645,19 +645,13 @@ class NamedTensors(dict[str, Any]):
 
 
 def list_named_tensors(
-    framework: Framework,
-    obj: Any,
-    attempted: str = "list the tensors of an object",
-    *,
-    is_saved: bool = False,
+    framework: Framework, obj: Any, attempted: str = "list the tensors of an object"
 ) -> list[tuple[str, Any]]:
     """Return the tensors that ``place`` handles, with their names; see ``Inventory``."""
-    return Inventory(framework, obj, attempted, is_saved=is_saved).entries
+    return Inventory(framework, obj, attempted).entries
 
 
-def list_needed_tensors(
-    framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
-) -> list[tuple[str, Any]]:
+def list_needed_tensors(framework: Framework, obj: Any, attempted: str) -> list[tuple[str, Any]]:
     """Return the tensors that an object needs, with their names; see ``Models.find_unlisted``."""
-    inventory = Inventory(framework, obj, attempted, is_saved=is_saved)
+    inventory = Inventory(framework, obj, attempted)
     return [(name, x) for name, x in inventory.entries if name not in inventory.unlisted]
