@@ -242,8 +242,8 @@ class ScopeError(D2LDevError, RuntimeError):
     >>> with ThreadPoolExecutor() as pool:                                 # doctest: +SKIP
     ...     pool.submit(block.__exit__, None, None, None).result()
     Traceback (most recent call last):
-    d2ldev.errors.ScopeError: cannot end the block of backend.on('gpu:1'): it was entered in another
-    thread, which alone can change its default device
+    d2ldev.errors.ScopeError: cannot end the block of backend.on('gpu:1'): it was entered in ...
+      fix: close the generator in the thread that entered it. ...
     """
 
 

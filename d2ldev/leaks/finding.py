@@ -39,10 +39,11 @@ class Leaks(Sequence[Leak]):
 
     >>> import torch, library                            # doctest: +SKIP
     >>> with d2ldev.find_leaks('gpu:1') as leaks:        # doctest: +SKIP
-    ...     library.f(torch.ones(3))
+    ...     Y, Z = library.f(torch.ones(3)), library.g(torch.ones(3))
     >>> leaks                                            # doctest: +SKIP
-    <3 leaks of 2 lines>
-    >>> leaks.by_line(), leaks.find_failing()            # doctest: +SKIP
+    <2 leaks of 2 lines>
+    >>> [str(leak.line) for leak in leaks]               # doctest: +SKIP
+    ['library.py:12', 'library.py:17']
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -158,7 +159,7 @@ def find_leaks(
 
     >>> import torch, library                            # doctest: +SKIP
     >>> with find_leaks("gpu:1") as leaks:               # doctest: +SKIP
-    ...     library.f(torch.ones(3))
+    ...     Y = library.f(torch.ones(3))
     >>> print(leaks)                                     # doctest: +SKIP
     1 x library.py:12 creates on the CPU a tensor that meets one on gpu:1 in add at library.py:13
     """
