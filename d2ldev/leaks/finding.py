@@ -42,8 +42,10 @@ class Leaks(Sequence[Leak]):
     ...     Y, Z = library.f(torch.ones(3)), library.g(torch.ones(3))
     >>> leaks                                            # doctest: +SKIP
     <2 leaks of 2 lines>
-    >>> [str(leak.line) for leak in leaks]               # doctest: +SKIP
-    ['library.py:12', 'library.py:17']
+    >>> [(str(leak.line), count) for leak, count in leaks.by_line()]    # doctest: +SKIP
+    [('library.py:12', 1), ('library.py:17', 1)]
+    >>> len(leaks.find_failing())                        # doctest: +SKIP
+    2
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
