@@ -53,6 +53,7 @@ def run(name: str, folder: Path) -> int:
         f"  cd {root}\n"
         "  pip install -e '.[test]'\n"
         f"  d2ldev conformance {name} --only devices\n"
+        "It names what to write. Until devices and tensors are written, pytest and CI are red.\n"
     )
     return 0
 

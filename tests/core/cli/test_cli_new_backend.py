@@ -30,6 +30,7 @@ def written(tmp_path):
     assert done.returncode == 0, done.stderr
     root = tmp_path / "d2ldev-my-toy"
     assert f"cd {root}" in done.stdout
+    assert "Until devices and tensors are written, pytest and CI are red." in done.stdout
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     make_distribution(
         root, project["name"].replace("-", "_"), project["entry-points"]["d2ldev.backends"]
