@@ -73,6 +73,14 @@ def register_container(
         kinds.clear()
 
 
+def is_pair(x: Any, kinds: Kinds) -> bool:
+    """Return whether a batch is a tuple of two tensors. Most are, and need no walk."""
+    if type(x) is not tuple or len(x) != 2:
+        return False
+    first, second = x
+    return kinds[type(first)] is kinds[type(second)] is TENSOR and first is not second
+
+
 class Kinds(dict[type, "Kind | Container"]):
     """The kind of each type for one backend: looked up by type, and found once for each.
 

@@ -44,9 +44,9 @@ class Cast:
         self._kinds, self._dtype_of = framework.state.kinds, framework.tensors.dtype_of
         self.others: dict[str, None] = {}
         self.has_met_data = False
-        # Dtypes that stay, of NumPy and by their names. To look one up costs less than to ask.
+        # Dtypes that stay, of arrays and of tensors. To look one up costs less than to ask.
         self._staying: set[np.dtype[Any]] = set()
-        self._names: set[str] = set()
+        self._staying_of_tensors: set[Any] = set()
 
     def keeps(self, batch: Any) -> bool:
         """Tell whether a batch is seen to stay as it is; that of a common one costs no walk."""
@@ -54,13 +54,15 @@ class Cast:
             return False
         for x in batch:
             if type(x) is np.ndarray:
-                if x.dtype not in self._staying and self._is_other(x):
-                    return False
+                if x.dtype not in self._staying:
+                    if not _is_of_numbers(x) or self._differs(x):
+                        return False
+                    self._staying.add(x.dtype)
             elif self._kinds[type(x)] is TENSOR:
-                if (name := self._dtype_of(x)) not in self._names:
+                if x.dtype not in self._staying_of_tensors:
                     if self._differs(x):
                         return False
-                    self._names.add(name)
+                    self._staying_of_tensors.add(x.dtype)
             elif self._kinds[type(x)] is not PLAIN:
                 return False
         return True
@@ -71,13 +73,6 @@ class Cast:
         if not self.has_met_data:
             self.has_met_data = not all(map(_is_of_numbers, flat.others.values()))
         flat.replace({key: self._cast(x) for key, x in leaves.items() if self._differs(x)})
-
-    def _is_other(self, x: np.ndarray[Any, Any]) -> bool:
-        """Tell whether an array may need a cast; remember a dtype that stays."""
-        if not _is_of_numbers(x) or self._differs(x):
-            return True
-        self._staying.add(x.dtype)
-        return False
 
     def _differs(self, x: Any) -> bool:
         if self._kinds[type(x)] is TENSOR:

@@ -133,7 +133,9 @@ def _make_looking_class(cls: type[Learner]) -> type[Learner]:
             finally:
                 self.labels = None
             if labels is not None:
-                _check_range(labels.least, labels.greatest, found[1].shape[-1])
+                classes = found[1].shape[-1]
+                if labels.least < 0 or labels.greatest >= classes:
+                    raise _refusal(labels.least, labels.greatest, classes)
             elif not is_traced:
                 self._watch.note(y, found[1].shape[-1])
             return found
@@ -179,17 +181,17 @@ class _Watch:
         for (least, greatest), number in zip(
             tensors.to_numpy(tensors.stack(ranges)).tolist(), classes, strict=True
         ):
-            _check_range(least, greatest, number)
+            if least < 0 or greatest >= number:
+                raise _refusal(least, greatest, number)
 
 
-def _check_range(least: int, greatest: int, classes: int) -> None:
-    if least >= 0 and greatest < classes:
-        return
+def _refusal(least: int, greatest: int, classes: int) -> UnsupportedValueError:
+    """Return the error of a batch with a label that is not a class."""
     wrong = least if least < 0 else greatest
     fix = f"labels from 0 to {classes - 1}, or {NO_LABEL} for an example without a label"
     if wrong > 0:
         fix = f"a model with at least {wrong + 1} classes, or {fix}"
-    raise UnsupportedValueError(
+    return UnsupportedValueError(
         f"train on a batch with the label {wrong}",
         f"its prediction has {classes} classes; the label was left out, like {NO_LABEL}",
         fix,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.areas import DeviceLike, DTypeLike, Framework, Sharded, Tensor, Tensors
@@ -116,6 +117,19 @@ def move(framework: Framework, flat: Flattened, target: Device, copy_all: CopyAl
     for key, leaf in by_themselves.items():
         changed[key] = _move_by_itself(framework, leaf, target, attempted, flat)
     return flat.unflatten(changed)
+
+
+def copy_pair(
+    framework: Framework, pair: tuple[Tensor, Tensor], target: Device, copy_all: CopyAll
+) -> tuple[Tensor, ...]:
+    """Return a pair on a device, without a walk; see ``is_pair``.
+
+    Args:
+        framework, pair, target: see ``move``.
+        copy_all: copies the tensors, without those that are there already.
+    """
+    new = copy_or_raise(framework, copy_all, list(pair), target, _moving_a_batch[target])
+    return pair if all(map(is_, new, pair)) else tuple(new)
 
 
 def select_host_rule(framework: Framework, target: Device) -> Callable[[Tensor], bool] | None:

@@ -14,6 +14,7 @@ from typing import Any
 from d2ldev.areas import Copier, DeviceLike, Framework
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number
@@ -63,13 +64,13 @@ def device_batches(
         The batches. If the data, ``prepare`` or a copy raises an exception, it is raised in the
         place of its batch.
     """
-    start, finish = _choose_copies(framework, device, depth)
+    start, is_deferred = _choose_copies(framework, device, depth)
     if depth and device is not None and prepare is None and count_to_draw is None:
         ahead_of_framework = framework.training.prefetch(data, device, depth)
         if ahead_of_framework is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
             data, depth = ahead_of_framework, 0
-            start, finish = partial(_move, framework, device), None
+            start, is_deferred = partial(_move, framework, device), False
     source = _call_outside(framework, iter, data)
     ahead: deque[Any] = deque()
     failure: Exception | None = None
@@ -89,7 +90,7 @@ def device_batches(
                 batch = None
             if not ahead:
                 break
-            yield ahead.popleft() if finish is None else finish(ahead.popleft())
+            yield ahead.popleft()() if is_deferred else ahead.popleft()
         if failure is not None:
             raise failure
     finally:
@@ -102,20 +103,20 @@ def device_batches(
 
 def _choose_copies(
     framework: Framework, device: Device | None, depth: int
-) -> tuple[Callable[[Any], Any], Callable[[Any], Any] | None]:
-    """Return a function that starts to move a batch, and one that makes the batch of its result.
+) -> tuple[Callable[[Any], Any], bool]:
+    """Return a function that starts to move a batch, and whether it returns another function.
 
-    None in the place of the second one leaves the result as it is.
+    That one ends the move, and returns the batch.
     """
     if device is None:
-        return _keep, None
+        return _keep, False
     copier = framework.training.copier(device) if depth and device is not CPU else None
     if copier is not None:
-        return partial(_start_beside, framework, device, copier), _call
+        return partial(_start_beside, framework, device, copier), True
     # By way of tensors of the host, because copies between tensors are asynchronous, and made
     # together. On the CPU and on virtual GPUs this would only be one more copy.
     is_hardware = framework.devices.platform(device) not in ("cpu", "virtual")
-    return partial(_move, framework, device, by_way_of_host=is_hardware), None
+    return partial(_move, framework, device, by_way_of_host=is_hardware), False
 
 
 def _keep(batch: Any) -> Any:
@@ -145,6 +146,8 @@ def _start_beside(
     framework: Framework, device: Device, copier: Copier, batch: Any
 ) -> Callable[[], Any]:
     """Start to move a large batch beside the device, and leave a small one for its turn."""
+    if is_pair(batch, framework.state.kinds) and not copier.is_large(batch):
+        return partial(moving.copy_pair, framework, batch, device, copier.copy_in_turn)
     flat = _find(framework, device, batch)
     if flat is None:
         return partial(_keep, batch)
@@ -158,10 +161,6 @@ def _start_beside(
 def _finish_beside(copier: Copier, batch: Any, mark: Any) -> Any:
     copier.finish(mark)
     return batch
-
-
-def _call(function: Callable[[], Any]) -> Any:
-    return function()
 
 
 def _limit_queue(

@@ -24,7 +24,6 @@ from d2ldev.typing import Array
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_TENSORS = {TENSOR}
 # NumPy's seeding takes the square of the length of a seed.
 _SEED_BITS = 128
 
@@ -295,11 +294,6 @@ def empty_data_refusal() -> UnsupportedValueError:
 # -- batches ----------------------------------------------------------------------------------
 
 
-def has_tensors_alone(batch: Any, kinds: Kinds) -> bool:
-    """Return whether a batch is a tuple of tensors, as most are."""
-    return type(batch) is tuple and _TENSORS.issuperset(map(kinds.__getitem__, map(type, batch)))
-
-
 def inputs_and_target(
     batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
 ) -> tuple[tuple[Any, ...], Any]:
@@ -472,5 +466,10 @@ def count_of(backend: Backend, y: Any, batch: Any = None) -> int:
             return number
         flat = flatten(y, kinds, "count the examples of a batch")
         y = next(iter((*flat.tensors.values(), *flat.others.values())), None)
-    shape = tuple(getattr(y, "shape", ()))
+    return length_of_first_axis(y)
+
+
+def length_of_first_axis(x: Any) -> int:
+    """Return the length of a tensor's first axis, or 1."""
+    shape = tuple(getattr(x, "shape", ()))
     return int(shape[0]) if shape else 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 from d2ldev._backend import framework_of
 from d2ldev.areas import Learner, Sharded
 from d2ldev.areas.training import Labels
 from d2ldev.errors import UnsupportedValueError, warn
-from d2ldev.nesting.kinds import TENSOR
+from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten_changing, leaves, unwrap_broadcasts
 from d2ldev.operations.floats import Cast, dtype_of_model
 from d2ldev.operations.labels import has_labels, look_at
@@ -22,9 +22,9 @@ from d2ldev.training.data import (
     count_of,
     drop_weights,
     empty_data_refusal,
-    has_tensors_alone,
     inputs_alone,
     inputs_and_target,
+    length_of_first_axis,
 )
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
 from d2ldev.training.interruption import shield
@@ -32,20 +32,6 @@ from d2ldev.training.team import Counts, SingleProcess, Team
 
 # How many batches are on their way to a GPU during a step.
 _DEPTH = 2
-
-
-class Operands(NamedTuple):
-    """The operands of a learner's step.
-
-    Args:
-        inputs: the inputs of the model.
-        y: the target.
-        counts: the weights of the batch in the means.
-    """
-
-    inputs: tuple[Any, ...]
-    y: Any
-    counts: Counts
 
 
 class Feed:
@@ -72,6 +58,8 @@ class Feed:
         # The labels of each batch on its way, and whether it has a ``Broadcast``.
         self._scans: deque[tuple[Labels | None, bool]] = deque()
         self._cast: Cast | None = None
+        # Whether a batch needs no cast, and has no containers within.
+        self._stays: Callable[[Any], bool] = partial(is_pair, kinds=self._kinds)
         self._dtype: str | None = None
         self._has_warned = self._is_pipeline = self._is_built = False
         # Whether the host has seen all floats of the batches, and they need no cast.
@@ -96,6 +84,7 @@ class Feed:
             self._dtype = dtype_of_model(self._framework, self._learner.model)
             if self._dtype is not None:
                 self._cast = Cast(self._framework, self._dtype)
+                self._stays = self._cast.keeps
         self._team.begin_data(is_trained=is_trained)
         is_pipeline = isinstance(data, self._framework.training.pipeline_types)
         self._is_pipeline = is_pipeline and not self._team.splits
@@ -110,30 +99,25 @@ class Feed:
             count_to_draw=count_to_draw,
         )
 
-    def make_operands(self, number: int, batch: Any) -> Operands:
-        """Return the operands of a batch, and give the learner the range of its labels.
+    def make_operands(self, number: int, batch: Any) -> tuple[tuple[Any, ...], Any, Counts]:
+        """Return the operands of a step, and give the learner the range of its labels.
 
         Args:
             number: the position of the batch in the epoch, from 0.
             batch: a batch of ``draw``.
+
+        Returns:
+            The inputs of the model, the target, and the weights of the batch in the means.
         """
-        kinds = self._kinds
         labels, has_marks = self._scans.popleft() if self._scans else (None, None)
-        if (
-            self._is_plain
-            and self._is_complete
-            and type(batch) is tuple
-            and len(batch) == 2
-            and kinds[type(batch[0])] is TENSOR
-            and kinds[type(batch[1])] is TENSOR
-        ):  # the usual batch
+        if self._is_plain and self._is_complete and is_pair(batch, self._kinds):
             inputs, y = batch[:1], batch[1]
-            examples = count_of(self._backend, y)
+            examples = length_of_first_axis(y)
         else:
             inputs, y, examples = self._split(*self._finish(batch, has_marks))
         counts = self._team.count(self._learner, number, y, examples, labels)
         self._learner.labels = None if self._is_overridden else labels
-        return Operands(inputs, y, counts)
+        return inputs, y, counts
 
     def prepare(self, batch: Any) -> Any:
         """Return a batch of ``draw`` with the dtype of the model, and without ``Broadcast``."""
@@ -152,7 +136,7 @@ class Feed:
             batch = call_prepare_batch(self._trainer, batch)
         elif has_marks is not None and self._is_complete:
             return batch, has_marks
-        flat = self._walk(batch)
+        flat = None if self._stays(batch) else self._walk(batch)
         return (batch, False) if flat is None else (flat.unflatten({}), flat.has_marks)
 
     def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
@@ -172,7 +156,8 @@ class Feed:
             The batch, or its leaves after a walk: the move to the device then needs no other walk.
         """
         is_sharded = isinstance(batch, Sharded)
-        flat = self._walk(batch.operands if is_sharded else batch)
+        operands = batch.operands if is_sharded else batch
+        flat = None if self._stays(operands) else self._walk(operands)
         has_marks = flat is not None and flat.has_marks
         self._is_complete = self._cast is None or not self._cast.has_met_data
         if flat is not None and (self._is_overridden or self._team.splits or is_sharded):
@@ -187,15 +172,13 @@ class Feed:
         """Return the leaves of a batch, with the dtype of the model.
 
         Returns:
-            The leaves. None for a batch that needs no cast, and has no containers within.
+            The leaves; None if there are none.
 
         Raises:
             UnsupportedValueError: for a container of an unknown kind, and for too many places of
                 containers. JAX would crash, and MXNet would never end.
         """
         cast = self._cast
-        if cast.keeps(batch) if cast is not None else has_tensors_alone(batch, self._kinds):
-            return None
         flat = flatten_changing(batch, self._kinds, "train on a batch")
         if flat is None:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from d2ldev.areas import Framework, Learner
@@ -138,7 +139,7 @@ class SingleProcess:
     def count(
         self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
     ) -> Counts:
-        return Counts(examples, examples, examples, examples)
+        return _count_alone(examples)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         return log.means()
@@ -177,6 +178,11 @@ class SingleProcess:
 
     def raise_failure(self) -> None:
         pass
+
+
+@lru_cache(maxsize=64)  # most batches have as many examples
+def _count_alone(examples: int) -> Counts:
+    return Counts(examples, examples, examples, examples)
 
 
 class ProcessGroup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -161,15 +161,18 @@ class SideStream(Copier):
         self._stream: Any = None
         self._copies: list[torch.Tensor] = []
 
-    def is_large(self, xs: list[Tensor]) -> bool:
-        size: int = sum([x.nbytes for x in xs if _is_dense(x)])
+    def is_large(self, xs: Sequence[Tensor]) -> bool:
+        size = 0
+        for x in xs:
+            if x.is_cpu and x.layout is torch.strided:
+                size += x.nbytes
         return size >= self.large
 
     def copy_in_turn(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         return [
-            (x.pin_memory() if x.nbytes >= self.pinned else x).to(native, non_blocking=True)
-            if _is_dense(x)
-            else self._tensors.copy(x, native)
+            x.pin_memory().to(native, non_blocking=True)
+            if x.layout is torch.strided and x.nbytes >= self.pinned and _is_dense(x)
+            else x.to(native, non_blocking=True)
             for x in xs
         ]
 

@@ -51,12 +51,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    check_shapes(prediction.shape, y.shape)
-    prediction, y = _mask_uncounted(prediction, y, weights)
-    losses = torch.nn.functional.mse_loss(
-        prediction, y.to(prediction.dtype), reduction=_reduction(weights)
-    )
-    return _mean(losses, weights)
+    return _compare_numbers(torch.nn.functional.mse_loss, prediction, y, weights)
 
 
 def _cross_entropy(
@@ -72,7 +67,8 @@ def _cross_entropy(
     """
     shape = y.shape
     _check_labels(prediction.shape, shape, y.dtype)
-    prediction, y = _mask_uncounted(prediction, y, weights)
+    if weights is not None:
+        prediction, y = _mask_uncounted(prediction, y, weights)
     y = y.long()  # torch requires labels of 64 bits; other frameworks make 32
     if not are_all_classes:
         counts = y == y.clamp(0, prediction.shape[-1] - 1)
@@ -88,7 +84,7 @@ def _cross_entropy(
     losses = losses.reshape(shape)
     if not are_all_classes:
         weights = weights.reshape(*weights.shape, *[1] * (counts.dim() - weights.dim())) * counts
-    return _mean(losses, weights)
+    return _take_mean(losses, weights)
 
 
 @lru_cache(maxsize=128)  # a step only checks whether the shapes are known
@@ -97,35 +93,35 @@ def _check_labels(prediction: torch.Size, y: torch.Size, dtype: torch.dtype) -> 
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    function = torch.nn.functional.binary_cross_entropy_with_logits
+    return _compare_numbers(function, prediction, y, weights)
+
+
+def _compare_numbers(
+    function: Callable[..., Tensor], prediction: Tensor, y: Tensor, weights: Any
+) -> Tensor:
+    """Return the mean of a loss that compares each number of a prediction with one of ``y``."""
     check_shapes(prediction.shape, y.shape)
-    prediction, y = _mask_uncounted(prediction, y, weights)
-    losses = torch.nn.functional.binary_cross_entropy_with_logits(
-        prediction, y.to(prediction.dtype), reduction=_reduction(weights)
-    )
-    return _mean(losses, weights)
-
-
-def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both with 0 where the weight is 0: 0 times an infinite loss would be NaN."""
     if weights is None:
-        return prediction, y
+        return function(prediction, y.to(prediction.dtype))
+    prediction, y = _mask_uncounted(prediction, y, weights)
+    losses = function(prediction, y.to(prediction.dtype), reduction="none")
+    return _take_mean(losses, weights)
+
+
+def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both with 0 where the weight is 0: 0 times an infinite loss would be NaN."""
     check_weights(y.shape, weights.shape)
     left_out = (weights == 0).reshape(*weights.shape, *[1] * (y.dim() - weights.dim()))
     rows = left_out.reshape(*left_out.shape, *[1] * (prediction.dim() - y.dim()))
     return prediction.masked_fill(rows, 0), y.masked_fill(left_out, 0)
 
 
-def _reduction(weights: Any) -> str:
-    return "mean" if weights is None else "none"
-
-
-def _mean(losses: Tensor, weights: Any) -> Tensor:
-    """Return the weighted mean of losses; torch has taken the unweighted mean already."""
-    if weights is None:
-        return losses
+def _take_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted mean of losses; 0 if all weights are 0."""
     losses, weights = losses.reshape(*weights.shape, -1).mean(-1), weights.to(losses.dtype)
     total = weights.sum()
-    return (losses * weights).sum() / (total + (total == 0))  # 0 if all weights are 0
+    return (losses * weights).sum() / (total + (total == 0))
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
@@ -334,22 +330,10 @@ class TorchLearner(Learner):
 
     def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Add the gradients of a batch to the present ones; return its loss and prediction."""
-        loss, prediction = self._compute_losses_of_step(inputs, y)
+        loss, prediction = self._compute_losses(inputs, y, is_step=True)
         self._backward(loss)
         # Without the graph of the backward pass.
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
-
-    def _compute_losses_of_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        try:
-            return self._compute_losses(inputs, y, is_step=True)
-        except ValueError as error:
-            if isinstance(error, D2LDevError) or not self._lacks_variance(inputs):
-                raise
-            raise UnsupportedValueError(
-                "train on a batch of one example",
-                f"the model has batch normalizations, and torch says: {text_of(error)}",
-                "drop_last=True in the loader, where the last batch has one example",
-            ) from error
 
     def _lacks_variance(self, inputs: tuple[Any, ...]) -> bool:
         """Return whether a batch has one example, and the model normalizes batches."""
@@ -370,9 +354,19 @@ class TorchLearner(Learner):
     def _compute_losses(
         self, inputs: tuple[Any, ...], y: Any, *, is_step: bool
     ) -> tuple[Tensor, Any]:
-        if self.settings.methods is not None:
-            return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
-        prediction = self._compute_prediction(inputs)
+        try:
+            if self.settings.methods is not None:
+                return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
+            prediction = self._compute_prediction(inputs)
+        except ValueError as error:
+            is_ours = isinstance(error, D2LDevError)
+            if is_ours or not is_step or not self._lacks_variance(inputs):
+                raise
+            raise UnsupportedValueError(
+                "train on a batch of one example",
+                f"the model has batch normalizations, and torch says: {text_of(error)}",
+                "drop_last=True in the loader, where the last batch has one example",
+            ) from error
         labels = self.labels
         are_all_classes = labels is not None and labels.are_all_among(prediction.shape[-1])
         loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)

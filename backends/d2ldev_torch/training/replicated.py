@@ -91,7 +91,7 @@ class TorchGroupLearner(TorchLearner):
 
     def _compute(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with self._numbers.draw_own(self._place_of(inputs)):
-            loss, prediction = self._compute_losses_of_step(inputs, y)
+            loss, prediction = self._compute_losses(inputs, y, is_step=True)
         return loss, self._map_prediction(torch.Tensor.detach, prediction)
 
 

@@ -136,7 +136,7 @@ class TorchShardLearner(TorchLearner):
     def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
         with self._numbers.draw_own(self._place_of(inputs)):
-            loss, prediction = self._compute_losses_of_step(inputs, y)
+            loss, prediction = self._compute_losses(inputs, y, is_step=True)
         # FSDP computes the mean of the processes' gradients, and the step needs the sum.
         self._backward(loss * (self.portion.share * self._size))
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)

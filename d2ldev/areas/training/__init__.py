@@ -60,7 +60,7 @@ class Copier(ABC):
     """
 
     @abstractmethod
-    def is_large(self, xs: list[Tensor]) -> bool:
+    def is_large(self, xs: Sequence[Tensor]) -> bool:
         """Return whether a batch is large enough to copy while the device computes.
 
         Called for every batch: it has to be fast, and asks no driver.
@@ -70,7 +70,7 @@ class Copier(ABC):
     def copy_in_turn(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         """Copy tensors after the work queued on the device, if possible without waiting.
 
-        Nobody writes into the tensors afterwards.
+        A tensor that is there already stays itself. Nobody writes into the tensors afterwards.
         """
 
     @abstractmethod

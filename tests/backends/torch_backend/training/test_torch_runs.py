@@ -674,6 +674,39 @@ def test_a_large_batch_is_copied_beside_with_one_event(virtual, monkeypatch):
     assert found == {"to": 2, "pin_memory": 2, "stream": 1, "current_stream": 1, **LABELS}
 
 
+@pytest.fixture
+def streams(virtual, monkeypatch):
+    """Two virtual GPUs with streams, to which small batches are copied in their turn."""
+    monkeypatch.setattr(framework_of(virtual).devices, "streams", Driver())
+    return virtual
+
+
+def test_a_small_pair_that_is_on_the_gpu_comes_back_itself(streams):
+    there = streams.to((torch.ones(1), torch.zeros(1)), "gpu:0")
+    (found,) = streams.prefetch([there], "gpu:0")
+    assert found is there
+
+
+def test_a_tensor_of_a_small_pair_that_is_on_the_gpu_stays_itself(streams):
+    there = streams.to(torch.ones(1), "gpu:0")
+    ((x, y),) = streams.prefetch([(there, torch.zeros(1))], "gpu:0")
+    assert x is there
+    assert streams.device_of(y) is gpu(0)
+
+
+def test_a_small_pair_of_one_tensor_stays_tied(streams):
+    x = torch.ones(1)
+    ((a, b),) = streams.prefetch([(x, x)], "gpu:0")
+    assert a is b
+
+
+def test_gradients_flow_back_through_a_small_pair(streams):
+    x = torch.ones(1, requires_grad=True)
+    ((moved, _),) = streams.prefetch([(x, torch.zeros(1))], "gpu:0")
+    (2 * moved).sum().backward()
+    assert x.grad.tolist() == [2.0]
+
+
 # -- models without parameters ---------------------------------------------------------------------
 
 
