@@ -28,7 +28,7 @@ from d2ldev.training.data import (
 )
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
 from d2ldev.training.interruption import shield
-from d2ldev.training.team import Counts, SingleProcess, Team
+from d2ldev.training.team import Counts, Team
 
 # How many batches are on their way to a GPU during a step.
 _DEPTH = 2
@@ -45,7 +45,7 @@ class Feed:
 
     def __init__(self, trainer: TrainerState, learner: Learner, team: Team | None = None) -> None:
         self._trainer, self._learner = trainer, learner
-        self._team = SingleProcess() if team is None else team
+        self._team = Team() if team is None else team
         self._backend = trainer.backend
         self._framework = framework_of(trainer.backend)
         self._kinds = self._framework.state.kinds

@@ -20,7 +20,7 @@ from d2ldev.training.log import BatchedDeviceLog, DeviceLog
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress
 from d2ldev.training.run import Run
-from d2ldev.training.team import Counts, SingleProcess, Team
+from d2ldev.training.team import Counts, Team
 from d2ldev.typing import Callback
 
 
@@ -45,7 +45,7 @@ class Loop:
     metrics: Mapping[str, Callable[[Any, Any], Any]]
     callbacks: Sequence[Callback] = ()
     interruption: Interruption = field(default_factory=Interruption)
-    team: Team = field(default_factory=SingleProcess)
+    team: Team = field(default_factory=Team)
 
     @cached_property
     def feed(self) -> Feed:

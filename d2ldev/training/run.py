@@ -39,7 +39,7 @@ from d2ldev.training.callbacks import check_states
 from d2ldev.training.feed import Feed
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, check_random_states, random_states
-from d2ldev.training.team import SingleProcess, Team
+from d2ldev.training.team import Team
 
 _FORMAT = "d2ldev training state 8"
 
@@ -126,7 +126,7 @@ class Run:
         self._data = data
         self._callbacks = [each for each in callbacks if hasattr(each, "state_dict")]
         self._saving = saving
-        self._team: Team = team
+        self._team = team
         path = saving.checkpoint
         self._path = None if path is None else Path(as_path(path, "save"))
         # The states of the random numbers and of the data at the beginning of the epoch.
@@ -253,7 +253,7 @@ class Run:
         Args:
             path, device: see ``save_to``.
         """
-        self._team = SingleProcess()
+        self._team = Team()
         self.save_to(path, device)
 
     def _write(self, path: Path, position: dict[str, Any] | None) -> None:

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.areas import Framework, Learner
 from d2ldev.areas.training import Labels
@@ -40,8 +40,8 @@ class Counts(NamedTuple):
     in_accuracy: float
 
 
-class Team(Protocol):
-    """The interface to the processes that train a model together, in one of them.
+class Team:
+    """The processes that train a model together, seen from one of them; this class is one alone.
 
     Attributes:
         is_first: whether this process writes files, and shows the progress.
@@ -49,18 +49,20 @@ class Team(Protocol):
         splits: whether each process computes with a portion of each batch, split on the host.
     """
 
-    is_first: bool
-    has_failed: bool
-    splits: bool
+    is_first = True
+    has_failed = False
+    splits = False
 
     def work(self) -> AbstractContextManager[Any]:
         """Return the block of a run."""
+        return nullcontext()
 
     def begin_data(self, *, is_trained: bool) -> None:
         """Begin an iteration over data, to train or to evaluate on."""
 
     def select(self, batch: Any) -> Any:
         """Return this process's portion of a batch, on the host."""
+        return batch
 
     def count(
         self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
@@ -74,12 +76,15 @@ class Team(Protocol):
             examples: the number of its examples.
             labels: the range of the labels in the whole batch; None if the host did not see them.
         """
+        return _count_alone(examples)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         """Return the means over the examples of an epoch."""
+        return log.means()
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         """Return the state of a log, with the sums over all processes."""
+        return log.state_dict()
 
     def compare_models(self, model: Any) -> None:
         """Compare the model with the models of the other processes, before it gets a learner."""
@@ -100,18 +105,22 @@ class Team(Protocol):
 
     def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
         """Call the listeners of a hook."""
+        notify(listeners, *operands)
 
     def stops(self, is_wanted: bool) -> bool:
         """Return whether the run ends before the next batch; a group asks before each one."""
+        return is_wanted
 
     def stops_after_epoch(self, is_wanted: bool) -> bool:
         """Return whether the run ends with this epoch; called after each epoch."""
+        return is_wanted
 
     def end_batches(self) -> None:
         """Mark the end of the batches of an epoch, before its last step."""
 
     def broadcast_from_first(self, label: str, value: Any) -> Any:
         """Return the value of the first process."""
+        return value
 
     def end_run(self) -> None:
         """End a run whose loop has raised no error."""
@@ -120,72 +129,12 @@ class Team(Protocol):
         """Raise the error of a hook that ended the run, once the user has the model."""
 
 
-class SingleProcess:
-    """A process that trains a model alone."""
-
-    is_first = True
-    has_failed = False
-    splits = False
-
-    def work(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def begin_data(self, *, is_trained: bool) -> None:
-        pass
-
-    def select(self, batch: Any) -> Any:
-        return batch
-
-    def count(
-        self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
-    ) -> Counts:
-        return _count_alone(examples)
-
-    def means(self, log: DeviceLog) -> dict[str, float]:
-        return log.means()
-
-    def log_state(self, log: DeviceLog) -> dict[str, Any]:
-        return log.state_dict()
-
-    def compare_models(self, model: Any) -> None:
-        pass
-
-    def begin_run(
-        self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any
-    ) -> None:
-        pass
-
-    def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
-        pass
-
-    def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
-        notify(listeners, *operands)
-
-    def stops(self, is_wanted: bool) -> bool:
-        return is_wanted
-
-    def stops_after_epoch(self, is_wanted: bool) -> bool:
-        return is_wanted
-
-    def end_batches(self) -> None:
-        pass
-
-    def broadcast_from_first(self, label: str, value: Any) -> Any:
-        return value
-
-    def end_run(self) -> None:
-        pass
-
-    def raise_failure(self) -> None:
-        pass
-
-
 @lru_cache(maxsize=64)  # most batches have as many examples
 def _count_alone(examples: int) -> Counts:
     return Counts(examples, examples, examples, examples)
 
 
-class ProcessGroup:
+class ProcessGroup(Team):
     """A process that trains a model together with the others of its group.
 
     Args:
@@ -193,7 +142,6 @@ class ProcessGroup:
         group: the processes.
     """
 
-    has_failed = False
     splits = True
 
     def __init__(self, framework: Framework, group: Group) -> None:

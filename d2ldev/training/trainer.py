@@ -81,7 +81,7 @@ from d2ldev.training.module import (
 from d2ldev.training.progress import show_progress
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.spawning import Outcome, find_result_path, train_in_processes
-from d2ldev.training.team import ProcessGroup, SingleProcess, Team
+from d2ldev.training.team import ProcessGroup, Team
 from d2ldev.typing import Callback, DataModule, DeviceLike, History, T
 
 if TYPE_CHECKING:
@@ -430,7 +430,7 @@ class Trainer(TrainerState):
             )
         framework = framework_of(self.backend)
         group = join_group(framework)
-        team = SingleProcess() if group is None else ProcessGroup(framework, group)
+        team = Team() if group is None else ProcessGroup(framework, group)
         needs_processes = framework.parallel.process_per_device
         has_processes = group is None and len(self.gpus) > 1 and needs_processes
         if has_processes or group is not None:

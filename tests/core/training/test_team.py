@@ -15,7 +15,7 @@ from d2ldev.device import CPU
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.training.log import DeviceLog
-from d2ldev.training.team import ProcessGroup, SingleProcess
+from d2ldev.training.team import ProcessGroup, Team
 
 
 def team():
@@ -51,7 +51,7 @@ def test_the_state_of_a_log_has_the_sums_of_all():
 
 
 def test_a_process_alone_has_its_own_state_of_a_log():
-    assert SingleProcess().log_state(log_of(1)) == log_of(1).state_dict()
+    assert Team().log_state(log_of(1)) == log_of(1).state_dict()
 
 
 def test_an_epoch_begins_with_the_random_numbers_of_rank_0():

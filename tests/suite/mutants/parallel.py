@@ -250,7 +250,7 @@ class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters")
 class AsksNobodyWhetherTwoStop(Mutant, caught_by="several.stop"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        team.SingleProcess.stops = lambda *_: False
+        team.Team.stops = lambda *_: False
 
 
 class LosesWhatTwoHaveLearned(Mutant, caught_by="several.error-in-a-callback"):
@@ -404,7 +404,7 @@ class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-para
 class StopsAlone(Mutant, caught_by="processes.stop-together"):
     class Parallel(ReferenceParallel):
         def join(self, group):
-            team.ProcessGroup.stops = team.SingleProcess.stops
+            team.ProcessGroup.stops = team.Team.stops
 
 
 class LeavesAloneWithItsError(
@@ -412,7 +412,7 @@ class LeavesAloneWithItsError(
 ):
     class Parallel(ReferenceParallel):
         def join(self, group):
-            team.ProcessGroup.notify = team.SingleProcess.notify
+            team.ProcessGroup.notify = team.Team.notify
 
 
 class LetsProcessesShareAGpu(Mutant, caught_by="processes.say-who-shares-a-gpu"):

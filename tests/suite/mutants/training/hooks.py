@@ -123,7 +123,7 @@ class TakesAnyCallback(Mutant, caught_by="callbacks.ignores-nothing"):
 class AsksNobodyWhetherToStop(Mutant, caught_by="runs.stopped"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        team.SingleProcess.stops = team.SingleProcess.stops_after_epoch = lambda *_: False
+        team.Team.stops = team.Team.stops_after_epoch = lambda *_: False
 
 
 class LeavesOutTheLastEpoch(Mutant, caught_by="runs.stopped"):
