@@ -38,7 +38,7 @@ from rich.console import Console
 import d2ldev
 from d2ldev._backend import framework_of
 from d2ldev.bench.exercises import logs_of_norms
-from d2ldev.bench.results import is_hardware
+from d2ldev.bench.results import VIRTUAL
 from d2ldev.training.trainer import Trainer
 
 # Ratios of times: a copy has at least 0.95 of the speed.
@@ -87,7 +87,7 @@ class Place:
     def __init__(self, backend: Any, device: str) -> None:
         self.backend, self.device = backend, backend.device(device)
         self.plain = COPIES[backend.name](backend.native(device))
-        self.is_hardware = is_hardware(backend.platform(device))
+        self.is_hardware = backend.platform(device) not in ("cpu", VIRTUAL)
         self.pins = framework_of(backend).tensors.pin(backend.ones(1, device="cpu")) is not None
 
     def of_host(self, value: Any) -> Any:

@@ -11,15 +11,6 @@ from d2ldev.operations.timing import Timing
 VIRTUAL = "virtual"
 
 
-def is_hardware(platform: str) -> bool:
-    """Return whether something about a real GPU follows from figures of a platform.
-
-    >>> [is_hardware(platform) for platform in ("cuda", "virtual", "cpu")]
-    [True, False, False]
-    """
-    return platform not in ("cpu", VIRTUAL)
-
-
 @dataclass(frozen=True)
 class Figures:
     """How long the work of a row takes.
