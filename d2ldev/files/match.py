@@ -22,7 +22,7 @@ from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.files.load import shorten
 from d2ldev.files.structure import MODEL, STATE, Outline, Stored, flatten, make_unique
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
-from d2ldev.nesting.walk import join_path, label_children, leaves
+from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.creation import shape_of
 from d2ldev.operations.other_backends import of_another_backend
 
@@ -153,7 +153,7 @@ class Match:
         elif (
             isinstance(x, AbstractSet)
             and self._is_by_name
-            and all(each is not TENSOR for _, _, each in leaves(x, framework.state.kinds))
+            and not framework.state.kinds.has_tensors(x)
         ):
             pass  # where only tensors have names
         elif isinstance(kind, Kind) or isinstance(x, AbstractSet):

@@ -274,7 +274,7 @@ class Structure:
             raise self._refusal(x, path, "give it as a list, or sorted(...)")
         items = label_children(x, kind.in_files, path, self._attempted)
         labels = [label for label, _ in items]
-        if lost := self._find_lost_attributes(x, items):
+        if lost := self._find_lost_attributes(x, kind, items, path):
             raise self._refusal(x, path, f"its attributes {lost} are not in it")
         row: dict[str, Any] = {"type": _type_of(x, labels)}
         if is_record(type(x)):
@@ -285,16 +285,19 @@ class Structure:
             row["unlisted"] = sorted(x.unlisted)
         return self._row(row, x, items, path)
 
-    def _find_lost_attributes(self, x: Any, items: list[tuple[Any, Any]]) -> list[str]:
-        """Return the names of tensors and fields beside the items of a container."""
-        kinds, known = self._framework.state.kinds, {id(child) for _, child in items}
-        beside = getattr(x, "__dict__", {}).items()
-        lost = [name for name, y in beside if kinds[type(y)] is TENSOR and id(y) not in known]
+    def _find_lost_attributes(
+        self, x: Any, kind: Container, items: list[tuple[Any, Any]], path: str
+    ) -> list[str]:
+        """Return the names of attributes with tensors, and of fields, that are not items."""
+        known = {id(child) for _, child in items}
+        # Attributes come last.
+        beside = label_children(x, kind.saved or kind, path, self._attempted)[len(items) :]
+        lost = [name for name, value in beside if id(value) not in known]
         cls: Any = type(x)
         if is_dataclass(cls) and isinstance(x, (Mapping, Sequence)):
             labels = [label for label, _ in items]
             names = [each.name for each in fields(cls) if getattr(x, each.name, None) is not None]
-            lost += [name for name in names if name not in labels]
+            lost += [name for name in names if name not in labels and name not in lost]
         return lost
 
     def _row(

@@ -7,7 +7,7 @@ length and attributes. It calls no constructor of a dataclass or namedtuple agai
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -26,6 +26,7 @@ class Container(NamedTuple):
         children: the values in a container, in order.
         labels: the key, index or field of each child, for messages and names.
         rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
+        items: the container of the items alone, if the attributes are children, too; else None.
         holds: the kind of its children. ``'fields'`` is for a dict or a dataclass, ``'items'`` for
             a list or a set. ``'pieces'`` is for one value that nobody splits, such as a sparse
             array.
@@ -38,6 +39,7 @@ class Container(NamedTuple):
     children: Callable[[Any], Iterable[Any]]
     labels: Callable[[Any], Iterable[object]]
     rebuild: Callable[[Any, list[Any]], Any]
+    items: Container | None = None
     holds: str = "fields"
     slice_items: Callable[[Any, int, int], Any] | None = None
     saved: Container | None = None
@@ -45,7 +47,7 @@ class Container(NamedTuple):
     @property
     def in_files(self) -> Container:
         """How it is walked in files."""
-        return self.saved or self
+        return self.saved or self.items or self
 
 
 class Broadcast(Generic[T]):
@@ -95,6 +97,8 @@ BROADCAST = Container(
     lambda mark: (mark.value,), lambda _: ("value",), lambda _, new: Broadcast(*new)
 )
 _EXACT = {dict: DICT, list: LIST, tuple: TUPLE, Broadcast: BROADCAST}
+# Python's own class allows attributes, but nobody sets any.
+_WITHOUT_ATTRIBUTES = frozenset({OrderedDict})
 
 
 def container_of(cls: type) -> Container | None:
@@ -123,6 +127,75 @@ def container_of(cls: type) -> Container | None:
     if is_dataclass(cls):
         return _dataclass_container(cls)
     return None
+
+
+def with_attributes(cls: type, items: Container, has_tensors: Callable[[Any], bool]) -> Container:
+    """Return how a container is walked with the attributes that hold tensors, beside its items.
+
+    Args:
+        cls: one of Python's own containers, or a class that is derived from one.
+        items: how its items are walked.
+        has_tensors: tells whether a value is a tensor, or a container with one.
+    """
+    if cls.__dictoffset__ == 0 or cls in _WITHOUT_ATTRIBUTES:
+        return items
+    own: frozenset[str] = frozenset()
+    if is_dataclass(cls) and not issubclass(cls, (Mapping, tuple, MutableSequence, AbstractSet)):
+        own = frozenset({*_field_names(cls), *_list_cached_properties(cls)})
+    # Another class has its items in an attribute.
+    has_storage = not own and not issubclass(cls, (dict, list, tuple, set, frozenset, deque))
+
+    def beside(x: Any) -> dict[str, Any]:
+        attributes: dict[str, Any] = x.__dict__
+        # Of some dictionaries the keys are the attributes.
+        if attributes.keys() <= own or attributes is x:
+            return {}
+        found = {
+            name: value
+            for name, value in attributes.items()
+            if name not in own and has_tensors(value)
+        }
+        if has_storage:
+            known = {id(item) for item in items.children(x)}
+            found = {name: value for name, value in found.items() if not _is_storage(value, known)}
+        return found
+
+    def children(x: Any) -> Iterable[Any]:
+        # Most have none.
+        found = beside(x) if own or x.__dict__ else None
+        return [*items.children(x), *found.values()] if found else items.children(x)
+
+    def labels(x: Any) -> Iterable[object]:
+        found = beside(x)
+        return [*items.labels(x), *found] if found else items.labels(x)
+
+    def rebuild(old: Any, new: list[Any]) -> Any:
+        found = beside(old)
+        made = items.rebuild(old, new[: len(new) - len(found)])
+        vars(made).update(zip(found, new[len(new) - len(found) :], strict=True))
+        return made
+
+    def slice_items(x: Any, start: int, stop: int) -> Any:
+        if found := beside(x):
+            raise TypeError(f"its attributes have tensors, which are not items: {', '.join(found)}")
+        assert items.slice_items is not None
+        return items.slice_items(x, start, stop)
+
+    return Container(
+        children,
+        labels,
+        rebuild,
+        items,
+        items.holds,
+        None if items.slice_items is None else slice_items,
+    )
+
+
+def _is_storage(x: Any, known: set[int]) -> bool:
+    """Tell whether a value is where a container has its items, by the ids of these."""
+    if not isinstance(x, (dict, list, deque)):
+        return False
+    return known.issuperset(map(id, x.values() if isinstance(x, dict) else x))
 
 
 def _list_cached_properties(cls: type) -> list[str]:

@@ -12,7 +12,12 @@ from typing import Any, final
 from weakref import WeakValueDictionary
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.containers import Container, container_of, is_plain_class
+from d2ldev.nesting.containers import (
+    Container,
+    container_of,
+    is_plain_class,
+    with_attributes,
+)
 
 
 @final
@@ -116,7 +121,31 @@ class Kinds(dict[type, "Kind | Container"]):
         if issubclass(cls, (*_PLAIN_TYPES, *tensors.plain_types)):
             return PLAIN
         # The framework's own containers before Python's. It says itself what is in them.
-        container: Container | None = tensors.container_of(cls) or container_of(cls)
+        container: Container | None = tensors.container_of(cls)
         if container is not None:
             return container
+        if (container := container_of(cls)) is not None:
+            return with_attributes(cls, container, self.has_tensors)
         return PLAIN if is_plain_class(cls) else UNKNOWN
+
+    def has_tensors(self, x: Any) -> bool:
+        """Tell whether a value is a tensor, moves by itself, or is a container with such a one."""
+        kind = self[type(x)]
+        if isinstance(kind, Kind):
+            return kind is TENSOR or (kind is UNKNOWN and self._moves(x))
+        return self._has_tensors(x, kind, {})
+
+    def _moves(self, x: Any) -> bool:
+        method = self._framework.tensors.move_method
+        return method is not None and callable(getattr(type(x), method, None))
+
+    def _has_tensors(self, x: Any, kind: Container, seen: dict[int, Any]) -> bool:
+        seen[id(x)] = x  # kept, so that its id stays its own
+        for child in kind.children(x):
+            inner = self[type(child)]
+            if inner is TENSOR or (inner is UNKNOWN and self._moves(child)):
+                return True
+            is_new = not isinstance(inner, Kind) and id(child) not in seen
+            if is_new and self._has_tensors(child, inner, seen):  # type: ignore[arg-type]
+                return True
+        return False

@@ -95,7 +95,9 @@ def find(
             return True
         if kind is BROADCAST:
             others.append(kind)
-        children = kind.children(x)
+        items = kind.items
+        # A class that is derived from a container mostly has no attributes.
+        children = kind.children(x) if items is None or x.__dict__ else items.children(x)
         # A container may make its children anew each time: the rebuild needs these.
         if type(children) is not list:
             children = list(children)

@@ -198,14 +198,17 @@ class Whole:
         key = id(x), n
         if key not in self._known:
             found: int | None = 0
-            for child in kind.children(x):
+            # Attributes come last. They have to fit, and say nothing about the items.
+            counted = len(x) if kind.holds == "items" else None
+            for number, child in enumerate(kind.children(x)):
                 inner = self._tensors_in(child, n)
                 if self._is_sequence(child) and not inner:
                     inner = 0 if not len(child) or self._has_items(child, n) else None
                 if inner is None:
                     found = None
                     break
-                found = (found or 0) + inner
+                if counted is None or number < counted:
+                    found = (found or 0) + inner
             self._known[key] = x, found  # with x, so that its id stays its own
         return self._known[key][1]
 

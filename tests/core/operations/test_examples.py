@@ -16,6 +16,10 @@ from d2ldev.operations.processes import Portions
 NET = object()
 
 
+class Tagged(list):
+    """A list with an attribute."""
+
+
 @pytest.fixture
 def framework(monkeypatch):
     """The reference backend, one of whose models needs two examples in a part."""
@@ -75,6 +79,15 @@ def test_a_loader_that_leaves_a_process_one_example_is_refused_in_all(framework,
 )
 def test_examples_are_counted_by_the_rule(framework, batch, number):
     assert number_of_examples(framework, batch) == number
+
+
+def test_a_list_whose_attribute_is_a_tensor_is_not_split(framework):
+    names = Tagged("abcd")
+    names.mask = framework.tensors.from_data(
+        [1, 0, 1, 0], None, framework.devices.native(d2ldev.cpu())
+    )
+    with pytest.raises(UnsupportedValueError, match=r"its attributes have tensors.*: mask"):
+        d2ldev.get_backend("reference").split({"x": np.ones(4), "names": names}, ["cpu"])
 
 
 def test_a_list_in_two_places_is_one_list_in_each_part(framework):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
 import types
 from typing import Any, NamedTuple
 
@@ -50,6 +51,46 @@ class Counted:
 
 class Tagged(dict):
     tag = "none"
+
+
+@dataclasses.dataclass
+class Masked:
+    x: Any
+
+    def __post_init__(self) -> None:
+        self.mask = self.x
+
+
+class Row(list):
+    """A list with attributes."""
+
+
+class Point(tuple):
+    """A tuple with attributes."""
+
+
+class Ends(collections.deque):
+    """A deque with attributes."""
+
+
+class Fields(collections.UserDict):
+    """A mapping that keeps its items in an attribute."""
+
+
+def _with_attributes(container: Any, x: Any) -> Any:
+    container.mask, container.inner, container.other = x, {"of": [x]}, threading
+    return container
+
+
+WITH_ATTRIBUTES = {
+    "dataclass": Masked,
+    "dict": lambda x: Tagged(x=x),
+    "list": lambda x: Row([x]),
+    "tuple": lambda x: Point([x]),
+    "deque": lambda x: Ends([x]),
+    "mapping": lambda x: Fields(x=x),
+    "without items": lambda _: Row(),
+}
 
 
 class Batch:
@@ -191,6 +232,35 @@ def test_a_subclass_keeps_its_attributes(transfer):
     assert type(moved) is Tagged
     assert moved.tag == "train"
     transfer.check(moved["x"])
+
+
+@requirement("containers.attributes-move", section=SECTION)
+@pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=list(WITH_ATTRIBUTES))
+def test_attributes_beside_fields_and_items_move_with_them(transfer, make):
+    """Move tensors in attributes of a container along with its items.
+
+    A mask in an attribute would stay on the CPU.
+    """
+    x = transfer.tensor()
+    batch = _with_attributes(make(x), x)
+    moved = transfer.of(batch)
+    assert type(moved) is type(batch)
+    transfer.check(moved.mask)
+    assert moved.inner["of"][0] is moved.mask
+    assert moved.other is threading
+    assert batch.mask is batch.inner["of"][0] is x
+
+
+@requirement("containers.attributes-noop", section=SECTION)
+@pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=list(WITH_ATTRIBUTES))
+def test_a_container_with_attributes_already_on_the_device_is_returned_itself(backend, place, make):
+    """Return a container with attributes itself if all of it is on the device.
+
+    A walk through attributes must not count as a change.
+    """
+    x = backend.ones(2, device=place)
+    batch = _with_attributes(make(x), x)
+    assert backend.to(batch, place) is batch
 
 
 @requirement("containers.mapping-proxy", section=SECTION)

@@ -260,11 +260,34 @@ class LosesAttributes(Mutant, caught_by="containers.subclass-attributes"):
             return None
 
 
+def _without_attributes(moved, x):
+    """Give what was moved an attribute as it was before."""
+    if moved is not x and hasattr(x, "mask"):
+        moved.mask = x.mask
+    return moved
+
+
 class LooksBeforeItMoves(Mutant, caught_by="containers.walked-once"):
     class Backend(Backend):
         def to(self, x, device):
             flatten(x, framework_of(self).state.kinds, "look through a batch")
             return super().to(x, device)
+
+
+class LeavesAttributesBehind(Mutant, caught_by="containers.attributes-move"):
+    class Backend(Backend):
+        def to(self, x, device):
+            return _without_attributes(super().to(x, device), x)
+
+        def copy(self, x, device=None):
+            return _without_attributes(super().copy(x, device), x)
+
+
+class RebuildsForAttributes(Mutant, caught_by="containers.attributes-noop"):
+    class Backend(Backend):
+        def to(self, x, device):
+            moved = super().to(x, device)
+            return copy.copy(moved) if hasattr(moved, "mask") else moved
 
 
 class RunsConstructors(Mutant, caught_by="containers.no-constructor-runs"):
