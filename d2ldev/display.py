@@ -25,6 +25,8 @@ def is_notebook() -> bool:
 def render_traceback(error: BaseException) -> list[str]:
     """Return the traceback that IPython shows for an error, without d2ldev's own frames.
 
+    The frames of backends are hidden, too: their packages are named ``d2ldev_NAME``.
+
     IPython tells how many frames it skips, and shows the last one always. All of them appear after
     ``get_ipython().InteractiveTB.skip_hidden = False``.
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar, Token
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from d2ldev.errors import ScopeError
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -48,6 +51,47 @@ def call_while_tracing(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+class _Changes(threading.local):
+    """Whether this thread enters or leaves a block now, and the blocks that it leaves next.
+
+    The garbage collector may close a generator in the middle of a change. Its block ends after the
+    change. Otherwise Python 3.11 crashes, because ``ContextVar.set`` reads a mapping that the inner
+    ``set`` has freed. Since Python 3.12 one call overwrites the value that the other has set.
+    """
+
+    def __init__(self) -> None:
+        self.is_in_progress = False
+        self.next: list[Callable[[], None]] = []
+
+
+_changes = _Changes()
+
+
+def make_change(change: Callable[[*Arguments], R], *arguments: *Arguments) -> R:
+    """Call a function that enters or leaves a block; then leave blocks that the collector ended.
+
+    Ctrl-C in the middle of a change may lose that change, and no other one.
+    """
+    changes = _changes
+    is_part = changes.is_in_progress
+    try:
+        changes.is_in_progress = True
+        return change(*arguments)
+    finally:
+        changes.is_in_progress = is_part
+        while changes.next and not is_part:
+            with suppress(ScopeError):  # which the collector could only print
+                make_change(changes.next.pop(0))
+
+
+def leave_in_turn(leave: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+    """Call what leaves a block, after the change that this thread makes now, if it makes one."""
+    if _changes.is_in_progress:
+        _changes.next.append(partial(leave, *arguments))
+    else:
+        make_change(leave, *arguments)
 
 
 _owner: ContextVar[None] = ContextVar("d2ldev_owner")
@@ -116,6 +160,9 @@ class Scopes(Generic[T]):
 
     def enter(self, value: T) -> Entry[T]:
         """Make a value the current one; the entry is what ``leave`` takes."""
+        return make_change(self._enter, value)
+
+    def _enter(self, value: T) -> Entry[T]:
         entry, entries = Entry(value), self.entries()
         # The value first: without the entry, the end of the next block takes it back.
         self._value.set(value)
@@ -125,6 +172,9 @@ class Scopes(Generic[T]):
 
     def leave(self, entry: Entry[T]) -> None:
         """Remove an entry; the innermost one that is left is the current one again."""
+        leave_in_turn(self._leave, entry)
+
+    def _leave(self, entry: Entry[T]) -> None:
         self._open.pop(entry, None)
         if not entry.leave_as_owner():
             # Variables of another thread or task cannot be set from here. So each asks ``get`` now.
@@ -135,12 +185,15 @@ class Scopes(Generic[T]):
     def get(self) -> T | None:
         """Return the value of the innermost block that was not left elsewhere, and forget those."""
         if any(each in self._elsewhere for each in self._entries.get()):
-            self._keep(each for each in self._entries.get() if each not in self._elsewhere)
+            leave_in_turn(self._forget)
         if not self._elsewhere:
             self.value = self._value
             if self._elsewhere:  # another thread has just added one
                 self.value = self
         return self._value.get()
+
+    def _forget(self) -> None:
+        self._keep(each for each in self._entries.get() if each not in self._elsewhere)
 
     def _keep(self, entries: Iterable[Entry[T]]) -> None:
         kept = tuple(entries)
@@ -202,6 +255,9 @@ class Contexts(threading.local):
 
     def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> OpenContext:
         """Enter the context that ``make`` makes, in this thread; the result is for ``leave``."""
+        return make_change(self._enter, make)
+
+    def _enter(self, make: Callable[[], AbstractContextManager[Any]]) -> OpenContext:
         self.settle()
         entered = OpenContext(make)
         entered.context.__enter__()
@@ -219,6 +275,9 @@ class Contexts(threading.local):
             ScopeError: if only another thread can leave it, or if it holds an open context that
                 d2ldev does not know. ``settle`` leaves it as soon as possible.
         """
+        leave_in_turn(self._leave, entered, attempted)
+
+    def _leave(self, entered: OpenContext, attempted: str) -> None:
         entered.ended = True
         if entered in self._entered:
             problem = self.settle()

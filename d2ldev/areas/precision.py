@@ -8,16 +8,15 @@ Held by ``tests/core/areas/test_precision.py`` and the requirements ``precision.
 
 from __future__ import annotations
 
-import threading
-from bisect import insort
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from d2ldev.areas.abilities import require
 from d2ldev.locks import Lock
+from d2ldev.scopes import leave_in_turn, make_change
 from d2ldev.settings import check_matmul_precision
 
 if TYPE_CHECKING:
@@ -50,17 +49,23 @@ def set_precision(framework: Framework, precision: str) -> MatmulPrecision:
 class _Change:
     """One change of the switch.
 
-    Args:
-        number: of the change, in the order in which they were made.
-        undo: puts back what was before.
+    Attributes:
+        precision: what it was changed to.
+        is_block: whether a block was entered, which will undo it.
+        undo: puts back what was before; None until the change is made.
     """
 
-    def __init__(self, number: int, undo: Callable[[], None]) -> None:
-        self.number, self.undo = number, undo
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self.is_block = False
+        self.undo: Callable[[], None] | None = None
 
 
 class Switch:
-    """A framework's switch, and the changes of open blocks, which are undone in any order.
+    """A framework's switch, and its open changes, which are undone in any order.
+
+    A change is open while a block may still undo it: as long as the block's object lives. After
+    that it is a setting, which ends with the block around it.
 
     Args:
         framework: whose precision it is.
@@ -68,43 +73,56 @@ class Switch:
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
-        self._blocks: list[_Change] = []
-        self._numbers = count()
-        # Of each thread: another one may call ``matmul_precision`` before this one's block begins.
-        self._latest = threading.local()
+        self._refs: list[ref[_Change]] = []
+        self._latest: ref[_Change] | None = None
         self._lock = Lock()
 
     def precision(self) -> str:
         """Return the precision in force."""
         return self._framework.devices.matmul_precision()
 
-    def change(self, precision: str) -> _Change:
-        """Make a change, which is a setting until a block enters it."""
+    def make(self, change: _Change) -> None:
+        """Make a change."""
         with self._lock:
-            undo = self._framework.devices.set_matmul_precision(precision)
-            self._latest.change = change = _Change(next(self._numbers), undo)
-            return change
+            change.undo = self._framework.devices.set_matmul_precision(change.precision)
+            self._latest = ref(change)
+            self._refs = [ref(each) for each in self._open() if each is not change]
+            self._refs.append(self._latest)
 
-    def enter(self, change: _Change | None, precision: str) -> _Change:
-        """Begin a block with a change, or with a new one if the thread has made others since."""
+    def is_latest(self, change: _Change) -> bool:
+        """Return whether a change is open, and none was made after it."""
         with self._lock:
-            is_latest = change is getattr(self._latest, "change", None)
-            entered = change if change is not None and is_latest else self.change(precision)
-            self._latest.change = None
-            insort(self._blocks, entered, key=lambda each: each.number)
-            return entered
+            latest = None if self._latest is None else self._latest()
+            return latest is change and change in self._open()
 
-    def leave(self, change: _Change) -> None:
+    def take_back(self, change: _Change) -> None:
+        """Undo a change after which others were made, and which no block has entered."""
+        with self._lock:
+            changes = self._open()
+            if change in changes:
+                after = changes[changes.index(change) + 1 :]
+                if after:
+                    after[0].undo = change.undo
+                self._refs = [ref(each) for each in changes if each is not change]
+
+    def undo(self, change: _Change) -> None:
         """Undo the change of a block, with the settings that were made in it."""
         with self._lock:
-            later = self._blocks[self._blocks.index(change) + 1 :]
-            if later:
+            changes = self._open()
+            if change not in changes:
+                return
+            start = changes.index(change)
+            blocks = [each for each in changes[start + 1 :] if each.is_block]
+            if blocks:
                 # What is in force stays so, and puts back later what this one would have now.
-                later[0].undo = change.undo
-            else:
+                blocks[0].undo = change.undo
+            elif change.undo is not None:
                 change.undo()
-            self._blocks.remove(change)
-            self._latest.change = None
+            end = changes.index(blocks[0]) if blocks else len(changes)
+            self._refs = [ref(each) for each in (*changes[:start], *changes[end:])]
+
+    def _open(self) -> list[_Change]:
+        return [change for each in self._refs if (change := each()) is not None]
 
 
 class MatmulPrecision(AbstractContextManager[str]):
@@ -119,12 +137,22 @@ class MatmulPrecision(AbstractContextManager[str]):
 
     def __init__(self, switch: Switch, precision: str) -> None:
         self._switch, self._precision = switch, precision
-        self._called: _Change | None = switch.change(precision)
+        self._called: _Change | None = self._make()
         self._entered: list[_Change] = []
 
+    def _make(self) -> _Change:
+        change = _Change(self._precision)
+        make_change(self._switch.make, change)
+        return change
+
     def __enter__(self) -> str:
-        called, self._called = self._called, None
-        self._entered.append(self._switch.enter(called, self._precision))
+        change, self._called = self._called, None
+        if change is None or not self._switch.is_latest(change):
+            if change is not None:
+                make_change(self._switch.take_back, change)
+            change = self._make()
+        change.is_block = True
+        self._entered.append(change)
         return self._switch.precision()
 
     def __exit__(
@@ -133,4 +161,4 @@ class MatmulPrecision(AbstractContextManager[str]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._switch.leave(self._entered.pop())
+        leave_in_turn(self._switch.undo, self._entered.pop())

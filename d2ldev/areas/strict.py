@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import NotBegunError
 from d2ldev.locks import Lock
-from d2ldev.scopes import Entry, Scopes
+from d2ldev.scopes import Entry, Scopes, leave_in_turn, make_change
 
 if TYPE_CHECKING:
     from d2ldev.areas import Framework
@@ -85,12 +85,12 @@ class Strictness:
         """Be strict for the length of a block, in this thread or task only."""
         entry = self._blocks.enter(True)
         try:
-            self._begin(entry)
+            make_change(self._begin, entry)
             with self._framework.strict.scope(everywhere=False):
                 yield
         finally:
             self._blocks.leave(entry)
-            self._leave(entry)
+            leave_in_turn(self._leave, entry)
 
     def everywhere(self) -> None:
         """Be strict in the whole process, in every thread, from now on."""

@@ -15,7 +15,7 @@ import base64
 import json
 import math
 import re
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
@@ -57,10 +57,13 @@ _LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
 
 # A tuple computes its hash anew each time; a file may refer to one tuple any number of times.
 _MAX_KEY = 32
+# Python compares a key with all keys of the same hash. A file can choose the hash of a tuple.
+_MAX_ALIKE = 100
 # Containers that share children can have exponentially many values, each with a long name. A short
 # one takes memory, too.
 _MAX_LETTERS = 50_000_000
 _LEAST_LETTERS = 100
+_ALIKE = f"it has more than {_MAX_ALIKE} keys of one hash"
 _NO_KEYS = (
     "its keys are not all None, text, bytes, numbers of 64 bits, or tuples of at most "
     f"{_MAX_KEY} of them"
@@ -306,6 +309,8 @@ class Structure:
         is_named = row["type"] in _LABELLED
         if is_named and not all(_is_key(label) for label, _ in items):
             raise self._refusal(x, path, _NO_KEYS)
+        if is_named and _are_alike([label for label, _ in items]):
+            raise self._refusal(x, path, _ALIKE)
         row["items"] = [self._node(child, join_path(path, label)) for label, child in items]
         if is_named:
             row["labels"] = [self._node(label, path) for label, _ in items]
@@ -367,6 +372,11 @@ def _leaf_node(x: Any) -> Any:
     raise TypeError
 
 
+def _are_alike(keys: Collection[Any]) -> bool:
+    """Tell whether so many keys have one hash that a dict of them takes quadratic time."""
+    return len(keys) > _MAX_ALIKE and max(Counter(map(hash, keys)).values()) > _MAX_ALIKE
+
+
 def _is_key(x: Any) -> bool:
     """Return whether a value can be a key of a dict in a file."""
     if type(x) is tuple:
@@ -417,10 +427,12 @@ def read_description(text: str, store: Callable[[str, str], Stored]) -> Descript
     def outline(row: Any) -> Outline:
         kind = row["type"]
         items = list(map(key if kind in _SETS else value, row["items"]))
+        check(not (kind in _SETS and _are_alike(items)), "elements of different hashes")
         labels: Sequence[Any] = range(len(items))
         if kind not in _UNLABELLED:
             check(kind in _LABELLED, "a type that is known")
             labels = list(map(key, row["labels"]))
+            check(not _are_alike(labels), "keys of different hashes")
             check(len(set(labels)) == len(labels) == len(items), "as many keys as values")
         name = row.get("class", "")
         check(isinstance(name, str), "the name of a class")

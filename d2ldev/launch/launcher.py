@@ -6,6 +6,7 @@ instead: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-varia
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
@@ -76,9 +77,19 @@ class Launch(NamedTuple):
             raise UnsupportedValueError(
                 attempted, f"{quote(self.address)} is not an address", "--address host:29500"
             )
-        if self.timeout is None:
-            peer_timeout()  # refused here, before any process starts
+        self.longest_stop()
         return self
+
+    def longest_stop(self) -> float:
+        """Return for how many seconds a process may be stopped, before it has failed.
+
+        Raises:
+            UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT``, where it counts, is not a number.
+        """
+        seconds = peer_timeout() if self.timeout is None else self.timeout
+        # A machine alone may be paused. Those of several end, and begin again without this one.
+        # The processes of this machine fail first. They say what they waited for.
+        return seconds + PATIENCE if self.nodes > 1 else math.inf
 
     def variables(self) -> list[dict[str, str]]:
         """Return the environment variables of each process."""
@@ -99,8 +110,8 @@ def launch(request: Launch) -> int:
     """Run a program on several processes, until all have ended.
 
     Returns:
-        0, or the exit status of the process that failed first. If a signal has ended it, 128 plus
-        the number of the signal.
+        0, or the exit status of the process that failed first. If a signal has ended it, or stopped
+        it for too long, 128 plus the number of the signal.
     """
     with _signals_noted() as received, _Guard() as guard:
         for left in range(request.restarts, -1, -1):
@@ -117,7 +128,7 @@ def launch(request: Launch) -> int:
 def _run(request: Launch, received: list[int], guard: _Guard) -> int:
     processes: dict[int, subprocess.Popen[bytes]] = {}
     readers: list[threading.Thread] = []
-    lock = Lock()
+    lock, stops = Lock(), Stops(request.longest_stop())
     try:
         for variables in request.variables():
             rank = int(variables["RANK"])
@@ -131,7 +142,7 @@ def _run(request: Launch, received: list[int], guard: _Guard) -> int:
                 reader = threading.Thread(target=_show, args=arguments, daemon=True)
                 reader.start()
                 readers.append(reader)
-        return _watch(processes, received)
+        return _watch(processes, received, stops)
     finally:
         _end(processes.values())
         deadline = time.monotonic() + PATIENCE
@@ -209,22 +220,75 @@ def _write(target: IO[str] | None, prefix: bytes, lines: list[bytes], lock: Lock
             view = view[os.write(target.fileno(), view) :]
 
 
-def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int]) -> int:
+def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int], stops: Stops) -> int:
     """Wait until all processes have ended, or some time after one has failed."""
     status, deadline = 0, float("inf")
     while time.monotonic() < deadline and not received:
         states = {rank: process.poll() for rank, process in processes.items()}
+        running = {rank: processes[rank].pid for rank, code in states.items() if code is None}
+        stopped = stops.too_long(running, time.monotonic())
+        states |= {rank: -number for rank, number in stopped.items()}
         if not status:
             # Of those that have failed at once, first one that a signal has ended.
             failed = [(code, rank) for rank, code in states.items() if code]
             for code, rank in sorted(failed)[:1]:
                 status = code if code > 0 else 128 - code
-                _say(f"rank {rank} failed with status {status}")
+                why = ""
+                if rank in stopped:
+                    name = signal.Signals(stopped[rank]).name
+                    why = f": {name} has stopped it for {stops.longest:g} s"
+                _say(f"rank {rank} failed with status {status}{why}")
                 deadline = time.monotonic() + PATIENCE
         if None not in states.values():
             break
         time.sleep(_PERIOD)
     return status
+
+
+class Stops:
+    """Which processes have been stopped for too long.
+
+    Args:
+        longest: how many seconds they may be.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+        self._since: dict[int, float] = {}
+        self._last = 0.0
+
+    def too_long(self, running: Mapping[int, int], now: float) -> dict[int, int]:
+        """Return the ranks that have been stopped for too long, each with the signal's number.
+
+        Args:
+            running: the number of each process by its rank.
+            now: in seconds; of one call after the other.
+        """
+        if now - self._last > self.longest / 2:
+            # This process was stopped itself, and those that were stopped with it may go on.
+            self._since.clear()
+        self._last = now
+        stopped = {
+            rank: number for rank, pid in running.items() if (number := _find_stop_signal(pid))
+        }
+        self._since = {rank: self._since.get(rank, now) for rank in stopped}
+        return {
+            rank: number
+            for rank, number in stopped.items()
+            if now - self._since[rank] > self.longest
+        }
+
+
+def _find_stop_signal(process: int) -> int:
+    """Return the number of the signal that has stopped a child; 0 if it runs, or is traced."""
+    if not hasattr(os, "waitid"):  # on macOS before Python 3.13
+        return 0
+    try:
+        # ``Popen.poll`` notices its end. A process that goes on is no longer reported.
+        found = os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except OSError:  # it has ended, or the system has no such call
+        return 0
+    return found.si_status if found is not None and found.si_code == os.CLD_STOPPED else 0
 
 
 def _end(processes: Any) -> None:

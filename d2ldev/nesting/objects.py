@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
     CodeType,
+    CoroutineType,
     FrameType,
     FunctionType,
+    GeneratorType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -82,6 +86,8 @@ class Keepers(dict[type, "Keeper | None"]):
             return Keeper(partial(_of_function, packages), is_fixed=True)
         if issubclass(cls, _NEVER_ENTERED):
             return None
+        if cls.__module__ in _OF_THE_INTERPRETER and not _has_attributes(cls):
+            return _REFERENTS
         if issubclass(cls, partial):
             return Keeper(_of_partial)
         if not all(_is_entered(base, packages, models.searched) for base in cls.__mro__):
@@ -95,6 +101,8 @@ class Keepers(dict[type, "Keeper | None"]):
 _NEVER_ENTERED = (type, ModuleType, CodeType, FrameType, TracebackType, BaseException)
 # Whose classes say what an object can do, and keep nothing.
 _OF_MIXINS = frozenset({"abc", "typing", "collections.abc", "_collections_abc", "contextlib"})
+# Of iterators and the like, written in C, only the garbage collector says what they keep.
+_OF_THE_INTERPRETER = frozenset({"builtins", "itertools", "functools", "operator", "_operator"})
 # A model, or a program around it, that is kept by what it has made.
 _OF_OTHERS = frozenset({"trainer", "_trainer"})
 
@@ -175,13 +183,35 @@ def _of_method(x: Any) -> Iterator[Member]:
     yield "__func__", x.__func__, None, None
 
 
+def _of_builtin(x: Any) -> Sequence[Member]:
+    owner = x.__self__
+    if owner is None or isinstance(owner, (type, ModuleType)):
+        return ()
+    return (("__self__", owner, None, None),)
+
+
+def _of_generator(x: Any) -> Iterator[Member]:
+    frame = next((getattr(x, name) for name in _FRAMES if hasattr(x, name)), None)
+    if frame is not None:  # it has not ended
+        for name, value in frame.f_locals.items():
+            yield name, value, None, None
+
+
+_FRAMES = ("gi_frame", "cr_frame", "ag_frame")
+
+
 def _of_referents(x: Any) -> Iterator[Member]:
     for index, value in enumerate(gc.get_referents(x)):
         yield str(index), value, None, None
 
 
+_REFERENTS = Keeper(_of_referents, is_fixed=True)
 _KEEPERS: dict[type, Keeper] = {
     MethodType: Keeper(_of_method),
-    # Of a cache, which is written in C, only the garbage collector says what it keeps.
-    type(lru_cache(len)): Keeper(_of_referents, is_fixed=True),
+    type(lru_cache(len)): _REFERENTS,
+    BuiltinFunctionType: Keeper(_of_builtin, is_fixed=True),
+    **dict.fromkeys(
+        (GeneratorType, CoroutineType, AsyncGeneratorType),
+        Keeper(_of_generator, is_fixed=True),
+    ),
 }

@@ -543,6 +543,7 @@ def depth_refusal(attempted: str) -> UnsupportedValueError:
     """Return the error of a nesting that is deeper than Python can follow."""
     return UnsupportedValueError(
         attempted,
-        f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",
+        "it is nested deeper than Python follows: sys.getrecursionlimit() is "
+        f"{sys.getrecursionlimit()}",
         "nest it less deeply: (x, y, z), and not (x, (y, (z,)))",
     )

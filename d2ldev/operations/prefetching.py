@@ -112,7 +112,8 @@ def _choose_copies(
         return _keep, False
     copier = framework.training.copier(device) if depth and device is not CPU else None
     if copier is not None:
-        return partial(_start_beside, framework, device, copier), True
+        moves_all = moving.select_host_rule(framework, device) is None
+        return partial(_start_beside, framework, device, copier, moves_all), True
     # By way of tensors of the host, because copies between tensors are asynchronous, and made
     # together. On the CPU and on virtual GPUs this would only be one more copy.
     is_hardware = framework.devices.platform(device) not in ("cpu", "virtual")
@@ -143,10 +144,11 @@ def _move(framework: Framework, device: Device, batch: Any, *, by_way_of_host: b
 
 
 def _start_beside(
-    framework: Framework, device: Device, copier: Copier, batch: Any
+    framework: Framework, device: Device, copier: Copier, moves_all: bool, batch: Any
 ) -> Callable[[], Any]:
     """Start to move a large batch beside the device, and leave a small one for its turn."""
-    if is_pair(batch, framework.state.kinds) and not copier.is_large(batch):
+    is_plain = moves_all and is_pair(batch, framework.state.kinds)
+    if is_plain and not copier.is_large(batch):
         return partial(moving.copy_pair, framework, batch, device, copier.copy_in_turn)
     flat = _find(framework, device, batch)
     if flat is None:

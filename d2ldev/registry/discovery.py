@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder, SourceFileLoader
 
@@ -20,6 +21,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Iterable
     from importlib.metadata import Distribution, EntryPoint
     from typing import Any
 
@@ -52,20 +54,34 @@ def distributions_of(name: str) -> list[str]:
 @cache
 def _points() -> dict[str, dict[str, EntryPoint]]:
     """Return name -> distribution -> entry point."""
-    from importlib.metadata import MetadataPathFinder, entry_points
+    from importlib.metadata import MetadataPathFinder
 
     # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
     MetadataPathFinder().invalidate_caches()
     found: dict[str, dict[str, EntryPoint]] = {}
     # Read once for all the backends of a distribution: it takes most of a millisecond.
     names: dict[Distribution | None, str | None] = {None: None}
-    for point in entry_points(group=GROUP):
+    for point in _entry_points():
         if point.dist is not None and point.dist not in names:
             names[point.dist] = point.dist.name
         # Of a distribution whose metadata is gone, Python gives None.
         name = names[point.dist] or point.value
         found.setdefault(canonical_name(point.name), {}).setdefault(name, point)
     return found
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    """Return the entry points of all distributions whose file of them can be read."""
+    from importlib.metadata import distributions, entry_points
+
+    try:
+        return entry_points(group=GROUP)
+    except Exception:  # one file of any distribution is enough
+        found: list[EntryPoint] = []
+        for distribution in distributions():
+            with suppress(Exception):
+                found += distribution.entry_points.select(group=GROUP)
+        return found
 
 
 def find_missing_modules(name: str) -> list[str]:

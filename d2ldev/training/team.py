@@ -41,7 +41,7 @@ class Counts(NamedTuple):
 
 
 class Team:
-    """The processes that train a model together, seen from one of them; this class is one alone.
+    """A team of one process: it has nobody to wait for. ``ProcessGroup`` is one of several.
 
     Attributes:
         is_first: whether this process writes files, and shows the progress.

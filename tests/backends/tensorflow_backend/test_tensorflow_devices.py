@@ -492,4 +492,6 @@ tf.function(traced.make)(d2ldev.backend)
 show(told.getvalue())
 """
     variables = {"D2LDEV_BACKEND": "tensorflow", "D2LDEV_VIRTUAL_GPUS": "2"}
+    # AutoGraph imports what it writes, and compiled files would stay in the temporary folder.
+    variables["PYTHONDONTWRITEBYTECODE"] = "1"
     assert run(program, PYTHONPATH=str(tmp_path), **variables) == [""]

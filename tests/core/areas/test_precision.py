@@ -7,12 +7,13 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ctrl_c import press_ctrl_c
 from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
-from d2ldev import Backend, Trainer, UnsupportedValueError
+from d2ldev import Backend, Trainer, UnsupportedValueError, scopes
 from d2ldev._backend import framework_of
-from d2ldev.areas import Devices
+from d2ldev.areas import Devices, precision
 from d2ldev.areas.precision import MatmulPrecision
 
 
@@ -119,23 +120,13 @@ def test_a_block_is_in_force_whatever_was_set_since_it_was_made(backend):
 
 
 def test_blocks_that_two_threads_make_at_once_leave_nothing_behind(backend):
-    with ThreadPoolExecutor(1) as pool:
-        first = backend.matmul_precision("highest")
-        second = pool.submit(backend.matmul_precision, "high").result()
-        pool.submit(second.__enter__).result()
-        with first:
-            pass
-        pool.submit(second.__exit__, None, None, None).result()
+    first, second = backend.matmul_precision("highest"), backend.matmul_precision("high")
+    with first:
+        assert backend.matmul_precision() == "highest"
+        with second:
+            assert backend.matmul_precision() == "high"
+        assert backend.matmul_precision() == "highest"
     assert backend.matmul_precision() == "medium"
-
-
-def test_a_setting_of_one_thread_can_be_entered_in_another(backend):
-    kept = backend.matmul_precision("highest")
-    backend.matmul_precision("high")
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(kept.__enter__).result() == "highest"
-        pool.submit(kept.__exit__, None, None, None).result()
-    assert backend.matmul_precision() == "high"
 
 
 def test_a_block_that_another_thread_closes_is_left(backend):
@@ -144,6 +135,20 @@ def test_a_block_that_another_thread_closes_is_left(backend):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(generator.close).result()
     assert backend.matmul_precision() == "medium"
+
+
+def test_a_setting_left_by_ctrl_c_ends_with_the_outer_block(backend):
+    found, number, press = set(), 0, None
+    while press is None or press.number <= 0:
+        number += 1
+        with backend.matmul_precision("high"):
+            modules = (precision, scopes)
+            with press_ctrl_c(number, modules) as press, backend.matmul_precision("highest"):
+                assert backend.matmul_precision() == "highest"
+            found.add(backend.matmul_precision())
+        assert backend.matmul_precision() == "medium"
+    assert number > 10
+    assert found == {"high", "highest"}  # before the block begins, it is a setting
 
 
 class Coarse(ReferenceFramework):

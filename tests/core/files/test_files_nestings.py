@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import enum
+import itertools
 import math
 from pathlib import Path
 
@@ -259,6 +260,14 @@ class _Keyed(dict):
 
     def values(self):
         return [1]
+
+
+def test_keys_that_all_have_one_hash_are_refused(reference, path):
+    keys = list(itertools.product((-1, -2), repeat=7))
+    with pytest.raises(UnsupportedValueError, match="keys of one hash"):
+        reference.save({"a": dict.fromkeys(keys)}, path)
+    reference.save(dict.fromkeys(keys[:100]), path)
+    assert list(reference.load(path)) == keys[:100]
 
 
 @pytest.mark.parametrize("key", [[1], share_key()], ids=["a list", "a key without end"])

@@ -1,6 +1,7 @@
 """Objects that are not containers: what they keep, and which are not entered."""
 
 import functools
+import itertools
 import logging
 import threading
 import types
@@ -54,6 +55,10 @@ def kept(keepers):
     return lambda x: {name: value for name, value, _, _ in keepers[type(x)].members(x)}
 
 
+def _generator(x):
+    yield x
+
+
 def test_attributes_are_kept(kept):
     assert kept(Own(x=1, y=2)) == {"x": 1, "y": 2}
     assert kept(types.SimpleNamespace(x=1)) == {"x": 1}
@@ -84,13 +89,21 @@ def test_a_closure_has_no_variable_that_is_empty(kept):
 def test_a_method_has_its_object(kept):
     own = Own()
     assert kept(own.method)["__self__"] is own
+    assert kept([].append)["__self__"] == []
 
 
-def test_a_cache_lists_its_references(kept):
+def test_a_generator_has_its_variables_until_it_ends(kept):
+    generator = _generator(5)
+    assert kept(generator) == {"x": 5}
+    assert list(generator) == [5]
+    assert kept(generator) == {}
+
+
+def test_objects_written_in_c_list_their_references(kept):
+    assert len in kept(map(len, [])).values()
     row = [3]
-    found = functools.lru_cache(lambda key: row)
-    found(1)
-    assert any(x is row for x in kept(found).values())
+    assert any(x is row for x in kept(itertools.repeat(row)).values())
+    assert any(x is row for x in kept(iter(row)).values())
 
 
 @pytest.mark.parametrize("cls", [functools.partial, Partial])

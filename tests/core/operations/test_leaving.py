@@ -237,6 +237,46 @@ def test_the_handle_follows_the_next_selection_after_one_that_ctrl_c_has_interru
         assert stale == []
 
 
+# -- the collector -----------------------------------------------------------------------------
+
+
+def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
+    # In a process of its own: Python 3.11 has ended in a segmentation fault.
+    program = """
+    import gc, random
+    import d2ldev
+    from d2ldev._backend import framework_of
+
+    backend = d2ldev.get_backend("reference")
+    chosen = random.Random(1)
+
+    class Cycle:
+        pass
+
+    def yield_inside(place):
+        with backend.on(place), backend.strict(), d2ldev.use_backend(backend):
+            yield
+
+    wrong = []
+    gc.freeze()  # it need not look at what was imported, 800 times
+    for _ in range(800):
+        garbage = Cycle()
+        garbage.itself, garbage.generator = garbage, yield_inside("gpu:1")
+        next(garbage.generator)
+        del garbage
+        gc.set_threshold(gc.get_count()[0] + chosen.randrange(60), 1000, 1000)
+        with backend.on("gpu:0"), backend.strict(), d2ldev.use_backend(backend):
+            gc.set_threshold(0)
+        gc.collect()
+        is_strict = framework_of(backend).state.strictness.in_force()
+        state = str(backend.device_of(backend.ones(1))), is_strict
+        wrong += [state] * (state != ("cpu", False))
+    show(wrong[:3])
+    """
+    variables = {"D2LDEV_VIRTUAL_GPUS": "2", "PYTHONMALLOC": "debug"}  # freed memory is overwritten
+    assert run_python(program, environment=variables) == [[]]
+
+
 # -- the framework's own scopes ---------------------------------------------------------------
 
 

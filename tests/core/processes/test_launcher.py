@@ -1,5 +1,6 @@
 """The command ``d2ldev launch``: what it shows, what it returns, and what it leaves behind."""
 
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from launched import LIMIT, environment, launch_program, read_shown, write
 from typer.testing import CliRunner
 
 from d2ldev.cli.main import app
+from d2ldev.launch.launcher import Launch, Stops
 from d2ldev.processes.join import free_port
 
 SOON = 20
@@ -320,6 +322,66 @@ def test_a_run_that_fails_again_and_again_ends(tmp_path):
     assert (tmp_path / "begun").read_text() == "xxx"
 
 
+# -- stopped processes ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def child():
+    """A process that waits, and can be stopped."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def send(process, number, state):
+    """Send a signal to a process, and wait until it is in a state of ``ps``."""
+    process.send_signal(number)
+    end = time.monotonic() + SOON
+    while state_of(process.pid) != state and time.monotonic() < end:
+        time.sleep(0.01)
+    assert state_of(process.pid) == state
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP])
+def test_a_process_may_be_stopped_for_some_time(child, number):
+    stops = Stops(longest=8.0)
+    assert stops.too_long({3: child.pid}, 1.0) == {}
+    send(child, number, "T")
+    assert [stops.too_long({3: child.pid}, now) for now in (4.0, 8.0, 12.0)] == [{}, {}, {}]
+    assert stops.too_long({3: child.pid}, 12.1) == {3: number}
+
+
+def test_the_time_of_a_stopped_process_restarts_when_it_goes_on(child):
+    stops = Stops(longest=8.0)
+    send(child, signal.SIGSTOP, "T")
+    assert [stops.too_long({0: child.pid}, now) for now in (1.0, 5.0, 9.0)] == [{}, {}, {}]
+    send(child, signal.SIGCONT, "S")
+    assert stops.too_long({0: child.pid}, 9.1) == {}
+    send(child, signal.SIGSTOP, "T")
+    assert [stops.too_long({0: child.pid}, now) for now in (9.2, 13.0, 17.0)] == [{}, {}, {}]
+    assert stops.too_long({0: child.pid}, 17.3) == {0: signal.SIGSTOP}
+
+
+def test_processes_stopped_with_the_launcher_may_go_on(child):
+    stops = Stops(longest=8.0)
+    send(child, signal.SIGSTOP, "T")
+    # For 60 seconds nobody has looked.
+    assert [stops.too_long({0: child.pid}, now) for now in (1.0, 61.0, 65.0, 69.0)] == [{}] * 4
+    assert stops.too_long({0: child.pid}, 69.1) == {0: signal.SIGSTOP}
+
+
+def test_a_process_that_has_ended_is_not_stopped(child):
+    stops = Stops(longest=8.0)
+    send(child, signal.SIGKILL, "Z")
+    assert [stops.too_long({0: child.pid}, now) for now in (1.0, 5.0, 9.0, 9.1)] == [{}] * 4
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, math.inf), (2, 7.0)])
+def test_a_machine_alone_may_be_paused(nodes, seconds):
+    assert Launch(["train.py"], 2, nodes=nodes, timeout=2.0).longest_stop() == seconds
+
+
 def two_launchers(code, folder, *options):
     """Run a program with a launcher for each of two machines; how these have ended."""
     address = f"127.0.0.1:{free_port()}"
@@ -354,7 +416,7 @@ def test_two_launchers_are_two_machines(tmp_path):
     assert all(values[rank][0][1] == values[0][0][1] for rank in range(4))
 
 
-@pytest.mark.parametrize(("rank", "how"), [(0, "SIGKILL"), (1, "SIGKILL")], ids=str)
+@pytest.mark.parametrize(("rank", "how"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")], ids=str)
 def test_two_launchers_start_a_run_again_on_both_machines(tmp_path, rank, how):
     found = two_launchers(lose(rank, how), tmp_path, "--restarts", 1, "--timeout", 2)
     assert [each.returncode for each in found] == [0, 0], found

@@ -169,6 +169,22 @@ def test_a_distribution_found_twice_counts_once(tmp_path):
     assert run_python(code, path=[tmp_path / "first", tmp_path / "second"]) == ["mine"]
 
 
+@pytest.mark.parametrize(
+    "content", [b"\xff", b"[d2ldev.backends]\nodd\n"], ids=["no UTF-8", "no value"]
+)
+def test_a_distribution_whose_entry_points_cannot_be_read_is_passed_over(tmp_path, content):
+    make_backend(tmp_path)
+    make_distribution(tmp_path, "damaged", {})
+    (found,) = tmp_path.glob("damaged*/entry_points.txt")
+    found.write_bytes(content)
+    code = """
+        import d2ldev
+        show(d2ldev.get_backend("reference").name)
+        show(d2ldev.get_backend("mine").name)
+    """
+    assert run_python(code, path=[tmp_path]) == ["reference", "mine"]
+
+
 def test_two_distributions_without_a_name_are_a_conflict_as_any_two(tmp_path):
     for name in ("first", "second"):
         make_distribution(tmp_path, name, {"mine": f"{name}_package:MyFramework"})

@@ -29,6 +29,11 @@ def log_of(rank):
     return log
 
 
+def test_a_group_says_for_itself_all_that_a_team_of_one_says():
+    public = {name for name in vars(Team) if not name.startswith("_")}
+    assert public <= {*vars(ProcessGroup), "is_first", "has_failed"}
+
+
 def test_means_are_over_the_examples_of_all():
     found = together(lambda rank: team().means(log_of(rank)), 3)
     # Of 0, 2 and 4, with the weights 1, 2 and 3.

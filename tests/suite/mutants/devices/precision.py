@@ -139,7 +139,7 @@ class PutsBackTheFirst(HasASwitch, caught_by="precision.blocks-nest"):
 class InOrder(Switch):
     """Each block puts back what it has found."""
 
-    def leave(self, change):
+    def undo(self, change):
         change.undo()
 
 
@@ -159,16 +159,12 @@ class KeepsSettings(HasASwitch, caught_by="precision.settings-end"):
     """A setting that was made in a block is not undone with it."""
 
     class Switch(Switch):
-        def enter(self, change, precision):
-            entered = super().enter(change, precision)
-            entered.precision = precision
-            return entered
-
-        def leave(self, change):
+        def undo(self, change):
+            is_set = self.precision() != change.precision
             now = self.precision()
-            super().leave(change)
-            if now != change.precision:
-                self._framework.devices.set_matmul_precision(now)
+            super().undo(change)
+            if is_set:
+                self._devices.set_matmul_precision(now)
 
 
 class SetsItsOwnThreadOnly(HasASwitch, caught_by="precision.setting-in-every-thread"):
