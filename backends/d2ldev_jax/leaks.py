@@ -62,7 +62,10 @@ class Follower:
 
     @contextmanager
     def follow(self) -> Iterator[Callable[[dict[str, Any]], None]]:
-        """Follow what is done with arrays; give what commits inputs that were made before."""
+        """Follow what is done with arrays, in ``strict()`` and with the device as the default.
+
+        The block gets a function that commits inputs that were made before.
+        """
         # What ``jax.device_put`` calls, whatever a library imports it as: the first in traced
         # functions and in older versions. The last is what d2ldev's own moves call.
         replacements: list[tuple[Any, str, Any]] = [

@@ -41,7 +41,7 @@ def run(name: str, folder: Path) -> int:
         complain(f"cannot write a backend {name!r}: {problem}")
         return INVALID
     try:
-        for path, text in _fill(name, distribution):
+        for path, text in _render_files(name, distribution):
             target = root / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
@@ -72,7 +72,7 @@ def _find_problem(name: str, root: Path) -> str:
     return ""
 
 
-def _fill(name: str, distribution: str) -> Iterator[tuple[str, str]]:
+def _render_files(name: str, distribution: str) -> Iterator[tuple[str, str]]:
     """Yield the path of each file of the package, and its text."""
     package = f"d2ldev_{name}"
     words = {

@@ -142,7 +142,13 @@ class Whole:
         return isinstance(x, range) if isinstance(kind, Kind) else kind.holds == "items"
 
     def _fields(self, x: Any, entered: set[int], *, is_top: bool = False) -> Iterator[Any]:
-        """Yield the fields of a container that are not containers of fields by their type."""
+        """Yield the fields of a batch, from nested dicts, tuples and dataclasses too.
+
+        A field is a tensor or another value that is not a container, or a list.
+
+        Raises:
+            UnsupportedValueError: for one value that nobody splits, such as a sparse array.
+        """
         kind = self._kinds[type(x)]
         if isinstance(kind, Kind) or (kind.holds == "items" and not is_top):
             yield x
