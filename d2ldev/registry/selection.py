@@ -303,12 +303,13 @@ def framework_of_tensor(x: Any) -> Framework:
     Raises:
         UnsupportedValueError: if ``x`` is not a tensor of any framework.
     """
-    framework = _by_type.get(type(x))
-    return framework_of_class(type(x)) if framework is None else framework
+    return framework_of_class(type(x))
 
 
 def framework_of_class(cls: type) -> Framework:
     """Return the framework of a class of tensors; see ``framework_of_tensor``."""
+    if (framework := _by_type.get(cls)) is not None:
+        return framework
     broken: D2LDevError | None = None
     for name in _possible_backends(cls):
         try:
