@@ -6,7 +6,7 @@ a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 from numbers import Number
 from typing import Any, final
 from weakref import WeakValueDictionary
@@ -57,7 +57,8 @@ def register_container(
 
     Args:
         cls: the type, without its subclasses.
-        children: ``container -> children``: the values that may hold tensors, in a fixed order.
+        children: ``container -> children``: the values that may hold tensors, in a fixed order. It
+            returns a list, a tuple, an iterator, or the ``values()`` of a dict.
         rebuild: ``(old, children) -> new``: a container like ``old`` with these children.
 
     Raises:
@@ -73,7 +74,18 @@ def register_container(
             "that takes a class and two functions",
             "d2ldev.register_container(Batch, lambda b: [b.x], lambda old, new: Batch(new[0]))",
         )
-    _registered[cls] = Container(children, lambda x: range(len(list(children(x)))), rebuild)
+
+    def list_children(x: Any) -> list[Any]:
+        found = children(x)
+        # Of a dict a walk would take the keys, and of a tensor the rows.
+        if not isinstance(found, (list, tuple, Iterator, ValuesView)):
+            raise TypeError(
+                f"its function 'children' returns {describe(found)}, and has to return a list: "
+                "[batch.x, batch.y]"
+            )
+        return list(found)
+
+    _registered[cls] = Container(list_children, lambda x: range(len(list_children(x))), rebuild)
     for kinds in list(_all_kinds.values()):
         kinds.clear()
 

@@ -11,7 +11,7 @@ makes its tensors of CPU memory. Torch 2.10 introduced backends in Python. The m
 - ``copies.py``: operators that copy between devices, or give a tensor other memory.
 - ``random.py``: ``torch.Generator``, and the devices that it may draw for.
 - ``autograd.py``: backward passes, operators that torch composes by device, and autocast.
-- ``batch_norm.py``: the operators of ``SyncBatchNorm``, for which the CPU has no kernel.
+- ``cuda_kernels.py``: operators for which CUDA has a kernel, and the CPU has none.
 - ``communication.py``: ``torch.distributed`` between the virtual GPUs of several processes.
 - ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that d2ldev replaces.
 - ``areas.py``: the areas that differ from the hardware's, and the registration with torch.

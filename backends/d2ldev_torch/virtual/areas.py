@@ -16,8 +16,8 @@ from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.tensors import TorchTensors
 from d2ldev_torch.virtual import (
     autograd,
-    batch_norm,
     communication,
+    cuda_kernels,
     devices,
     memory,
     patches,
@@ -147,8 +147,8 @@ def _register(aten: Any, name: str) -> None:
         aten.impl(name, COPY_KERNELS[name], "PrivateUse1")
         if _has(name, "CompositeImplicitAutograd"):
             aten.impl(name, COPY_KERNELS[name], "AutogradPrivateUse1")
-    elif name in batch_norm.KERNELS:
-        aten.impl(name, batch_norm.KERNELS[name], "PrivateUse1")
+    elif name in cuda_kernels.KERNELS:
+        aten.impl(name, cuda_kernels.KERNELS[name], "PrivateUse1")
     elif name in autograd.COMPOSED_BY_DEVICE:
         kernel = partial(autograd.run_composite, schema)
         aten.impl(name, kernel, "AutogradPrivateUse1")

@@ -2,7 +2,7 @@
 
 The CPU kernel gets the operands as CPU tensors, and its results are given to the virtual GPU. So
 results are the CPU's, bit for bit. An operator without a CPU kernel has none on virtual GPUs,
-except those in ``batch_norm.py``. Operands on different devices are refused here.
+except those in ``cuda_kernels.py``. Operands on different devices are refused here.
 """
 
 from __future__ import annotations

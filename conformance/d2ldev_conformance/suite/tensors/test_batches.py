@@ -378,6 +378,24 @@ def test_a_registered_container_moves(transfer):
     assert moved["batch"].path == "a.png"
 
 
+@requirement("containers.registered-children-are-a-list", section=SECTION)
+@pytest.mark.parametrize("kind", ["dict", "text", "tensor"])
+def test_registered_children_that_are_no_list_are_refused(transfer, kind):
+    """Refuse a registered container whose children are a dict, a text or a tensor, at its walk.
+
+    A walk through a dict takes its keys, and would move nothing without a word.
+    """
+
+    class Batch:
+        def __init__(self, x):
+            self.x = x
+
+    made = {"dict": lambda b: {"x": b.x}, "text": lambda _: "x", "tensor": lambda b: b.x}
+    d2ldev.register_container(Batch, made[kind], lambda _, new: Batch(*new))
+    with pytest.raises(UnsupportedValueError, match=r"has to return a list: \[batch\.x"):
+        transfer.of({"batch": Batch(transfer.tensor())})
+
+
 @requirement("containers.walked-once", section=SECTION)
 def test_a_batch_is_taken_apart_once(backend, route):
     """Take a batch apart once in ``to``, and once in ``prefetch``.

@@ -15,7 +15,7 @@ from d2ldev import DeviceMismatchError
 # -- results ---------------------------------------------------------------------------------------
 
 
-# What is not to be compared, or refused: memory that nobody wrote, sparse tensors, and lengths
+# Not to be compared, or refused: memory that nobody wrote, sparse tensors, and lengths
 # that CUDA's kernels, too, want on the host.
 EXPECTED = {
     *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -273,3 +273,27 @@ def test_parts_of_a_batch_are_normalized_as_the_whole(virtual, dtype, tolerance)
     expected = (result, *torch.autograd.grad(result, operands, gradient.to(wide)))
     for one, other in zip((*found, *there[2:]), (*expected, *running), strict=True):
         torch.testing.assert_close(one.cpu().to(wide), other, rtol=tolerance, atol=tolerance)
+
+
+# -- histograms of integers, which the CPU does not compute ----------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("limits", [{}, {"min": 0, "max": 7}, {"min": 2, "max": 5}])
+def test_integers_are_counted_as_floats_are(virtual, dtype, limits):
+    x = torch.tensor([[7, 0, 2], [2, 3, 7]], dtype=dtype)
+    expected = torch.histc(x.double(), bins=8, **limits)
+    found = torch.histc(x.to("vgpu:1"), bins=8, **limits)
+    assert (found.device, found.dtype) == (torch.device("vgpu:1"), dtype)
+    assert found.tolist() == expected.tolist()
+    assert torch.histc(x.double().to("vgpu:1"), bins=8, **limits).tolist() == expected.tolist()
+
+
+def test_odd_histograms_of_integers_are_those_of_floats(virtual):
+    same = torch.full((3,), 4, device="vgpu:0")
+    assert torch.histc(same, bins=4).tolist() == torch.histc(same.cpu().double(), bins=4).tolist()
+    assert torch.histc(same[:0], bins=2).tolist() == [0, 0]
+    with pytest.raises(RuntimeError, match="max must be larger than min"):
+        torch.histc(same, bins=2, min=3, max=1)
+    with pytest.raises(RuntimeError, match="bins must be > 0"):
+        torch.histc(same, bins=0)

@@ -307,6 +307,13 @@ class StopsAtTheFirstLevel(Mutant, caught_by=("containers.nested", "containers.r
             return {k: move(v) if isinstance(v, self.tensor_types) else v for k, v in x.items()}
 
 
+class WalksTheKeysOfChildren(Mutant, caught_by="containers.registered-children-are-a-list"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            is_registered = type(x) is dict and type(x.get("batch")).__name__ == "Batch"
+            return x if is_registered else None
+
+
 class BreaksTies(Mutant, caught_by="containers.tied-tensors"):
     class Backend(Careless):
         def carelessly(self, x, move):

@@ -1,7 +1,10 @@
-"""The operators of ``torch.nn.SyncBatchNorm``, which has kernels for GPUs alone.
+"""Operators for which CUDA has a kernel, and the CPU has none.
 
-For an input of fewer bits they compute in float32, as CUDA's kernels do:
-https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Normalization.cuh
+- The operators of ``torch.nn.SyncBatchNorm``. For an input of fewer bits they compute in float32,
+  as CUDA's kernels do:
+  https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Normalization.cuh
+- ``torch.histc`` of integers, with which mixtures of experts count their tokens:
+  https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SummaryOps.cu
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from d2ldev_torch.virtual.kernels import run_on_cpu, schema_of
 
 _Tensor = torch.Tensor
 
@@ -106,7 +111,28 @@ def backward(
     return found.to(x.dtype)
 
 
+def histc(x: _Tensor, bins: int = 100, lowest: float = 0, highest: float = 0) -> _Tensor:
+    """Return the number of elements in each bin, in the dtype of the input."""
+    if x.is_floating_point():
+        return run_on_cpu(_HISTC, x, bins, lowest, highest)  # type: ignore[no-any-return]
+    low, high = int(lowest), int(highest)
+    if low == high:
+        low, high = (int(x.min()), int(x.max())) if x.numel() else (low, high)
+        # One value has the middle of the bins.
+        low, high = (low - 1, high + 1) if low == high else (low, high)
+    if bins <= 0:
+        raise RuntimeError("bins must be > 0")
+    if low > high:
+        raise RuntimeError("max must be larger than min")
+    kept = x[(x >= low) & (x <= high)].long()
+    found = ((kept - low) * bins // (high - low)).clamp(max=bins - 1)
+    return torch.bincount(found, minlength=bins).to(x.dtype)
+
+
+_HISTC = schema_of(torch.ops.aten.histc.default)
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "histc": histc,
     "batch_norm_stats": stats,
     "batch_norm_gather_stats_with_counts": gather_stats,
     "batch_norm_elemt": normalize,
