@@ -20,7 +20,16 @@ from d2ldev.areas import Framework, Layout
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.files.load import shorten
-from d2ldev.files.structure import MODEL, STATE, Outline, Stored, flatten, make_unique
+from d2ldev.files.structure import (
+    MODEL,
+    STATE,
+    Outline,
+    Stored,
+    array_refusal,
+    flatten,
+    is_array_of_numbers,
+    make_unique,
+)
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.creation import shape_of
@@ -148,6 +157,8 @@ class Match:
             self._mine[path] = labels, x
             if not is_optimizer or self._is_by_name:
                 self._objects[path] = x
+        elif isinstance(x, np.ndarray) and isinstance(kind, Kind) and not is_array_of_numbers(x):
+            raise array_refusal(self._attempted, x, path)
         elif kind is PLAIN or kind is TENSOR or isinstance(x, (np.generic, np.ndarray)):
             self._mine[make_unique(path, self._mine)] = labels, x
         elif (

@@ -30,6 +30,7 @@ from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.format.container import (
     FileError,
     compute_checksum,
+    normalize,
     numpy_dtype,
     storage_of,
 )
@@ -205,7 +206,9 @@ class Structure:
         if kind is TENSOR:
             dtype = self._framework.tensors.dtype_of(x)
             node = self._tensor("tensor", x, dtype, self._borrow(x, path), path)
-        elif type(x) is np.ndarray:
+        elif isinstance(x, np.ndarray) and isinstance(kind, Kind):
+            if not is_array_of_numbers(x):
+                raise array_refusal(self._attempted, x, path)
             node = self._tensor("array", x, x.dtype.name, x, path)
         elif is_model(self._framework, x):
             node = self._object(x, path)
@@ -240,7 +243,7 @@ class Structure:
         name = path.encode("utf-8", "backslashreplace").decode() or "tensor"
         name = re.sub(r"[\0-\x1f]", lambda found: f"\\x{ord(found[0]):02x}", name)
         unique = make_unique(name, self.arrays)
-        self.arrays[unique] = np.ascontiguousarray(array).reshape(array.shape)
+        self.arrays[unique] = normalize(array)
         self.dtypes[unique] = dtype
         return {kind: len(self.arrays) - 1}
 
@@ -316,6 +319,25 @@ class Structure:
             row["labels"] = [self._node(label, path) for label, _ in items]
         self._rows.append(row)
         return {"at": len(self._rows) - 1}
+
+
+def is_array_of_numbers(x: Any) -> bool:
+    """Return whether a value is a NumPy array that a file holds whole.
+
+    An instance of a subclass has more than its numbers: a mask, a unit, the fields of a record.
+    """
+    return type(x) is np.ndarray and storage_of(x.dtype.name) is not None
+
+
+def array_refusal(attempted: str, x: NDArray[Any], path: str) -> UnsupportedValueError:
+    """Return the error of a NumPy array that no file holds whole."""
+    problem = f"its dtype is {x.dtype}"
+    fix = "give x.tolist() of text, x[field] of records, x.astype('int64') of dates"
+    if type(x) is not np.ndarray:
+        problem = "it is of a subclass of numpy.ndarray"
+        fix = "give np.asarray(x), and what that lacks beside it, such as a mask"
+    where = f"the {type(x).__name__} at {path or 'the top'}"
+    return UnsupportedValueError(attempted, f"{where} can be in no file: {problem}", fix)
 
 
 def make_unique(name: str, known: Collection[str]) -> str:

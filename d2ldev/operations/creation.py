@@ -413,9 +413,12 @@ def _check_array(
     if native_dtype is not None and array.dtype.kind in "biufc":
         values.check_array(framework, array, native_dtype, attempted, is_list=is_list)
     _data_dtype(framework, obj, array, attempted)
-    # The machine's byte order, no negative strides: what every framework can read.
-    native_order: np.dtype[Any] = array.dtype.newbyteorder("=")
-    return np.ascontiguousarray(array, native_order).reshape(array.shape), native_dtype
+    # Every framework can read the machine's byte order without negative strides. Some look for the
+    # class of an integer, and ``numpy.longlong`` is another class than int64.
+    plain: np.dtype[Any] = array.dtype.newbyteorder("=")
+    if plain.kind in "iu":
+        plain = np.dtype(plain.name)
+    return np.ascontiguousarray(array, plain).reshape(array.shape), native_dtype
 
 
 def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> Any:

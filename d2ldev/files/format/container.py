@@ -124,9 +124,15 @@ def storage_of(name: str) -> tuple[str, tuple[int, ...]] | None:
     return "U8", ()
 
 
+def normalize(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in C order and the machine's order of bytes; a copy only if it has others."""
+    native: np.dtype[Any] = array.dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, native).reshape(array.shape)
+
+
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """View an array as bytes in C order; copy it if it is not contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    """View an array as the bytes that a file has of it."""
+    return normalize(array).reshape(-1).view(np.uint8)
 
 
 def start_checksum(dtype: str, shape: tuple[int, ...]) -> Any:
@@ -154,7 +160,7 @@ def make_file(arrays: Mapping[str, NDArray[Any]], structure: str, path: str | No
     """Write a file, or return its bytes where no path is given.
 
     Args:
-        arrays: by their names, each in C order.
+        arrays: by their names, each as ``normalize`` returns it.
         structure: the description of the nesting, in ASCII.
         path: where nothing is yet.
 

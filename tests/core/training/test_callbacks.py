@@ -206,6 +206,16 @@ def test_if_one_callback_refuses_its_state_all_and_the_model_stay_as_they_were(
     assert trainer.model is other
 
 
+def test_a_state_keeps_the_values_of_an_array_in_another_order_of_bytes(reference, net, tmp_path):
+    begun = Trainer(1, backend=reference, callbacks=Keeping(np.arange(3, dtype=">i4")))
+    begun.fit(net, [BATCH], checkpoint=tmp_path / "run")
+    callback = Keeping(None)
+    Trainer(1, backend=reference, callbacks=callback).fit(
+        net, [BATCH], checkpoint=tmp_path / "run", resume=True
+    )
+    assert callback.value.tolist() == [0, 1, 2]
+
+
 def test_a_state_that_cannot_be_loaded_is_refused_before_the_run(reference, net):
     class Half:
         def on_epoch_end(self, epoch, history):

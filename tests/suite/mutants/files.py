@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import os
 
+import numpy as np
 from d2ldev_reference.files import ReferenceFiles
 
 from d2ldev import Backend, CheckpointError
@@ -21,6 +22,14 @@ class LoadsNarrow(Mutant, caught_by="io.keeps-every-dtype"):
             loaded = super().load(path, device=device)
             is_wide = isinstance(loaded, self.tensor_types) and self.dtype_of(loaded) == "float64"
             return self.asarray(loaded, dtype="float32") if is_wide else loaded
+
+
+class SwapsTheBytesOfArrays(Mutant, caught_by="io.keeps-arrays"):
+    class Backend(Backend):
+        def save(self, obj, path):
+            if isinstance(obj, dict) and isinstance(array := obj.get("x"), np.ndarray):
+                obj = {**obj, "x": array.view(array.dtype.newbyteorder("="))}
+            super().save(obj, path)
 
 
 class ForgetsTheMomentum(Mutant, caught_by="io.training-goes-on"):

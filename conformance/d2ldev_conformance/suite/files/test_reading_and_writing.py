@@ -50,6 +50,62 @@ def test_a_tensor_comes_back_bit_for_bit(backend, path, dtype, shape):
     assert_same(backend.to_numpy(loaded), data)
 
 
+_GRID = np.arange(12, dtype="float32").reshape(3, 4)
+_ARRAYS = {
+    "big-endian": np.arange(5, dtype=">i4"),
+    "big-endian, complex": np.array(1 + 2j, ">c16"),
+    "transposed": _GRID.T,
+    "reversed": _GRID[::-1, ::-2],
+    "broadcast": np.broadcast_to(np.float32(2), (3, 4)),
+    "unaligned": np.frombuffer(b"." + _GRID.tobytes(), "float32", offset=1),
+    "empty, reversed": np.zeros((3, 0), ">f8")[::-1],
+    "long": np.arange(3, dtype=np.longlong),
+}
+
+
+@requirement("io.keeps-arrays", section=SECTION, source="NumPy, arrays")
+@pytest.mark.parametrize("array", _ARRAYS)
+def test_an_array_comes_back_equal_whatever_its_memory_looks_like(backend, path, array):
+    """Save a NumPy array by its values, in whatever order its bytes and axes are.
+
+    Files of other fields, such as FITS, are big-endian.
+    """
+    x = _ARRAYS[array]
+    backend.save({"x": x, "tensor": backend.ones(2)}, path)
+    loaded = backend.load(path)["x"]
+    assert (loaded.dtype.name, loaded.shape) == (x.dtype.name, x.shape)
+    assert loaded.tolist() == x.tolist()
+    target = backend.load_into({"x": np.zeros_like(x), "tensor": backend.zeros(2)}, path)
+    assert target["x"].tolist() == x.tolist()
+
+
+_NO_NUMBERS = {
+    "text": np.array(["a", "bc"]),
+    "bytes": np.array([b"a"]),
+    "objects": np.array([1, None], object),
+    "records": np.zeros(2, [("a", "i4"), ("b", "f4")]),
+    "dates": np.array(["2020-01-01"], "datetime64[D]"),
+    "wide floats": np.zeros(2, np.longdouble),
+    "a mask": np.ma.array([1, 2], mask=[0, 1]),
+    "a subclass": _GRID.view(np.recarray),
+}
+
+
+@requirement("io.refuses-what-no-file-can-hold", section=SECTION)
+@pytest.mark.parametrize("array", _NO_NUMBERS)
+def test_an_array_that_no_file_holds_whole_is_refused_by_its_path(backend, path, array):
+    """Refuse a NumPy array that is more than numbers, with its path.
+
+    A mask or a unit would be lost without a sign.
+    """
+    with pytest.raises(UnsupportedValueError, match=r"data\.x"):
+        backend.save({"data": {"x": _NO_NUMBERS[array]}}, path)
+    assert list(path.parent.iterdir()) == []
+    backend.save({"data": {"x": np.zeros(2)}}, path)
+    with pytest.raises(UnsupportedValueError, match=r"data\.x"):
+        backend.load_into({"data": {"x": _NO_NUMBERS[array]}}, path)
+
+
 @requirement("io.keeps-nestings", section=SECTION)
 def test_a_nesting_comes_back_as_it_was(backend, path):
     """Load dicts, lists, tuples, numbers and None as they were saved."""

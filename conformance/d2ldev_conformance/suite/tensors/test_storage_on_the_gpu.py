@@ -522,6 +522,8 @@ def test_numpy_arrays_of_any_layout_are_taken(backend, place):
     for layout in layouts:
         x = backend.to_numpy(backend.asarray(layout, device=place))
         assert_same(x, np.ascontiguousarray(layout, "=f4"))
+    longs = backend.asarray(np.arange(3, dtype=np.longlong), device=place)  # another int64
+    assert backend.to_numpy(longs).tolist() == [0, 1, 2]
 
 
 @requirement("create.from-lists-and-numbers", section=SECTION, source="array API, asarray")
