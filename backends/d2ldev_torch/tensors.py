@@ -54,8 +54,8 @@ class TorchTensors(Tensors):
 
     types = (torch.Tensor,)
     plain_types = (torch.dtype, torch.device)
-    # Batches in Lightning, accelerate, transformers and PyTorch Geometric have this method.
-    move_method = "to"
+    # Graphs of PyTorch Geometric and dicts of tensordict have both.
+    own_methods = ("to", "clone")
     dtype_names = tuple(
         name
         for name in (

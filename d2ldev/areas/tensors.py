@@ -38,15 +38,16 @@ class Tensors(ABC):
         plain_types: the classes of other values of the framework that stay in a batch: dtypes,
             devices.
         dtype_names: the dtypes that tensors can have, by name. A property where that may change.
-        move_method: the name of a method ``method(native)``. ``to`` calls it to move an object that
-            is not a container, if the framework has such a convention.
+        own_methods: the names of two methods, if the framework has such a convention. ``to`` calls
+            the first, ``method(native)``, to move an object that is not a container. ``copy`` calls
+            the second, without an argument.
         integer_dtype, float_dtype: the default dtypes of Python's integers and floats. Properties
             where they may change.
     """
 
     types: tuple[type, ...]
     plain_types: tuple[type, ...] = ()
-    move_method: str | None = None
+    own_methods: tuple[str, str] | None = None
     dtype_names: tuple[str, ...]
     integer_dtype: str = "int64"
     float_dtype: str = "float32"

@@ -7,11 +7,19 @@ length and attributes. It calls no constructor of a dataclass or namedtuple agai
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
+from collections import OrderedDict, UserDict, UserList, deque
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    Sequence,
+)
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cached_property
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from d2ldev.errors import quote
@@ -207,6 +215,12 @@ def _list_cached_properties(cls: type) -> list[str]:
     ]
 
 
+def is_of_python(cls: type) -> bool:
+    """Return whether a class is a container of Python's, derived from one, or a dataclass."""
+    own = dict, list, tuple, set, frozenset, deque, UserDict, UserList
+    return issubclass(cls, own) or is_dataclass(cls)
+
+
 def is_namedtuple(cls: type) -> bool:
     """Return whether a class is a namedtuple."""
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
@@ -219,9 +233,23 @@ def is_dataclass(cls: type) -> bool:
 
 def _rebuild_mapping(old: Any, new: list[Any]) -> Any:
     if not isinstance(old, MutableMapping):
-        return type(old)(dict(zip(old, new, strict=True)))
+        return type(old)(dict(pair_children(old, new)))
     # A shallow copy keeps the default factory, the order and the attributes of a subclass.
     return _rewritten(old, list(old), list(old.values()), new)
+
+
+def pair_children(labels: Iterable[Any], children: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return what is in a container, each with its label.
+
+    Raises:
+        TypeError: if iteration gives something else than the labels, such as rows.
+    """
+    # A sequence may have a length that no memory holds.
+    found = list(islice(labels, len(children) + 1))
+    if len(found) != len(children):
+        order = "fewer" if len(found) < len(children) else "more"
+        raise TypeError(f"it has {len(children)} values, and {order} keys or indices")
+    return list(zip(found, children, strict=True))
 
 
 def _sequence_rebuild(old: Any, new: list[Any]) -> Any:
@@ -248,7 +276,8 @@ def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any])
         TypeError: if writing to a copy of it would change it.
     """
     made = _shallow_copy(old)
-    places = list(zip(keys, values, new, strict=True))
+    pairs = pair_children(values, new)
+    places = [(key, *pair) for key, pair in pair_children(keys, pairs)]
     for key, _, value in places:
         made[key] = value
     shared = [(key, was) for key, was, value in places if value is not was and old[key] is value]

@@ -15,6 +15,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.containers import (
     Container,
     container_of,
+    is_of_python,
     is_plain_class,
     with_attributes,
 )
@@ -136,6 +137,8 @@ class Kinds(dict[type, "Kind | Container"]):
         container: Container | None = tensors.container_of(cls)
         if container is not None:
             return container
+        if self._moves_by_itself(cls):
+            return UNKNOWN
         if (container := container_of(cls)) is not None:
             return with_attributes(cls, container, self.has_tensors)
         return PLAIN if is_plain_class(cls) else UNKNOWN
@@ -144,18 +147,34 @@ class Kinds(dict[type, "Kind | Container"]):
         """Tell whether a value is a tensor, moves by itself, or is a container with such a one."""
         kind = self[type(x)]
         if isinstance(kind, Kind):
-            return kind is TENSOR or (kind is UNKNOWN and self._moves(x))
+            return kind is TENSOR or (kind is UNKNOWN and self.method_of(x, 0) is not None)
         return self._has_tensors(x, kind, {})
 
-    def _moves(self, x: Any) -> bool:
-        method = self._framework.tensors.move_method
-        return method is not None and callable(getattr(type(x), method, None))
+    def method_of(self, x: Any, which: int) -> str | None:
+        """Return the name of one of ``Tensors.own_methods``; None for an object without it."""
+        return self._own_method(type(x), which) if self[type(x)] is UNKNOWN else None
+
+    def _own_method(self, cls: type, which: int) -> str | None:
+        names = self._framework.tensors.own_methods
+        # The class is asked: an object may answer to every name.
+        is_there = names is not None and callable(getattr(cls, names[which], None))
+        return names[which] if is_there else None
+
+    def _moves_by_itself(self, cls: type) -> bool:
+        """Return whether a container is moved by its own method, and is not walked.
+
+        Python's containers, and classes derived from them, are walked. So are dataclasses. A
+        class with both methods behaves like a tensor, such as one whose iteration gives rows.
+        """
+        if self._own_method(cls, 0) is None:
+            return False
+        return not is_of_python(cls) or self._own_method(cls, 1) is not None
 
     def _has_tensors(self, x: Any, kind: Container, seen: dict[int, Any]) -> bool:
         seen[id(x)] = x  # kept, so that its id stays its own
         for child in kind.children(x):
             inner = self[type(child)]
-            if inner is TENSOR or (inner is UNKNOWN and self._moves(child)):
+            if inner is TENSOR or (inner is UNKNOWN and self.method_of(child, 0)):
                 return True
             is_new = not isinstance(inner, Kind) and id(child) not in seen
             if is_new and self._has_tensors(child, inner, seen):  # type: ignore[arg-type]

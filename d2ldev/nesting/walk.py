@@ -26,7 +26,7 @@ from operator import is_not
 from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
-from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
+from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container, pair_children
 from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind, Kinds
 
 MOST_CONTAINERS = 10_000
@@ -520,7 +520,7 @@ def label_children(x: Any, kind: Container, path: str, attempted: str) -> list[t
             length is wrong.
     """
     try:
-        return list(zip(kind.labels(x), kind.children(x), strict=True))
+        return pair_children(kind.labels(x), list(kind.children(x)))
     except (D2LDevError, MemoryError, RecursionError):
         raise
     except Exception as error:  # whatever a class's own methods raise

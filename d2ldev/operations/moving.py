@@ -168,36 +168,47 @@ def make_host_tensors(framework: Framework, flat: Flattened, target: Device) -> 
 
 def _divide_others(framework: Framework, flat: Flattened) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return the leaves that move by themselves, and the other leaves that are not tensors."""
-    method, kinds = framework.tensors.move_method, framework.state.kinds
-    if method is None:
-        return {}, flat.others
+    method_of = framework.state.kinds.method_of
     by_themselves: dict[int, Any] = {}
     data: dict[int, Any] = {}
     for key, leaf in flat.others.items():
-        # The class is asked: an object may answer to every name.
-        moves = kinds[type(leaf)] is UNKNOWN and callable(getattr(type(leaf), method, None))
-        (by_themselves if moves else data)[key] = leaf
+        (data if method_of(leaf, 0) is None else by_themselves)[key] = leaf
     return by_themselves, data
 
 
 def _move_by_itself(
     framework: Framework, x: Any, device: Device, attempted: str, flat: Flattened
 ) -> Any:
-    """Return what an object's own method makes of it on a device; None means that it is moved."""
+    """Return what an object's own method makes of it on a device."""
     native = framework.state.known_natives.get(device)
     if native is None:
         native = devices.native(framework, device, attempted)
-    method = framework.tensors.move_method or ""
+    return _call_own(framework, x, 0, native, attempted, flat)
+
+
+def _copy_by_itself(framework: Framework, x: Any, attempted: str, flat: Flattened) -> Any:
+    """Return what an object's own method makes of it in new memory."""
+    if framework.state.kinds.method_of(x, 1) is None:
+        raise leaf_refusal(framework, attempted, x, flat.name_of(x))
+    return _call_own(framework, x, 1, None, attempted, flat)
+
+
+def _call_own(
+    framework: Framework, x: Any, which: int, native: Any, attempted: str, flat: Flattened
+) -> Any:
+    """Call one of ``Tensors.own_methods``. One that returns None has changed the object itself."""
+    method = framework.state.kinds.method_of(x, which) or ""
+    arguments = () if native is None else (native,)
     try:
-        made = getattr(x, method)(native)
+        made = getattr(x, method)(*arguments)
     except Exception as error:  # whatever a user's method raises
-        if framework.devices.is_out_of_memory(error):
+        if native is not None and framework.devices.is_out_of_memory(error):
             raise creation.refusal(framework, error, attempted, native, "") from error
         name = type(x).__name__
         raise UnsupportedValueError(
             attempted,
-            f"{name}.{method}({native!s}) at {flat.name_of(x) or 'the top'} raised "
-            f"{type(error).__name__}: {text_of(error)}",
+            f"{name}.{method}({', '.join(map(str, arguments))}) at {flat.name_of(x) or 'the top'} "
+            f"raised {type(error).__name__}: {text_of(error)}",
             f"take it out of the batch, or d2ldev.register_container({name}, children, rebuild)",
         ) from error
     return x if made is None else made
@@ -236,9 +247,12 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
         flat = flatten_found(x, tensors, containers, others, kinds, attempted)
     changed: dict[int, Any] = {}
     for key, leaf in flat.others.items():
-        if not is_text(leaf):
-            raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
-        changed[key] = leaf.copy()
+        if is_text(leaf):
+            changed[key] = leaf.copy()
+            continue
+        changed[key] = made = _copy_by_itself(framework, leaf, attempted, flat)
+        if target is not None:
+            changed[key] = _move_by_itself(framework, made, target, attempted, flat)
     tensors = flat.tensors
     places = {target} if target is not None else set(map(device_of, tensors.values()))
     for place in places:
@@ -500,6 +514,8 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
     is_plain = framework.state.kinds[type(x)] is PLAIN
     what = "a plain value" if is_plain else f"not a tensor of the {framework.name} backend"
     where = f" at {name}" if name else ""
+    if method := framework.state.kinds.method_of(x, 0):
+        what = f"an object that moves by its own {method}(), and shows nothing else of its tensors"
     fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
     if framework.state.kinds[type(x)] is OBJECT:
         fix = "model = backend.place(model, device) moves models and optimizers"

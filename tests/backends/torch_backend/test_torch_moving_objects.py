@@ -1,6 +1,7 @@
 """Objects in a batch that are not containers, and move by their own method ``to(device)``."""
 
 from collections import UserDict
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -68,6 +69,33 @@ class Together(nn.Module):
         return self.linear(graph.x)
 
 
+@dataclass
+class Plain:
+    x: torch.Tensor
+
+    def to(self, device):
+        raise AssertionError("it is walked, and its items can be split")
+
+
+class Table:
+    """As a ``tensorclass``: a dataclass that has its fields elsewhere, and both of a tensor's."""
+
+    __dataclass_fields__ = Plain.__dataclass_fields__
+
+    def __init__(self, kept):
+        self._kept = kept
+
+    @property
+    def x(self):
+        return self._kept["x"]
+
+    def to(self, device):
+        return Table({"x": self.x.to(device)})
+
+    def clone(self):
+        return Table({"x": self.x.clone()})
+
+
 @pytest.fixture
 def x():
     return torch.ones(4, 2)
@@ -127,13 +155,6 @@ def test_nothing_in_a_batch_has_moved_when_another_value_is_refused(virtual, x):
     assert graph.x is x
 
 
-def test_an_object_is_not_copied_and_not_split(virtual, x):
-    with pytest.raises(UnsupportedValueError, match="at graph is not a tensor"):
-        virtual.copy({"graph": Graph(x)}, gpu(0))
-    with pytest.raises(UnsupportedValueError, match="graph"):
-        virtual.split({"x": x, "graph": Graph(x)}, [gpu(0), gpu(1)])
-
-
 @pytest.mark.parametrize("depth", [0, 2])
 def test_prefetch_moves_objects(virtual, x, depth):
     (moved,) = virtual.prefetch([{"graph": Graph(x)}], gpu(0), depth=depth)
@@ -159,3 +180,31 @@ def test_an_object_beside_the_items_of_a_batch_moves(virtual, keep):
         inner = inner["inner"] if isinstance(inner, dict) else inner[0]
     assert virtual.device_of(inner.x) is gpu(1)
     assert virtual.device_of(graph.x) is cpu()
+
+
+def test_a_dataclass_with_to_is_walked(virtual, x):
+    first, second = virtual.split({"batch": Plain(x)}, [gpu(0), gpu(1)])
+    assert first["batch"].x.shape == second["batch"].x.shape == (2, 2)
+
+
+def test_a_dataclass_with_both_methods_of_a_tensor_moves_by_itself(virtual, x):
+    batch = {"table": Table({"x": x})}
+    moved, copied = virtual.to(batch, gpu(1))["table"], virtual.copy(batch, gpu(0))["table"]
+    assert (virtual.device_of(moved.x), virtual.device_of(copied.x)) == (gpu(1), gpu(0))
+    assert virtual.copy(batch)["table"].x.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("size", [[], [4]], ids=["alone", "rows"])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_tensordict_moves_and_is_copied(virtual, x, size, device):
+    tensordict = pytest.importorskip("tensordict")
+    batch = tensordict.TensorDict({"x": x, "inner": {"y": x}}, size, device=device)
+    moved = virtual.to({"batch": batch, "y": x}, gpu(1))["batch"]
+    assert type(moved) is type(batch)
+    assert {virtual.device_of(moved["x"]), virtual.device_of(moved["inner", "y"])} == {gpu(1)}
+    assert moved.batch_size == batch.batch_size
+    copied = virtual.copy(batch)
+    assert copied["x"].data_ptr() != x.data_ptr()
+    assert virtual.device_of(virtual.copy(batch, gpu(0))["x"]) is gpu(0)
+    (ahead,) = virtual.prefetch([batch], gpu(0))
+    assert virtual.device_of(ahead["inner", "y"]) is gpu(0)

@@ -152,7 +152,7 @@ def test_a_cached_property_is_computed_again_on_the_device_of_the_fields(referen
         ("to", Unwalkable(a=1), "no values today"),
         ("copy", Unwalkable(a=1), "no values today"),
         ("place", Unwalkable(a=1), "no values today"),
-        ("place", Uneven([1]), "zip"),
+        ("place", Uneven([1]), "more keys or indices"),
     ],
 )
 def test_a_container_that_cannot_be_walked_is_refused_by_name(

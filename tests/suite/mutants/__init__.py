@@ -181,7 +181,7 @@ class Queued(Mutant):
             return device not in self.queued
 
     class Tensors(ReferenceTensors):
-        move_method = "to"
+        own_methods = ("to", "clone")
 
         def random(self, distribution, shape, seed, dtype, native):
             self.framework.devices.queued.add(self.framework.devices.from_native(native))

@@ -10,7 +10,7 @@ is another device. Every test that takes ``take`` runs with all that take a batc
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import dataclasses
 import threading
 import types
@@ -532,26 +532,55 @@ def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
     assert_same(backend.to_numpy(taken), np.arange(3, dtype="float32"))
 
 
-@pytest.fixture
-def moving(backend):
-    """Makes an object that is not a container, and moves by the framework's ``move_method``."""
-    method = framework_of(backend).tensors.move_method
-    if method is None:
+class Rows(collections.abc.Mapping):
+    """A mapping whose iteration gives rows, as that of a tensor does."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __getitem__(self, key):
+        return {"x": self.x}[key]
+
+    def keys(self):
+        return {"x": self.x}.keys()
+
+    def values(self):
+        return {"x": self.x}.values()
+
+    def __iter__(self):
+        return iter([0, 1])
+
+    def __len__(self):
+        return 2
+
+
+@pytest.fixture(params=["object", "mapping"])
+def moving(backend, request):
+    """Makes an object that is moved by the first of the framework's ``own_methods``."""
+    methods = framework_of(backend).tensors.own_methods
+    if methods is None:
         pytest.skip("the framework's users have agreed on no method by which objects move")
 
     def move(self, native):
         moved = backend.to(self.x, native)
         return self if moved is self.x else type(self)(moved)
 
-    cls = type("Moving", (), {"__init__": lambda self, x: setattr(self, "x", x), method: move})
-    return lambda device: cls(backend.ones(2, device=device))
+    def make(device, *, can_copy=False):
+        base = Rows if request.param == "mapping" else object
+        own = {"__init__": lambda self, x: setattr(self, "x", x), methods[0]: move}
+        if can_copy:
+            own[methods[1]] = lambda self: type(self)(backend.copy(self.x))
+        return type("Moving", (base,), own)(backend.ones(2, device=device))
+
+    return make
 
 
 @requirement("containers.objects-that-move", section=SECTION)
 def test_an_object_that_moves_by_itself_is_moved(backend, place, take, moving):
     """Move an object by the method that the framework's users have agreed on.
 
-    A graph of PyTorch Geometric is not a container, and has a ``to``.
+    A graph of PyTorch Geometric is not a container, and has a ``to``. The iteration of a
+    ``TensorDict`` gives rows.
     """
     obj = moving("cpu")
     taken = take({"a": [obj, np.zeros(2, "float32")]})
@@ -569,6 +598,52 @@ def test_an_object_that_returns_itself_from_to_stays(backend, place, moving):
     """
     batch = [moving(place), None]
     assert backend.to(batch, place) is batch
+
+
+@requirement("containers.objects-that-move-are-copied", section=SECTION)
+def test_an_object_that_moves_by_itself_is_copied_by_itself(backend, route, moving):
+    """Copy such an object by the other method that the framework's users have agreed on.
+
+    A copy in other memory than the object's own would be half of it.
+    """
+    source, target = route
+    obj = moving(source, can_copy=True)
+    copied = backend.copy({"a": obj})["a"]
+    assert type(copied) is type(obj)
+    assert backend.device_of(copied.x) is source
+    assert backend.address(copied.x) != backend.address(obj.x)
+    assert backend.device_of(backend.copy({"a": obj}, target)["a"].x) is target
+
+
+@requirement("containers.objects-that-move-are-copied", section=SECTION)
+def test_an_object_that_cannot_be_copied_is_refused(backend, place, moving):
+    """Refuse to copy an object without that method, and name the function that helps."""
+    with pytest.raises(UnsupportedValueError, match=r"(?s)at a is .*register_container\(Moving"):
+        backend.copy({"a": moving(place)})
+
+
+@requirement("containers.objects-that-move-stay-whole", section=SECTION)
+def test_an_object_that_moves_by_itself_is_not_split(backend, route, moving):
+    """Refuse to split such an object over several devices, and name it.
+
+    It does not show its examples, and each device would compute with all of them.
+    """
+    batch = {"x": backend.ones((4, 2)), "a": moving("cpu", can_copy=True)}
+    with pytest.raises(UnsupportedValueError, match=r"(?s)at a is .*register_container\(Moving"):
+        backend.split(batch, route)
+
+
+@requirement("containers.incoherent-is-named", section=SECTION)
+def test_a_container_whose_items_do_not_fit_its_keys_is_refused(transfer):
+    """Refuse a mapping whose iteration gives rows, and say so.
+
+    Python's own message about an iterator names nothing in the user's program.
+    """
+    batch = {"a": Rows(transfer.tensor())}
+    with pytest.raises(UnsupportedValueError) as caught:
+        transfer.of(batch)
+    assert "Rows at a" in str(caught.value)
+    assert "has 1 values, and more keys" in str(caught.value)
 
 
 @requirement("containers.slide-prepare-batch", section=SECTION, source="D2L")

@@ -377,7 +377,7 @@ class MovesTensorsOnly(Mutant, caught_by="containers.arrays-become-tensors"):
 
 class LeavesMovingObjectsBehind(Mutant, caught_by="containers.objects-that-move"):
     class Tensors(ReferenceTensors):
-        move_method = "to"
+        own_methods = ("to", "clone")
 
     class Backend(Backend):
         def to(self, x, device):
@@ -386,6 +386,36 @@ class LeavesMovingObjectsBehind(Mutant, caught_by="containers.objects-that-move"
             )
             moved = super().to(x, device)
             return {**moved, "a": [*left, *moved["a"][len(left) :]]} if left else moved
+
+
+class Moving(Mutant):
+    """The sound base of those whose objects move by themselves."""
+
+    class Tensors(ReferenceTensors):
+        own_methods = ("to", "clone")
+
+
+class CopiesMovingObjectsByReference(Moving, caught_by="containers.objects-that-move-are-copied"):
+    class Backend(Backend):
+        def copy(self, x, device=None):
+            is_moving = type(x) is dict and hasattr(x.get("a"), "to")
+            return dict(x) if is_moving else super().copy(x, device)
+
+
+class GivesMovingObjectsToAll(Moving, caught_by="containers.objects-that-move-stay-whole"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            if type(batch) is dict and hasattr(batch.get("a"), "to"):
+                shards = super().split({**batch, "a": None}, devices)
+                return [{**shard, "a": batch["a"]} for shard in shards]
+            return super().split(batch, devices)
+
+
+class NamesNoIncoherence(Mutant, caught_by="containers.incoherent-is-named"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            for each in x.values() if type(x) is dict else ():
+                dict(zip(each, each.values(), strict=True)) if type(each).__name__ == "Rows" else 0
 
 
 class TakesArraysInContainersAlone(Mutant, caught_by="containers.slide-prepare-batch"):
