@@ -23,10 +23,11 @@ from d2ldev.errors import (
 )
 from d2ldev.files.format.container import (
     NAMES,
+    Entry,
     FileError,
     check_files,
+    open_file,
     read_array,
-    read_header,
     start_checksum,
     storage_of,
     structure_in,
@@ -66,7 +67,12 @@ class Wanted(NamedTuple):
 
 
 class Checkpoint:
-    """An open, unbuffered file whose header and description have been checked.
+    """An open file whose header and description have been checked.
+
+    Args:
+        framework: for its tensors.
+        opened: what ``open_file`` returned.
+        attempted: the current operation, for messages.
 
     Raises:
         FileError: if one of them is wrong.
@@ -75,12 +81,16 @@ class Checkpoint:
     called = "the file"
     look = "backend.load(path) shows what is in the file"
 
-    def __init__(self, framework: Framework, path: str, file: BinaryIO, attempted: str) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        opened: tuple[BinaryIO, Mapping[str, Entry], Mapping[str, str]],
+        attempted: str,
+    ) -> None:
         self._framework = framework
-        self._file = file
         self.attempted = attempted
-        self._entries, metadata = read_header(path, file)
-        text = structure_in(self._entries, metadata, file)
+        self._file, self._entries, metadata = opened
+        text = structure_in(self._entries, metadata, self._file)
         self.writer: str | None = None
         self._sums: Mapping[str, str | None] = {}
         if text is None:
@@ -226,8 +236,9 @@ def open_checkpoint(framework: Framework, path: str, attempted: str) -> Iterator
         # Not by opening the file, because opening a pipe waits for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise FileError("it is not a regular file")
-        with open(path, "rb", buffering=0) as file:
-            yield Checkpoint(framework, path, file, attempted)
+        opened = open_file(path)
+        with opened[0]:
+            yield Checkpoint(framework, opened, attempted)
     except OSError as error:
         raise _of_another_program(path, attempted) or CheckpointError(
             attempted, error.strerror or str(error), "give the path of a file that can be read"

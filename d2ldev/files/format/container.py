@@ -58,6 +58,8 @@ MAX_HEADER = 100_000_000
 """The longest header in bytes, by the rules of the format."""
 # In bytes; XLA copies memory that does not begin at a multiple of it.
 _ALIGNMENT = 64
+# How often a file may be replaced during the few microseconds in which it is opened.
+_TRIES = 100
 # How many bytes are read at once; the checksum then finds them in the cache.
 _PIECE = 1 << 20
 
@@ -207,16 +209,35 @@ def _sum_of(entries: Mapping[str, Entry], structure: str) -> str:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[str, str]]:
-    """Return the tensors of a file in the order of their bytes, and its metadata.
+def open_file(path: str) -> tuple[BinaryIO, dict[str, Entry], Mapping[str, str]]:
+    """Open a file, unbuffered, and return it with its tensors by their names, and its metadata.
 
-    Args:
-        path: of the file.
-        file: the same, opened.
+    The names are in the order of the bytes. Others may replace the file meanwhile, as ``save``
+    does. All that is returned, and all that is read later, is of one file.
 
     Raises:
         FileError: if it breaks a rule of the format.
     """
+    for _ in range(_TRIES):
+        # The caller closes it.
+        file = open(path, "rb", buffering=0)  # noqa: SIM115
+        try:
+            # The library opens the path itself. While this file is open, no other has its number.
+            entries, end, metadata = _read_header(path, file)
+            status = os.fstat(file.fileno())
+            if os.path.samestat(status, os.stat(path)):
+                if status.st_size != end:
+                    raise FileError("its size has changed while it was read")
+                return file, entries, metadata
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+    raise FileError(f"others have replaced it {_TRIES} times while it was read")
+
+
+def _read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], int, Mapping[str, str]]:
+    """Return the tensors of a file, the position of its end, and its metadata."""
     import safetensors
 
     position = 8 + int.from_bytes(file.read(8), "little")
@@ -228,13 +249,9 @@ def read_header(path: str, file: BinaryIO) -> tuple[dict[str, Entry], Mapping[st
                 tag, shape = entry.get_dtype(), tuple(entry.get_shape())
                 entries[name] = Entry(tag, shape, position)
                 position += math.prod(shape) * _count_bits(tag) // 8
-            metadata = opened.metadata() or {}
+            return entries, position, opened.metadata() or {}
     except safetensors.SafetensorError as error:
         raise FileError(f"it is not a safetensors file, or is damaged: {error}") from error
-    status = os.fstat(file.fileno())
-    if not os.path.samestat(status, os.stat(path)) or status.st_size != position:
-        raise FileError("it has changed while it was read")
-    return entries, metadata
 
 
 def _count_bits(tag: str) -> int:
@@ -249,7 +266,7 @@ def structure_in(
     """Return the description of the nesting in a file; None for the file of another program.
 
     Args:
-        entries, metadata: what ``read_header`` returned.
+        entries, metadata: what ``open_file`` returned.
         file: the file.
 
     Raises:

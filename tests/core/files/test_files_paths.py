@@ -1,8 +1,12 @@
 """Whatever a path is, it is read, written, or an error of ours; nothing else is touched."""
 
 import os
+import subprocess
+import sys
+import time
 
 import pytest
+import safetensors
 
 from d2ldev import CheckpointError, Trainer, UnsupportedValueError
 from d2ldev.errors import D2LDevError
@@ -91,3 +95,58 @@ def test_an_error_about_an_undecodable_path_can_be_printed(reference, tmp_path, 
     with pytest.raises(CheckpointError) as caught:
         call(reference, path)
     assert b"\\udcff" in str(caught.value).encode()
+
+
+def replace_at(call, backend, path, monkeypatch):
+    """Replace a file by another one whenever the library opens it, so often."""
+    opened, safe_open = [], safetensors.safe_open
+
+    def open_another(*args, **options):
+        if len(opened) < call:
+            opened.append(path)
+            backend.save(backend.full((len(opened) + 1,), 2.0), path)
+        return safe_open(*args, **options)
+
+    monkeypatch.setattr(safetensors, "safe_open", open_another)
+    return opened
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(reference, good, monkeypatch):
+    opened = replace_at(3, reference, good, monkeypatch)
+    assert reference.to_numpy(reference.load(good)).tolist() == [2] * 4
+    assert len(opened) == 3
+
+
+def test_a_file_that_is_replaced_each_time_is_an_error_that_says_so(reference, good, monkeypatch):
+    replace_at(10**9, reference, good, monkeypatch)
+    with pytest.raises(CheckpointError, match="others have replaced it 100 times"):
+        reference.load(good)
+
+
+WRITER = """
+import sys
+from d2ldev import get_backend
+
+backend = get_backend("reference")
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    backend.save({"x": backend.full((number % 7 + 1,), float(number)), "n": number}, sys.argv[1])
+"""
+
+
+def test_a_file_is_read_whole_while_another_process_saves_to_its_path(reference, good):
+    reference.save({"x": reference.ones(2), "n": 1}, good)
+    with subprocess.Popen([sys.executable, "-c", WRITER, good], stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout.readline()
+            seen, end = set(), time.monotonic() + 3
+            while time.monotonic() < end:
+                loaded = reference.load(good)
+                n = loaded["n"]
+                assert reference.to_numpy(loaded["x"]).tolist() == [n] * (n % 7 + 1)
+                seen.add(n)
+        finally:
+            writer.kill()
+    assert len(seen) > 10
