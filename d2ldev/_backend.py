@@ -1250,8 +1250,6 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         self,
         path: str | os.PathLike[str],
         device: DeviceLike[NativeDeviceT] = "cpu",
-        *,
-        classes: Iterable[type] = (),
     ) -> Any:
         """Read a nesting from a file.
 
@@ -1259,21 +1257,17 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             path: of a file that ``save`` of any backend wrote, or of any other safetensors file.
                 The latter is a dict from names to tensors.
             device: the device of the new tensors, whatever device they were saved from.
-            classes: namedtuples and dataclasses that the file may create, by their names. No
-                constructor is called.
 
         Returns:
-            The saved nesting. Dicts, lists, tuples, OrderedDicts, deques and ``classes`` come back
-            as their type. Any other namedtuple is a tuple, and any other dataclass or mapping a
-            dict. Other classes come back as their builtin base. A model is a dict of its tensors,
-            by their names, and an optimizer a dict of its state. Use ``load_into`` to read either
-            into an object.
+            The saved nesting. Dicts, lists, tuples and deques come back as their type. A namedtuple
+            is a tuple, and a dataclass or any other mapping a dict. A model is a dict of its
+            tensors, by their names, and an optimizer a dict of its state. Use ``load_into`` to read
+            a file into objects of your classes.
 
         Raises:
             DeviceUnavailableError: before anything is read.
-            UnsupportedValueError: if one of ``classes`` is neither a namedtuple nor a dataclass.
             CheckpointError: if the file is missing or damaged, or has a dtype that the framework
-                lacks. If its fields differ from those of a class in ``classes``.
+                lacks.
             OutOfDeviceMemoryError: if the tensors do not fit into the device's memory.
 
         >>> backend.save({'w': backend.ones(2), 'epoch': 3}, 'run.safetensors')
@@ -1283,7 +1277,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.files.load import load
 
-        return load(self._framework, path, device, classes)
+        return load(self._framework, path, device)
 
     @overload
     def load_into(

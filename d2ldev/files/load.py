@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -16,8 +16,6 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import (
     CheckpointError,
     PackageNotInstalledError,
-    UnsupportedValueError,
-    describe,
     quote,
     warn,
 )
@@ -32,17 +30,15 @@ from d2ldev.files.format.container import (
     storage_of,
     structure_in,
 )
-from d2ldev.files.format.other_programs import recognise
 from d2ldev.files.structure import (
     Outline,
     Stored,
     build,
     flatten,
-    is_record,
     read_description,
 )
 from d2ldev.operations import devices
-from d2ldev.operations.arguments import as_path, is_iterable
+from d2ldev.operations.arguments import as_path
 from d2ldev.operations.creation import refusal
 
 if TYPE_CHECKING:
@@ -90,7 +86,7 @@ class Checkpoint:
         self._framework = framework
         self.attempted = attempted
         self._file, self._entries, metadata = opened
-        text = structure_in(self._entries, metadata, self._file)
+        text = structure_in(self._entries, metadata)
         self.writer: str | None = None
         self._sums: Mapping[str, str | None] = {}
         if text is None:
@@ -121,11 +117,10 @@ class Checkpoint:
             )
         return Stored("tensor", name, dtype, numbers, entry.shape[:cut])
 
-    def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
-        """Read the whole file; see ``build``."""
+    def whole(self, device: Device) -> Any:
+        """Read the whole file, its tensors to a device."""
         # In the order in which they are in the file.
-        stored = [self._stored[name] for name in self._entries]
-        return self._fill(self.outline, stored, device, classes)
+        return self._fill(self.outline, [self._stored[name] for name in self._entries], device)
 
     def read_node(self, node: Any) -> Any:
         """Read a node of the file, its tensors on the CPU.
@@ -139,14 +134,11 @@ class Checkpoint:
                 many.
         """
         stored = {x: None for x in flatten(node).values() if isinstance(x, Stored)}
-        return self._fill(node, list(stored), CPU, {})
+        return self._fill(node, list(stored), CPU)
 
-    def _fill(
-        self, node: Any, stored: Sequence[Stored], device: Device, classes: Mapping[str, type]
-    ) -> Any:
+    def _fill(self, node: Any, stored: Sequence[Stored], device: Device) -> Any:
         tensors = self.read([Wanted(each, device) for each in stored])
-        values = dict(zip(stored, tensors, strict=True))
-        return build(node, values, classes)
+        return build(node, dict(zip(stored, tensors, strict=True)))
 
     def read(self, wanted: Sequence[Wanted]) -> list[Any]:
         """Read tensors and arrays, in new memory, and compare their checksums.
@@ -240,34 +232,25 @@ def open_checkpoint(framework: Framework, path: str, attempted: str) -> Iterator
         with opened[0]:
             yield Checkpoint(framework, opened, attempted)
     except OSError as error:
-        raise _of_another_program(path, attempted) or CheckpointError(
+        raise CheckpointError(
             attempted, error.strerror or str(error), "give the path of a file that can be read"
         ) from error
     except FileError as error:
-        raise _of_another_program(path, attempted) or CheckpointError(
+        raise CheckpointError(
             attempted,
             shorten(error),
-            "give a safetensors file, of backend.save or of another program; "
-            "replace a damaged file by a backup",
+            "give a safetensors file, or a backup of a damaged one; load_into also takes what "
+            "torch.load(path, weights_only=True) and numpy.load(path) return",
         ) from error
 
 
-def _of_another_program(path: str, attempted: str) -> CheckpointError | None:
-    """Return the error of a file or a folder of another program; None if it is unknown."""
-    if (found := recognise(path)) is None:
-        return None
-    fix = f"{found.line}; then give 'new.safetensors'"
-    return CheckpointError(attempted, f"it is {found.what}, not a safetensors file", fix)
-
-
-def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[type]) -> Any:
+def load(framework: Framework, path: Any, device: DeviceLike) -> Any:
     """Read a nesting; see ``Backend.load``."""
     target = devices.resolve(framework, device, "load tensors")
     path = as_path(path, "load")
     attempted = f"load {path}"
-    by_name = _by_name(classes, attempted)
     with open_checkpoint(framework, path, attempted) as checkpoint:
-        return checkpoint.whole(target, by_name)
+        return checkpoint.whole(target)
 
 
 def from_bytes(framework: Framework, data: bytes) -> Any:
@@ -275,20 +258,7 @@ def from_bytes(framework: Framework, data: bytes) -> Any:
     with tempfile.NamedTemporaryFile(buffering=0) as file:
         file.write(data)
         with open_checkpoint(framework, file.name, "read what another process has sent") as found:
-            return found.whole(CPU, {})
-
-
-def _by_name(classes: Any, attempted: str) -> dict[str, type]:
-    """Return classes by the names that files have for them."""
-    found: dict[str, type] = {}
-    for cls in classes if is_iterable(classes) else [classes]:
-        if not isinstance(cls, type) or not is_record(cls):
-            problem = f"{describe(cls)} is neither a namedtuple nor a dataclass"
-            raise UnsupportedValueError(attempted, problem, "classes=[Batch]")
-        if found.setdefault(cls.__qualname__, cls) is not cls:
-            problem = f"two of the classes are called {cls.__qualname__}"
-            raise UnsupportedValueError(attempted, problem, "give one of them")
-    return found
+            return found.whole(CPU)
 
 
 def shorten(text: object) -> str:

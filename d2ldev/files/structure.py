@@ -15,7 +15,7 @@ import base64
 import json
 import math
 import re
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
@@ -26,7 +26,7 @@ import numpy as np
 
 from d2ldev.areas import Framework, Layout
 from d2ldev.device import CPU
-from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
+from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
 from d2ldev.files.format.container import (
     FileError,
     compute_checksum,
@@ -45,16 +45,13 @@ from d2ldev.operations.placing import NamedTensors
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_UNLABELLED: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque}
-# Only files of version 4 have them.
-_SETS = {"set": set, "frozenset": frozenset}
-_UNLABELLED |= _SETS
+_UNLABELLED = frozenset({"list", "tuple", "deque"})
 NAMEDTUPLE = "namedtuple"
 MODEL = "model"
 """A model: its tensors by their names."""
 STATE = "state"
 """An optimizer: its state, in a dict."""
-_LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
+_LABELLED = frozenset({"dict", NAMEDTUPLE, MODEL, STATE})
 
 # A tuple computes its hash anew each time; a file may refer to one tuple any number of times.
 _MAX_KEY = 32
@@ -107,7 +104,6 @@ class Outline:
         optional: the names of tensors that are not needed; see ``Models.find_unlisted``.
         settings: of a model; see ``ModelInventory``.
         maxlen: of a deque.
-        name: of the class of a namedtuple or a dataclass; empty for any other.
     """
 
     type: str
@@ -118,7 +114,6 @@ class Outline:
     optional: AbstractSet[str] = frozenset()
     settings: Mapping[str, str] = field(default_factory=dict)
     maxlen: int | None = None
-    name: str = ""
 
     def children(self) -> dict[Any, Any]:
         """Return its contents by key, field or index."""
@@ -283,8 +278,6 @@ class Structure:
         if lost := self._find_lost_attributes(x, kind, items, path):
             raise self._refusal(x, path, f"its attributes {lost} are not in it")
         row: dict[str, Any] = {"type": _type_of(x, labels)}
-        if is_record(type(x)):
-            row["class"] = type(x).__qualname__
         if row["type"] == "deque":
             row["maxlen"] = x.maxlen
         if isinstance(x, NamedTensors) and x.unlisted:
@@ -349,11 +342,6 @@ def make_unique(name: str, known: Collection[str]) -> str:
     return unique
 
 
-def is_record(cls: type) -> bool:
-    """Return whether a class is a namedtuple or a dataclass."""
-    return is_namedtuple(cls) or is_dataclass(cls)
-
-
 def _type_of(x: Any, labels: Collection[Any]) -> str:
     """Return the type of a container's row.
 
@@ -362,8 +350,8 @@ def _type_of(x: Any, labels: Collection[Any]) -> str:
     """
     if is_namedtuple(type(x)):
         return NAMEDTUPLE
-    if type(x) in (OrderedDict, deque):
-        return type(x).__name__
+    if type(x) is deque:
+        return "deque"
     has_names = not all(isinstance(label, int) for label in labels)
     if isinstance(x, Mapping) or is_dataclass(type(x)) or has_names:
         return "dict"
@@ -448,16 +436,13 @@ def read_description(text: str, store: Callable[[str, str], Stored]) -> Descript
 
     def outline(row: Any) -> Outline:
         kind = row["type"]
-        items = list(map(key if kind in _SETS else value, row["items"]))
-        check(not (kind in _SETS and _are_alike(items)), "elements of different hashes")
+        items = list(map(value, row["items"]))
         labels: Sequence[Any] = range(len(items))
         if kind not in _UNLABELLED:
             check(kind in _LABELLED, "a type that is known")
             labels = list(map(key, row["labels"]))
             check(not _are_alike(labels), "keys of different hashes")
             check(len(set(labels)) == len(labels) == len(items), "as many keys as values")
-        name = row.get("class", "")
-        check(isinstance(name, str), "the name of a class")
         return Outline(
             *(kind, labels, items),
             layouts={each: _read_layout(*what) for each, what in row.get("layouts", {}).items()},
@@ -465,7 +450,6 @@ def read_description(text: str, store: Callable[[str, str], Stored]) -> Descript
             optional=frozenset(map(str, row.get("unlisted", ()))),
             settings={**row.get("settings", {})},
             maxlen=deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None,
-            name=name,
         )
 
     try:
@@ -516,16 +500,15 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
     return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
 
 
-def build(node: Any, values: Mapping[Stored, Any], classes: Mapping[str, type]) -> Any:
+def build(node: Any, values: Mapping[Stored, Any]) -> Any:
     """Return a node of the file as a value.
 
     Args:
         node: an ``Outline``, a ``Stored`` or a plain value.
         values: the tensors in it.
-        classes: the namedtuples and dataclasses to make instances of, by their names.
 
     Raises:
-        FileError: if the file has other fields for one of them, or is nested too deeply.
+        FileError: if it is nested too deeply.
     """
     made: dict[Outline, Any] = {}
 
@@ -533,7 +516,7 @@ def build(node: Any, values: Mapping[Stored, Any], classes: Mapping[str, type]) 
         if not isinstance(node, Outline):
             return values[node] if isinstance(node, Stored) else node
         if node not in made:
-            made[node] = _make_container(node, list(map(make, node.items)), classes)
+            made[node] = _make_container(node, list(map(make, node.items)))
         return made[node]
 
     try:
@@ -542,34 +525,14 @@ def build(node: Any, values: Mapping[Stored, Any], classes: Mapping[str, type]) 
         raise FileError("it is nested deeper than Python follows") from None
 
 
-def _make_container(node: Outline, items: list[Any], classes: Mapping[str, type]) -> Any:
-    if node.name in classes:
-        return _record(classes[node.name], dict(zip(node.labels, items, strict=True)))
+def _make_container(node: Outline, items: list[Any]) -> Any:
+    if node.type == "list":
+        return items
     if node.type == "deque":
         return deque(items, node.maxlen)
-    if node.type in _UNLABELLED:
-        return _UNLABELLED[node.type](items)
-    if node.type == NAMEDTUPLE:
+    if node.type in ("tuple", NAMEDTUPLE):
         return tuple(items)
-    cls = OrderedDict if node.type == "OrderedDict" else dict
-    return cls(zip(node.labels, items, strict=True))
-
-
-def _record(cls: Any, values: dict[Any, Any]) -> Any:
-    """Make a namedtuple or a dataclass; as with ``Container.rebuild``, no constructor runs."""
-    if issubclass(cls, tuple) and list(values) == list(cls._fields):
-        return tuple.__new__(cls, values.values())
-    # A field outside of the constructor may come later.
-    names = {field.name: field.init for field in fields(cls)} if is_dataclass(cls) else {}
-    if not names or not {name for name in names if names[name]} <= values.keys() <= names.keys():
-        raise FileError(f"its {quote(cls.__qualname__)} has the fields {quote(list(values))}")
-    try:
-        made: Any = object.__new__(cls)  # a class, and no instance
-        for field, value in values.items():
-            object.__setattr__(made, field, value)
-    except Exception as error:  # one that is a dict or has a property of that name, too
-        raise FileError(f"no {quote(cls.__qualname__)} can be made: {error}") from error
-    return made
+    return dict(zip(node.labels, items, strict=True))
 
 
 def flatten(node: Any, is_leaf: Callable[[str, Any], bool] | None = None) -> dict[str, Any]:

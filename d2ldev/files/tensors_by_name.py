@@ -32,12 +32,13 @@ class TensorsByName:
         self._framework = framework
         self.attempted = attempted
         self._values: dict[str, Any] = {}
+        unlisted = tensors.unlisted if isinstance(tensors, NamedTensors) else frozenset()
+        tensors = dict(tensors.items())  # it may read its values anew each time, as ``.npz`` does
         stored: dict[int, Stored] = {}  # a tensor under two names is one, as in a file
         for name, x in tensors.items():
             if id(x) not in stored:
                 stored[id(x)] = self._describe(text_of(name), x)
         items = [stored[id(x)] for x in tensors.values()]
-        unlisted = tensors.unlisted if isinstance(tensors, NamedTensors) else frozenset()
         self.outline = Outline("dict", list(tensors), items, optional=unlisted)
 
     def _describe(self, name: str, x: Any) -> Stored:

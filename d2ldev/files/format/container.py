@@ -20,7 +20,6 @@ import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 5
-"""The version of the files that ``save`` writes. ``load`` reads version 4, too."""
+"""The version of the files that ``save`` writes."""
 _KEY = "d2ldev.structure"
-_KEYS_OF_4 = frozenset({_KEY, "d2ldev.checksum", "d2ldev.header"})
 
 TAGS = {
     "bool": "BOOL",
@@ -260,61 +258,32 @@ def _count_bits(tag: str) -> int:
     return int(found[0]) if found else 8
 
 
-def structure_in(
-    entries: Mapping[str, Entry], metadata: Mapping[str, str], file: BinaryIO
-) -> str | None:
+def structure_in(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> str | None:
     """Return the description of the nesting in a file; None for the file of another program.
 
     Args:
         entries, metadata: what ``open_file`` returned.
-        file: the file.
 
     Raises:
-        FileError: if a checksum differs, or another version wrote the file.
+        FileError: if the checksum differs, or another version wrote the file.
     """
-    ours = {key for key in metadata if any(_is_nearly(key, known) for known in _KEYS_OF_4)}
+    ours = {key for key in metadata if _is_nearly_ours(key)}
     if not ours:
         return None
-    if ours not in ({_KEY}, _KEYS_OF_4):
-        raise FileError("its description is damaged: the metadata has a part of its keys")
-    structure = metadata[_KEY]
-    if ours == _KEYS_OF_4:
-        is_whole = _is_whole_4(metadata, file)
-    else:
-        version, digits, structure = (*structure.split(" ", 2), "", "")[:3]
-        if version != str(VERSION):
-            raise FileError(
-                f"it is of version {quote(version)}, and this d2ldev reads 4 and {VERSION}: a "
-                "newer one wrote it"
-            )
-        is_whole = _sum_of(entries, structure) == digits
-    if not is_whole:
+    if ours != {_KEY}:
+        raise FileError("its description is damaged: the metadata has another key for it")
+    version, digits, structure = (*metadata[_KEY].split(" ", 2), "", "")[:3]
+    if version != str(VERSION):
+        raise FileError(f"it is of version {quote(version)}, and this d2ldev reads {VERSION}")
+    if _sum_of(entries, structure) != digits:
         raise FileError("its header is damaged: the checksum differs")
     return structure
 
 
-def _is_nearly(key: str, known: str) -> bool:
-    """Return whether two flipped bits, or none, make a key of a known one."""
+def _is_nearly_ours(key: str) -> bool:
+    """Return whether two flipped bits, or none, make a key of d2ldev's."""
     # Two of them make "\\r" of "tr", which is one character.
-    return abs(len(key) - len(known)) <= 1 and SequenceMatcher(None, key, known).ratio() > 0.8
-
-
-def _is_whole_4(metadata: Mapping[str, str], file: BinaryIO) -> bool:
-    """Return whether the header of a file of version 4 is as it was written.
-
-    It has a CRC-32 of the structure. It also has an XXH3 of its length and all its bytes, with
-    zeros for the digits.
-    """
-    file.seek(0)
-    first = file.read(8)
-    text = file.read(int.from_bytes(first, "little"))
-    key, digits = b'"d2ldev.header":"', metadata["d2ldev.header"].encode()
-    blank = text.replace(key + digits, key + b"0" * len(digits), 1)
-    import xxhash
-
-    crc = f"{zlib.crc32(metadata[_KEY].encode()):08x}"
-    found = xxhash.xxh3_64_hexdigest(first + blank).encode()
-    return bool(found == digits and crc == metadata["d2ldev.checksum"])
+    return abs(len(key) - len(_KEY)) <= 1 and SequenceMatcher(None, key, _KEY).ratio() > 0.8
 
 
 def read_array(

@@ -1,9 +1,7 @@
 """Files: JAX's arrays, modules, optimizers and random keys."""
 
-import os
 from functools import partial
 
-import flax.serialization
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -12,11 +10,9 @@ import optax
 import pytest
 from d2ldev_jax import provision
 from flax import linen, nnx
-from other_programs import convert
 from safetensors.numpy import save_file
 from saved_files import bits
 
-import d2ldev
 from d2ldev import CheckpointError, D2LDevWarning
 from d2ldev._backend import framework_of
 from d2ldev.files.format.container import storage_of
@@ -197,26 +193,3 @@ def test_the_error_of_a_linen_module_points_to_its_parameters(backend, path):
     with pytest.raises(CheckpointError, match="holds no tensors") as caught:
         backend.load_into(module, path)
     assert "params = backend.load_into(params" in caught.value.fix
-
-
-def params(value):
-    return {"params": {"kernel": jnp.full((2, 1), value), "bias": jnp.full(1, value + 1)}}
-
-
-def test_a_file_of_flax_is_converted_by_the_line_of_the_error(backend, tmp_path, monkeypatch):
-    path = tmp_path / "state.msgpack"
-    path.write_bytes(flax.serialization.to_bytes(params(3.0)))
-    new = convert(backend, path, monkeypatch, d2ldev=d2ldev, flax=flax)
-    loaded = backend.load_into(params(0.0), new)
-    assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), loaded, params(3.0)))
-
-
-def test_a_folder_of_orbax_is_converted_by_the_line_of_the_error(backend, tmp_path, monkeypatch):
-    import orbax.checkpoint  # takes a second
-
-    path = tmp_path / "orbax"
-    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, params(3.0))
-    new = convert(backend, path, monkeypatch, d2ldev=d2ldev, orbax=orbax, os=os)
-    loaded = backend.load_into(params(0.0), new)
-    assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), loaded, params(3.0)))

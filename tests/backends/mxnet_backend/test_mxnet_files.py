@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
-from other_programs import convert
 from safetensors.numpy import save_file
 from saved_files import bits
 
@@ -318,18 +317,6 @@ def test_what_a_file_lacks_is_listed_in_the_model_s_order_after_what_has_no_shap
     save_file({"0.weight.data": np.ones((3, 2), "float32")}, path)
     loaded = backend.load_into(net, path, strict=False)
     assert loaded.missing == ["1.weight.data", "0.bias.data", "1.bias.data"]
-
-
-def test_a_file_of_parameters_is_converted_by_the_line_of_the_error(
-    set_np, backend, tmp_path, monkeypatch
-):
-    net, other = (backend.mlp([3, 4, 1], seed=seed) for seed in (0, 1))
-    path = tmp_path / "net.params"
-    net.save_parameters(str(path))
-    new = convert(backend, path, monkeypatch, d2ldev=d2ldev, net=other)
-    third = backend.load_into(backend.mlp([3, 4, 1], seed=2), new)
-    for x, y in zip(*(each.collect_params().values() for each in (net, third)), strict=True):
-        assert np.array_equal(x.data().asnumpy(), y.data().asnumpy())
 
 
 @pytest.mark.parametrize("kind", ["csr", "row_sparse"])

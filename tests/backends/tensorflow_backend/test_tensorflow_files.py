@@ -1,15 +1,11 @@
 """TensorFlow's tensors, models and optimizers in files."""
 
-import os
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from other_programs import convert
 from saved_files import bits
 
-import d2ldev
 from d2ldev import CheckpointError
 from d2ldev._backend import framework_of
 
@@ -242,7 +238,7 @@ def test_an_optimizer_is_not_built_for_what_is_refused(backend, path, make):
     net.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
     assert not np.array_equal(net.layers[0].kernel, kernel)
     assert len(net.optimizer.variables) == len(saved.optimizer.variables)
-    # What TensorFlow itself keeps of it is whole.
+    # TensorFlow keeps all of it.
     tf.train.Checkpoint(model=net, optimizer=net.optimizer).write(str(path.with_name("own")))
 
 
@@ -491,35 +487,3 @@ NOT_STANDARD = {
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layouts_are_claimed_for_other_models(backend, make):
     assert not framework_of(backend).files.layers(make())
-
-
-_OF_KERAS = {
-    "net.keras": lambda net, path: net.save(path),
-    "net.h5": lambda net, path: net.save(path),
-    "net.weights.h5": lambda net, path: net.save_weights(path),
-    "ck-1": lambda net, path: tf.train.Checkpoint(model=net).write(str(path)),
-    "checkpoints": lambda net, path: tf.train.Checkpoint(model=net).save(str(path / "ck")),
-}
-
-
-@pytest.mark.parametrize("name", _OF_KERAS)
-def test_a_file_of_keras_is_converted_by_the_line_of_the_error(
-    backend, tmp_path, monkeypatch, name
-):
-    net, other = (backend.mlp([3, 4, 1], seed=seed) for seed in (0, 1))
-    _OF_KERAS[name](net, tmp_path / name)
-    names = {"d2ldev": d2ldev, "keras": keras, "tf": tf, "os": os, "net": other}
-    new = convert(backend, tmp_path / name, monkeypatch, **names)
-    third = backend.load_into(backend.mlp([3, 4, 1], seed=2), new)
-    for x, y in zip(third.get_weights(), net.get_weights(), strict=True):
-        assert np.array_equal(x, y)
-
-
-def test_a_saved_model_is_converted_by_the_line_of_the_error(backend, tmp_path, monkeypatch):
-    module = tf.Module()
-    module.scale = tf.Variable([1.0, 2.0])
-    tf.saved_model.save(module, tmp_path / "saved")
-    new = convert(backend, tmp_path / "saved", monkeypatch, d2ldev=d2ldev, tf=tf, os=os)
-    ((name, values),) = backend.load(new).items()
-    assert name.startswith("scale/")
-    assert values.tolist() == [1.0, 2.0]

@@ -222,3 +222,15 @@ def test_tensors_are_the_callers_own(reference, path):
     first[0][0] = 7.0
     assert reference.to_numpy(first[1]).tolist() == [7, 1]
     assert reference.to_numpy(again[0]).tolist() == [1, 1]
+
+
+def test_what_the_tool_of_another_program_reads_goes_into_a_model(reference, tmp_path):
+    net, other = (reference.mlp([3, 2], seed=seed) for seed in (0, 1))
+    named = {name: reference.to_numpy(x) for name, x in reference.named_tensors(net).items()}
+    np.savez(tmp_path / "net.npz", **named)
+    with pytest.raises(CheckpointError, match=r"numpy\.load"):
+        reference.load_into(other, tmp_path / "net.npz")
+    with np.load(tmp_path / "net.npz") as read:
+        other = reference.load_into(other, read)
+    for name, x in reference.named_tensors(other).items():
+        assert reference.to_numpy(x).tolist() == named[name].tolist()

@@ -83,14 +83,12 @@ def test_every_bit_of_the_header_of_a_run_with_every_bit_of_its_last_tensor_is_f
     assert run.find_unnoticed(itertools.product(run.header, run.data[-32:])) == []
 
 
-@pytest.mark.parametrize(
-    "keys", [{"d2ldev.checksum"}, {KEY, "d2ldev.header"}, {"d2ldev_structuRe"}]
-)
-def test_a_file_that_has_some_of_the_keys_is_damaged(reference, path, keys):
+@pytest.mark.parametrize("keys", [{"d2ldev_structuRe"}, {KEY, "d2ldev_structuRe"}])
+def test_a_file_with_nearly_the_key_is_damaged(reference, path, keys):
     header = tell()
     header["__metadata__"] = dict.fromkeys(keys, header["__metadata__"][KEY])
     path.write_bytes(file_of(header, DATA))
-    with pytest.raises(CheckpointError, match="a part of its keys"):
+    with pytest.raises(CheckpointError, match="another key for it"):
         reference.load(path)
 
 
