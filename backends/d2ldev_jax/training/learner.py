@@ -54,7 +54,9 @@ from d2ldev.framework import (
     state_refusal,
     text_of,
 )
+from d2ldev_jax.models import value_of
 from d2ldev_jax.training.places import OneDevice, ShardedProcesses, find_sharding
+from d2ldev_jax.training.pytrees import unwrap, wrap
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
@@ -120,13 +122,13 @@ class JaxLearner(Learner):
         super().__init__(settings)
         self._framework = framework
         self._places_from = places
-        if not isinstance(model, nnx.Module):
+        if not isinstance(wrap(model), nnx.Module):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
-                "it is not a flax.nnx.Module",
-                "for a linen module nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X), or "
-                "D2L's training_step on one device. Put your own parameters into an nnx.Module, "
-                "as nnx.Param",
+                "it is neither a flax.nnx.Module, nor a pytree that can be called",
+                "for a linen module jax.tree_util.Partial(net.apply, variables), or "
+                "nnx.bridge.ToNNX(net, rngs=nnx.Rngs(0)).lazy_init(X), or D2L's training_step on "
+                "one device. Put your own parameters into an nnx.Module, as nnx.Param",
             )
         self._loss = loss_among(settings, _LOSSES)
         self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None
@@ -135,18 +137,19 @@ class JaxLearner(Learner):
         self._sums: Any = None
         # An operand of the programs, so that another rate compiles nothing.
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
+        model = wrap(model)
         self.replace({"model": model, "optimizer": _make_optimizer(model, settings)})
 
     @property
     def components(self) -> dict[str, Any]:
-        components = {"model": self._model, "optimizer": self._optimizer}
+        components = {"model": unwrap(self._model), "optimizer": self._optimizer}
         *_, scaler = self._state
         if scaler is not None:
             components["scaler"] = self._places.take_local(scaler)
         return components
 
     def replace(self, components: dict[str, Any]) -> None:
-        self._model, self._optimizer = components["model"], components["optimizer"]
+        self._model, self._optimizer = wrap(components["model"]), components["optimizer"]
         is_trained = self.settings.optimizer is not None
         if is_trained and not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
             raise UnsupportedValueError(
@@ -180,7 +183,7 @@ class JaxLearner(Learner):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        model = self._model
+        model = unwrap(self._model)
         if isinstance(model, nnx.bridge.ToNNX):  # it has the parameters of its linen module
             wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
             return input_names(getattr(model, wrapped))
@@ -321,8 +324,16 @@ class JaxShardLearner(JaxLearner):
 
 def _make_optimizer(model: nnx.Module, settings: TrainingSettings) -> nnx.Optimizer[Any]:
     optimizer = make_optimizer(settings)
+    if isinstance(optimizer, optax.MultiSteps):
+        optimizer = optimizer.gradient_transformation()
     if isinstance(optimizer, optax.GradientTransformation):
-        optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+        tx = optimizer
+        # Of arrays: Flax's variables around a list or a tuple in a state cannot be read.
+        of_arrays = optax.GradientTransformation(
+            lambda state: tx.init(_take_arrays(state)), tx.update
+        )
+        optimizer = nnx.Optimizer(model, of_arrays, wrt=nnx.Param)
+        optimizer.tx = tx
     if not isinstance(optimizer, nnx.Optimizer) or isinstance(optimizer, nnx.ModelAndOptimizer):
         raise UnsupportedValueError(
             f"train with the optimizer {describe(optimizer)}",
@@ -330,6 +341,11 @@ def _make_optimizer(model: nnx.Module, settings: TrainingSettings) -> nnx.Optimi
             "optimizer=nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), or optimizer='sgd'",
         )
     return optimizer
+
+
+def _take_arrays(state: Any) -> Any:
+    """Return a state with arrays in the places of Flax's variables."""
+    return jax.tree.map(value_of, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def make_optimizer(settings: TrainingSettings) -> Any:
@@ -344,7 +360,7 @@ def make_optimizer(settings: TrainingSettings) -> Any:
 def name_failed_update(optimizer: Any) -> Iterator[None]:
     """Raise an error that names optax's optimizer if the trace of its update fails.
 
-    Such an update needs further arguments: another gradient, a function, its own parameters.
+    Such an update needs other arguments than those that optax's own optimizers take.
     """
     try:
         yield
@@ -353,10 +369,20 @@ def name_failed_update(optimizer: Any) -> Iterator[None]:
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsupportedValueError(
             f"train with the optimizer {describe(optimizer)}",
-            f"its update fails: {text_of(error)}. It gets gradients, parameters, and the loss as "
-            "value= if it takes extra arguments",
-            "an optimizer with such an update, for example optax.adam(0.1); or a loop by hand",
+            f"its update fails: {text_of(error)}. It gets gradients and parameters. If it takes "
+            "extra arguments, it gets value=, grad=, and without accumulate_grad_batches value_fn=",
+            "optax.GradientTransformationExtraArgs(tx.init, update), where update gives tx.update "
+            "what it needs; or optax.adam(0.1)",
         ) from error
+
+
+def _choose_extra(tx: optax.GradientTransformation, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the extra arguments that an update takes, among those that optax documents."""
+    if not isinstance(tx, optax.GradientTransformationExtraArgs):
+        return {}
+    parameters = signature(tx.update).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return {name: x for name, x in known.items() if takes_all or name in parameters}
 
 
 @lru_cache
@@ -441,7 +467,9 @@ def _list_arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
         raise UnsupportedValueError(
             f"train {describe(obj)}",
             f"a step has made or deleted variables: {after.structure}",
-            "make all variables in __init__",
+            "optimizer=optax.sgd(0.1), as optax made it"
+            if isinstance(obj, nnx.Optimizer)
+            else "make all variables in __init__",
         )
     # A call may leave further arrays in attributes, and may leave none.
     found = dict(jax.tree_util.tree_flatten_with_path(now)[0])
@@ -563,7 +591,16 @@ class _Steps:
     def step(self, state: _State, rate: Tensor | None, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the state after a step, and the loss and the prediction before it."""
         model, gradients, value, prediction = self._differentiate(state, inputs, y)
-        return self._update(model, state, rate, gradients, value), value, prediction
+
+        def compute_loss(parameters: Any) -> Tensor:
+            model = self.model_split.merge(state[0])
+            nnx.update(model, parameters)
+            _train(model)
+            found: Tensor = self._compare(model, inputs, y, is_step=True)[0]
+            return found
+
+        state = self._update(model, state, rate, gradients, value, value_fn=compute_loss)
+        return state, value, prediction
 
     def accumulate(self, state: _State, sums: Any, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
@@ -633,7 +670,13 @@ class _Steps:
         return model, gradients, value, prediction
 
     def _update(
-        self, model: Any, state: _State, rate: Tensor | None, gradients: Any, value: Tensor
+        self,
+        model: Any,
+        state: _State,
+        rate: Tensor | None,
+        gradients: Any,
+        value: Tensor,
+        **more: Any,
     ) -> _State:
         model_arrays, optimizer_arrays, scaler = state
         optimizer = self.optimizer_split.merge(optimizer_arrays)
@@ -642,10 +685,10 @@ class _Steps:
             gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
         if self.settings.gradient_clip_val:
             gradients = clip(gradients, self.settings.gradient_clip_val)
-        takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
-        more = {"value": value} if takes_more else {}
+        more = {"value": value, "grad": _take_arrays(gradients), **more}
+        extra = _choose_extra(optimizer.tx, more) if rate is None else {"rate": rate}
         with name_failed_update(optimizer.tx):
-            optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
+            optimizer.update(model, gradients, **extra)
         after = (
             _list_arrays(model, self.model_split, model_arrays),
             _list_arrays(optimizer, self.optimizer_split, optimizer_arrays),

@@ -119,7 +119,17 @@ OPTIMIZERS = {
     "a chain": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.1)),
     "hyperparameters": lambda: optax.inject_hyperparams(optax.rmsprop)(learning_rate=0.1),
     "by the loss": lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()),
-    "accumulating": lambda: optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+    "accumulating": lambda: optax.MultiSteps(optax.adam(0.1), 2),
+    "accumulating, as a function": lambda: optax.MultiSteps(
+        optax.adam(0.1), 2
+    ).gradient_transformation(),
+    "a line search": optax.lbfgs,
+    "a simpler line search": lambda: optax.chain(
+        optax.sgd(1.0), optax.scale_by_backtracking_linesearch(9)
+    ),
+    "without extra arguments": lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05)),
+    "lists of arrays": lambda: optax.sm3(0.1),
+    "tuples of arrays": lambda: optax.contrib.muon(0.1),
 }
 
 
@@ -133,12 +143,24 @@ def test_users_optimizers_train_on_the_device(backend, line, make):
     assert set(backend.placement(sync_and_read(learner)).values()) == {gpu(1)}
 
 
+def make_sharp():
+    return optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True)
+
+
+def adapt(tx):
+    """Return an optimizer with the update that the error names: it gets what it needs."""
+
+    def update(gradients, state, parameters, *, value_fn, **_):
+        grad_fn = jax.grad(lambda parameters, _: value_fn(parameters))
+        return tx.update(gradients, state, parameters, grad_fn=grad_fn)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+OPTIMIZERS["another gradient, which it is given"] = lambda: adapt(make_sharp())
 WANTING_MORE = {
-    "a gradient elsewhere": lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05)),
-    "a function of the gradient": lambda: optax.contrib.sam(
-        optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True
-    ),
-    "a line search": optax.lbfgs,
+    "a function of the gradient": make_sharp,
+    "a function of the loss": lambda: optax.contrib.sophia(0.1),
     "parameters of its own": lambda: optax.lookahead(optax.sgd(0.1), 2, 0.5),
 }
 
@@ -151,6 +173,54 @@ def test_an_optimizer_that_wants_more_than_a_step_has_is_refused(backend, line, 
     with pytest.raises(UnsupportedValueError, match=r"optimizer .*its update fails"):
         learner.step(*batch)
     assert np.array_equal(sync_and_read(learner)["model"].layers[0].kernel[...], before)
+
+
+def test_a_line_search_computes_the_loss_of_the_batch(backend, line):
+    """As in optax's own loop, with the functions of the model alone."""
+    net, ((x,), y) = line
+    graph, state = nnx.split(net)
+
+    def compute_loss(parameters):
+        return jnp.mean((nnx.merge(graph, parameters)(x) - y) ** 2)
+
+    tx = optax.lbfgs()
+    parameters = jax.tree.map(lambda x: x[...], state, is_leaf=lambda x: isinstance(x, nnx.Param))
+    memory = tx.init(parameters)
+    for _ in range(4):
+        value, gradient = jax.value_and_grad(compute_loss)(parameters)
+        updates, memory = tx.update(
+            *(gradient, memory, parameters), value=value, grad=gradient, value_fn=compute_loss
+        )
+        parameters = optax.apply_updates(parameters, updates)
+    learner = backend.learner(net, optimizer=optax.lbfgs())
+    for _ in range(4):
+        learner.step((x,), y)
+    assert_close(jax.tree.leaves(nnx.state(learner_model(learner))), jax.tree.leaves(parameters))
+
+
+def learner_model(learner):
+    return sync_and_read(learner)["model"]
+
+
+def assert_close(found, expected):
+    for x, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_line_search_does_not_accumulate(backend, line):
+    net, batch = line
+    learner = backend.learner(net, optimizer=optax.lbfgs(), accumulate_grad_batches=2)
+    learner.step(*batch)
+    with pytest.raises(UnsupportedValueError, match="without accumulate_grad_batches value_fn="):
+        learner.step(*batch)
+
+
+def test_an_optimizer_of_optax_has_the_names_of_flax_in_files(backend, line):
+    net, _ = line
+    ours = backend.learner(net, optimizer=optax.adam(0.1))
+    flaxs = backend.learner(net, optimizer=nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param))
+    names = [list(backend.placement(each.components["optimizer"])) for each in (ours, flaxs)]
+    assert names[0] == names[1]
 
 
 def test_an_optimizer_with_state_goes_on_from_there(backend, line):
