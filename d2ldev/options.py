@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, get_args
 
-LossName = Literal["mse", "cross_entropy", "bce"]
+LossName = Literal["mse", "cross_entropy", "bce", "model"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adagrad"]
 MetricName = Literal["accuracy"]
 Precision = Literal["model", "bf16", "fp16"]
@@ -21,7 +21,7 @@ Mode = Literal["min", "max"]
 Period = Literal["epoch", "step"]
 Activation = Literal["relu", "tanh", "sigmoid"]
 Loss = LossName | Callable[..., Any]
-"""``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
+"""``'mse'``, ``'cross_entropy'``, ``'bce'``, ``'model'``, or ``(prediction, y) -> scalar tensor``.
 
 Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
 """
@@ -105,4 +105,5 @@ def nearest(value: object, choices: Sequence[str]) -> str:
     import difflib  # not before it is needed
 
     text = str.__str__(value)[:50].lower().replace("-", "_")
-    return next(iter(difflib.get_close_matches(text, choices, n=1)), "")
+    known = {choice.lower(): choice for choice in choices}
+    return next((known[x] for x in difflib.get_close_matches(text, known, n=1)), "")

@@ -13,6 +13,7 @@ from d2ldev.framework import (
     BatchShard,
     Device,
     Framework,
+    Inputs,
     Learner,
     Parallel,
     Tensor,
@@ -62,9 +63,7 @@ class ReferenceParallelLearner(ReferenceLearner):
         self._framework = framework
         self._devices = devices
 
-    def _differentiate(
-        self, model: MLP, inputs: tuple[Any, ...], y: Any
-    ) -> tuple[Tensor, Tensor, Layers]:
+    def _differentiate(self, model: MLP, inputs: Inputs, y: Any) -> tuple[Tensor, Tensor, Layers]:
         first = self._devices[0]
         found = []
         shards = shard_batch(self._framework, model, self.settings, (inputs, y), self._devices)
@@ -80,7 +79,7 @@ class ReferenceParallelLearner(ReferenceLearner):
         losses, predictions, gradients = zip(*found, strict=True)
         return sum(losses), xp.concat(predictions), each_of(lambda *xs: sum(xs), *gradients)
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
     def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[float]:
@@ -116,9 +115,7 @@ class ReferenceGroupLearner(ReferenceLearner):
         first = group.gather("the parameters", each_of(self._text, self._model.layers))[0]
         self._model = MLP(_sums(self._model.layers, [first]), self._model.activation)
 
-    def _differentiate(
-        self, model: MLP, inputs: tuple[Any, ...], y: Any
-    ) -> tuple[Tensor, Tensor, Layers]:
+    def _differentiate(self, model: MLP, inputs: Inputs, y: Any) -> tuple[Tensor, Tensor, Layers]:
         assert self.portion is not None
         share = self.portion.share
         loss, prediction, gradients = super()._differentiate(model, inputs, y)

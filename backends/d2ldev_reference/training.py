@@ -20,7 +20,9 @@ from d2ldev.framework import (
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
+    Inputs,
     Learner,
+    Signature,
     Tensor,
     Tensors,
     Training,
@@ -31,6 +33,7 @@ from d2ldev.framework import (
     check_shapes,
     check_weights,
     describe,
+    read_signature,
 )
 from d2ldev_reference.models import MLP, Layers
 
@@ -97,13 +100,13 @@ class ReferenceLearner(Learner):
         return {"model": self._model, "optimizer": self._optimizer}
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        return ("x",)
+    def signature(self) -> Signature:
+        return read_signature(self._model, by_position=True)
 
     def replace(self, components: dict[str, Any]) -> None:
         self._model, self._optimizer = components["model"], components["optimizer"]
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         loss, prediction, gradients = self._differentiate(self._model, inputs, y)
         if self.settings.accumulate_grad_batches == 1:
             self._update(self._clip(gradients))
@@ -115,11 +118,9 @@ class ReferenceLearner(Learner):
             self.flush()
         return loss, prediction
 
-    def _differentiate(
-        self, model: MLP, inputs: tuple[Any, ...], y: Any
-    ) -> tuple[Tensor, Tensor, Layers]:
+    def _differentiate(self, model: MLP, inputs: Inputs, y: Any) -> tuple[Tensor, Tensor, Layers]:
         """Return the loss of a model, its prediction, and the gradients of its parameters."""
-        *activations, prediction = model.outputs(*inputs)
+        *activations, prediction = model.outputs(*self.arrange(inputs))
         loss, error = self._loss(prediction, y)
         return loss, prediction, self._gradients(model, activations, error)
 
@@ -130,12 +131,12 @@ class ReferenceLearner(Learner):
             self._optimizer = {**self._optimizer, "sums": self._zeros()}
             self.pending = 0
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        prediction = self._model(*inputs)
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
+        prediction = self.predict(inputs)
         return self._loss(prediction, y)[0], prediction
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
-        return self._model(*inputs)
+    def predict(self, inputs: Inputs) -> Any:
+        return self._model(*self.arrange(inputs))
 
     def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
         """Return the loss, and its derivative by the prediction."""

@@ -35,10 +35,12 @@ from d2ldev.areas.training import (
     NO_LABEL,
     WEIGHT_DECAY,
     Copier,
+    Inputs,
     Labels,
     Learner,
     Portion,
     Sharded,
+    Signature,
     Training,
     TrainingSettings,
     Weighted,
@@ -105,9 +107,9 @@ if TYPE_CHECKING:
         check_own_loss,
         check_shapes,
         check_weights,
-        input_names,
         loss_among,
         own_loss,
+        read_signature,
     )
     from d2ldev.processes.group import Group
 
@@ -150,6 +152,7 @@ __all__ = [
     "Files",
     "Framework",
     "Group",
+    "Inputs",
     "Inventory",
     "Keepers",
     "Kind",
@@ -176,6 +179,7 @@ __all__ = [
     "Shape",
     "ShardSampler",
     "Sharded",
+    "Signature",
     "Stray",
     "Strict",
     "Tensor",
@@ -201,7 +205,6 @@ __all__ = [
     "gpu_of_process",
     "gpus_in_words",
     "import_optional",
-    "input_names",
     "is_refused",
     "is_text",
     "join_path",
@@ -225,6 +228,7 @@ __all__ = [
     "own_loss",
     "place",
     "quote",
+    "read_signature",
     "replace",
     "same",
     "shard_batch",
@@ -258,7 +262,7 @@ _RARE = {
         "d2ldev.operations.programs": ("ProgramUsers", "Programs"),
         "d2ldev.operations.steps": (
             *("check_labels", "check_loss", "check_own_loss", "check_shapes", "check_weights"),
-            *("input_names", "loss_among", "own_loss"),
+            *("loss_among", "own_loss", "read_signature"),
         ),
     }.items()
     for name in names

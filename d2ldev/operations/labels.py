@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev.areas import Framework, Learner, TrainingSettings, Weighted
-from d2ldev.areas.training import NO_LABEL, Labels
+from d2ldev.areas.training import NO_LABEL, Inputs, Labels
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.kinds import TENSOR
@@ -121,7 +121,7 @@ def _make_looking_class(cls: type[Learner]) -> type[Learner]:
     """Return a class of learners that look at the labels of their batches."""
 
     def make_class(name: str) -> Callable[..., Any]:
-        def compute(self: Any, inputs: tuple[Any, ...], y: Any) -> Any:
+        def compute(self: Any, inputs: Inputs, y: Any) -> Any:
             labels, is_traced = self.labels, False
             if labels is None:
                 try:

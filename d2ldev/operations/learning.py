@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.areas import Framework, Learner, Tensor, TrainingSettings
 from d2ldev.areas.abilities import require
 from d2ldev.areas.group import join_group
+from d2ldev.areas.training import Inputs
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, labels, moving, placing
 from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
-from d2ldev.operations.steps import check_labels
+from d2ldev.operations.steps import check_labels, output_refusal
 from d2ldev.options import Loss
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _require_portion(learner: Learner) -> None:
     # The learner does not refer to itself: a cycle would keep the processes' engine alive.
     reference = weakref.ref(learner)
 
-    def check_and_step(inputs: tuple[Any, ...], y: Any) -> tuple[Any, Any]:
+    def check_and_step(inputs: Inputs, y: Any) -> tuple[Any, Any]:
         learner: Any = reference()
         if learner.portion is None:
             raise UnsupportedValueError(
@@ -173,7 +174,7 @@ def check_settings(framework: Framework, settings: TrainingSettings) -> Training
         UnsupportedValueError: if they cannot be used, or the framework cannot train with them.
     """
     settings = settings.check()
-    if callable(settings.loss):
+    if callable(settings.loss) or settings.loss == "model":
         attempted = f"train with the loss {describe(settings.loss)}"
         require(framework, "train with a loss of your own", attempted, "loss='mse'")
     precision = settings.precision
@@ -187,6 +188,8 @@ def check_settings(framework: Framework, settings: TrainingSettings) -> Training
 def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
     """Return the share of labels whose class has the largest logit; see ``Backend.accuracy``."""
     attempted = "measure the accuracy of a prediction"
+    if isinstance(prediction, (Mapping, tuple, list)):
+        raise output_refusal(attempted, prediction, "metrics")
     for x in (prediction, y):
         creation.require_tensor(framework, x, attempted)
     require(framework, "train", attempted)

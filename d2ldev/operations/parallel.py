@@ -8,11 +8,11 @@ from __future__ import annotations
 import types
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from d2ldev.areas import Framework, Sharded, TrainingSettings
-from d2ldev.areas.training import bounds, shard_refusal
+from d2ldev.areas.training import Inputs, bounds, shard_refusal
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
@@ -44,7 +44,7 @@ def shard_batch(
     framework: Framework,
     model: Any,
     settings: TrainingSettings,
-    operands: tuple[tuple[Any, ...], Any],
+    operands: tuple[Inputs, Any],
     devices: Sequence[Device],
     *,
     is_filled: bool = False,
@@ -73,15 +73,19 @@ def shard_batch(
     inputs, y = operands
     is_batch = settings.methods is not None
     # The inputs are not a sequence of examples, whatever their number.
-    fields = inputs[0] if is_batch else {"inputs": dict(enumerate(inputs)), "y": y}
+    is_named = isinstance(inputs, Mapping)
+    given: Any = inputs if is_named else dict(enumerate(inputs))
+    fields = given[0] if is_batch else {"inputs": given, "y": y}
     shards = _split_batch(framework, fields, devices, model, is_filled=is_filled)
     if not shards[0].number:
         raise empty_batch_refusal()
     if is_batch:
         return [shard._replace(operands=((shard.operands,), None)) for shard in shards]
+    parts = [shard.operands["inputs"] for shard in shards]
+    found = parts if is_named else [tuple(part.values()) for part in parts]
     return [
-        shard._replace(operands=(tuple(shard.operands["inputs"].values()), shard.operands["y"]))
-        for shard in shards
+        shard._replace(operands=(part, shard.operands["y"]))
+        for part, shard in zip(found, shards, strict=True)
     ]
 
 

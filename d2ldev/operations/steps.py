@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.areas import TrainingSettings, Weighted
+from d2ldev.areas.training import Signature
 from d2ldev.errors import UnsupportedValueError, describe
 
 if TYPE_CHECKING:
@@ -31,9 +32,17 @@ def loss_among(
         UnsupportedValueError: for a metric that keeps a running value.
     """
     given = settings.loss
+    if given == "model":
+        return lambda output, _y: _loss_of_model(output)
     if isinstance(given, str):
         named = losses[given]
-        return lambda prediction, y: named(prediction, *(y if isinstance(y, Weighted) else (y,)))
+
+        def compare_by_name(prediction: Any, y: Any) -> Any:
+            if not hasattr(prediction, "shape"):
+                raise output_refusal(f"compute the loss {given!r}", prediction, "loss")
+            return named(prediction, *(y if isinstance(y, Weighted) else (y,)))
+
+        return compare_by_name
     loss: Callable[..., Any] = comparison(given, weighs=True)
     weighed = _weigh_loss(given, loss)
     needs_weights = any(
@@ -52,6 +61,64 @@ def loss_among(
         return loss(prediction, y)
 
     return compare
+
+
+def _loss_of_model(output: Any) -> Any:
+    """Return the loss that a model has computed: the key or the attribute ``loss`` of its output.
+
+    Raises:
+        UnsupportedValueError: if the output has none, or it is not a scalar.
+    """
+    attempted = "train with loss='model'"
+    has_key = isinstance(output, Mapping) and "loss" in output
+    loss = output["loss"] if has_key else getattr(output, "loss", None)
+    if loss is None:
+        found = "loss is None" if has_key or hasattr(output, "loss") else describe_output(output)
+        raise UnsupportedValueError(
+            attempted,
+            f"the model has returned no loss: {found}",
+            "yield the labels with the inputs, {'x': X, 'labels': y}; and return {'loss': loss} "
+            "from the model",
+        )
+    shape = getattr(loss, "shape", None)
+    if shape is None or tuple(shape):
+        raise _loss_refusal(
+            attempted, shape, loss, f"return {write_mean(loss, 'loss')} as the loss"
+        )
+    return loss
+
+
+def describe_output(output: Any) -> str:
+    """Return what a model has returned, in a few words: a mapping by its keys."""
+    if isinstance(output, Mapping):
+        return f"it returns a {type(output).__name__} with {', '.join(map(repr, output.keys()))}"
+    if isinstance(output, (tuple, list)):
+        return f"it returns a {type(output).__name__} of {len(output)}"
+    return f"it returns a {type(output).__name__}"
+
+
+def output_refusal(attempted: str, output: Any, argument: str) -> UnsupportedValueError:
+    """Return the error of a named loss or metric of a model that returns no tensor.
+
+    Args:
+        attempted: what has failed.
+        output: what the model has returned.
+        argument: the argument that takes a function, ``'loss'`` or ``'metrics'``.
+    """
+    part, hint = "out", ""
+    if isinstance(output, Mapping) and len(output):
+        keys = list(output.keys())
+        part = f"out[{('logits' if 'logits' in keys else keys[0])!r}]"
+        hint = ", or loss='model' for the loss that it computes" if "loss" in keys else ""
+    elif isinstance(output, (tuple, list)):
+        part = "out[0]"
+    text = f"lambda out, y: f({part}, y)"
+    fix = f"loss={text}, with a function f of the framework{hint}"
+    if argument == "metrics":
+        fix = f"metrics=[{text}], where f may be backend.accuracy"
+    return UnsupportedValueError(
+        attempted, f"the model returns no tensor: {describe_output(output)}", fix
+    )
 
 
 _WEIGHTS = "sample_weight"
@@ -145,10 +212,10 @@ def takes_target(function: Callable[..., Any] | str) -> bool:
     It does not if it can be called with a prediction alone. Then its other parameters have
     defaults, are keywords, or are ``sample_weight``. But it compares if its second parameter has
     the name of a target, such as Optax's ``targets=None``. It also does if it takes ``*args``, or
-    if Python does not know its parameters.
+    if Python does not know its parameters. With ``'model'`` the model computes its loss itself.
     """
     if isinstance(function, str):
-        return True
+        return function != "model"
     parameters = _parameters_of(function)
     if any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return True
@@ -360,19 +427,31 @@ def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return parameters[1:] if parameters and parameters[0].name == "F" else parameters
 
 
-def input_names(method: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a model's inputs, in the order of its parameters.
+def read_signature(
+    method: Callable[..., Any], *, switches: Iterable[str] = (), by_position: bool = False
+) -> Signature:
+    """Return the inputs of the method that calls a model. If Python cannot tell, it takes any.
 
     Args:
         method: bound to the model.
-
-    Returns:
-        The names; empty if the method takes ``*args``, or Python cannot tell.
+        switches: the names of parameters that the framework sets.
+        by_position: whether all inputs have to be given by position.
     """
-    parameters = _parameters(method)
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return ()
-    return tuple(each.name for each in parameters if _is_positional(each))
+    parameters = [each for each in _parameters(method) if each.name not in switches]
+    named = [
+        each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return Signature(
+        names=tuple(each.name for each in named),
+        required=frozenset(each.name for each in named if each.default is each.empty),
+        most=None if takes_any else sum(map(_is_positional, named)),
+        unnamed=frozenset(
+            each.name for each in named if by_position or each.kind is each.POSITIONAL_ONLY
+        ),
+        takes_names=any(each.kind is each.VAR_KEYWORD for each in parameters) and not by_position,
+        switches=frozenset(switches),
+    )
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -294,137 +294,13 @@ def empty_data_refusal() -> UnsupportedValueError:
 # -- batches ----------------------------------------------------------------------------------
 
 
-def inputs_and_target(
-    batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
-) -> tuple[tuple[Any, ...], Any]:
-    """Return the inputs of the model, and the target of its prediction.
-
-    Args:
-        batch: ``(X, y)``, a tuple with more inputs before ``y``, or a mapping. The target of a
-            mapping is ``'y'``, or else its last value. Its inputs are in the order of ``names`` if
-            each key is one of them. Otherwise they are in the order of the mapping. Its
-            ``'sample_weight'`` weights the examples, unless the model has an input of this name.
-        names: the names of the model's inputs, in order; empty if they are unknown.
-        takes_mapping: whether the model takes one mapping with these keys.
-
-    Raises:
-        UnsupportedValueError: if the batch lacks the target, or an input before another one. If it
-            has more inputs than the model takes.
-    """
-    if isinstance(batch, Mapping):
-        values, weights = _weights_apart(batch, names)
-        target = values.pop("y") if "y" in values else (values.popitem()[1] if values else None)
-        target = target if weights is None else Weighted(target, weights)
-        fields = (*_by_name(values, names, takes_mapping), target)
-    else:
-        fields = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-    if len(fields) < 2:
-        raise UnsupportedValueError(
-            f"train on a batch, {describe(batch)}",
-            "a batch has inputs and a target",
-            "yield (X, y) from the data, or override Trainer.prepare_batch",
-        )
-    fix = "yield (X, y) from data, or {'x': X, 'y': y}"
-    return _not_too_many(fields[:-1], names, "a batch has one target beside them", fix), fields[-1]
-
-
-def inputs_alone(
-    batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
-) -> tuple[Any, ...]:
-    """Return the inputs of a batch without a target: an input, or a tuple or mapping of inputs.
-
-    Args:
-        batch, names, takes_mapping: see ``inputs_and_target``.
-
-    Raises:
-        UnsupportedValueError: if the batch is empty, or lacks an input before another one. If it
-            has more inputs than the model takes, such as a target.
-    """
-    inputs: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else (batch,)
-    if isinstance(batch, Mapping):
-        values, weights = _weights_apart(batch, names)
-        if weights is not None:
-            raise UnsupportedValueError(
-                "weigh the examples of a batch",
-                "its loss takes the prediction alone",
-                "loss=lambda prediction, y, sample_weight: ...",
-            )
-        inputs = _by_name(values, names, takes_mapping)
-    if not (found := tuple(inputs)):
-        raise UnsupportedValueError(
-            f"call a model with a batch, {describe(batch)}", "it is empty", "yield (X,) from data"
-        )
-    fix = "yield (X,) from data, or loss=lambda prediction, y: ..."
-    return _not_too_many(found, names, "nothing here takes a target", fix)
-
-
-def _not_too_many(
-    inputs: tuple[Any, ...], names: Sequence[str], besides: str, fix: str
-) -> tuple[Any, ...]:
-    """Return the inputs, or raise: a Keras model would ignore the inputs that it does not take."""
-    if names and len(inputs) > len(names):
-        raise UnsupportedValueError(
-            f"call a model with the {len(inputs)} inputs of a batch",
-            f"it takes {', '.join(map(repr, names))}, and {besides}",
-            fix,
-        )
-    return inputs
-
-
-def inputs_to_predict(
-    batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
-) -> tuple[Any, ...]:
-    """Return the inputs of a batch, without its target if it has one.
-
-    The target is the last item of a tuple with two or more items. A mapping has a target unless all
-    of its keys are names of the model's inputs.
-
-    Raises:
-        UnsupportedValueError: see ``inputs_alone``.
-    """
-    has_target = isinstance(batch, (list, tuple)) and len(batch) > 1
-    if isinstance(batch, Mapping):
-        batch, _ = _weights_apart(batch, names)
-        has_target = len(batch) > 1 and not all(key in names for key in batch)
-    if has_target:
-        return inputs_and_target(batch, names, takes_mapping)[0]
-    return inputs_alone(batch, names, takes_mapping)
-
-
-def _weights_apart(batch: Mapping[Any, Any], names: Sequence[str]) -> tuple[dict[Any, Any], Any]:
-    """Return a batch without the weights of its examples, and the weights or None."""
-    values = dict(batch)
-    return values, None if "sample_weight" in names else values.pop("sample_weight", None)
-
-
-def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:
-    """Return inputs in the order of the model's names if all have one, else in their own order."""
-    if not values or not all(key in names for key in values):
-        return values.values()
-    if takes_mapping:
-        return (values,)
-    if len(values) == 1:
-        return values.values()
-    last = max(i for i, name in enumerate(names) if name in values)
-    ordered = names[: last + 1]
-    missing = [name for name in ordered if name not in values]
-    if missing:
-        everything = ", ".join(f"{name!r}: ..." for name in ordered)
-        raise UnsupportedValueError(
-            f"call a model with {', '.join(map(repr, values))}",
-            f"a batch lacks {', '.join(map(repr, missing))} before {ordered[-1]!r}",
-            f"yield {{{everything}, 'y': y}}, or a tuple of all of them and y",
-        )
-    return [values[name] for name in ordered]
-
-
 def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
     """Check that the target of a named loss, and the weights, are arrays or tensors.
 
     A loss function of the user's may take any target.
 
     Args:
-        y: the target of ``inputs_and_target``.
+        y: the target of the batch.
         loss: a name, or a function.
         kinds: the kind of each type.
 

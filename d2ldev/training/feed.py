@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
 from d2ldev._backend import framework_of
 from d2ldev.areas import Learner, Sharded
-from d2ldev.areas.training import Labels
+from d2ldev.areas.training import Inputs, Labels, Signature, TargetRule, separate
 from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten_changing, leaves, unwrap_broadcasts
@@ -22,8 +22,6 @@ from d2ldev.training.data import (
     count_of,
     drop_weights,
     empty_data_refusal,
-    inputs_alone,
-    inputs_and_target,
     length_of_first_axis,
 )
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
@@ -53,8 +51,9 @@ class Feed:
         # The user's ``prepare_batch`` may change the labels.
         self._is_overridden = is_overridden(trainer, "prepare_batch")
         settings = learner.settings
-        self._has_target = takes_target(settings.loss)
-        self._is_plain = self._has_target and settings.methods is None and not self._is_overridden
+        has_target = takes_target(settings.loss)
+        self._rule: TargetRule = "compared" if has_target else "none"
+        self._is_plain = has_target and settings.methods is None and not self._is_overridden
         # The labels of each batch on its way, and whether it has a ``Broadcast``.
         self._scans: deque[tuple[Labels | None, bool]] = deque()
         self._cast: Cast | None = None
@@ -99,7 +98,7 @@ class Feed:
             count_to_draw=count_to_draw,
         )
 
-    def make_operands(self, number: int, batch: Any) -> tuple[tuple[Any, ...], Any, Counts]:
+    def make_operands(self, number: int, batch: Any) -> tuple[Inputs, Any, Any, Counts]:
         """Return the operands of a step, and give the learner the range of its labels.
 
         Args:
@@ -107,17 +106,19 @@ class Feed:
             batch: a batch of ``draw``.
 
         Returns:
-            The inputs of the model, the target, and the weights of the batch in the means.
+            The inputs of the model, the target, and what metrics compare with: the target, or the
+            whole batch with ``loss='model'``. Then the weights of the batch in the means.
         """
+        compared: Any
         labels, has_marks = self._scans.popleft() if self._scans else (None, None)
         if self._is_plain and self._is_complete and is_pair(batch, self._kinds):
             inputs, y = batch[:1], batch[1]
-            examples = length_of_first_axis(y)
+            compared, examples = y, length_of_first_axis(y)
         else:
-            inputs, y, examples = self._split(*self._finish(batch, has_marks))
+            inputs, y, compared, examples = self._split(*self._finish(batch, has_marks))
         counts = self._team.count(self._learner, number, y, examples, labels)
         self._learner.labels = None if self._is_overridden else labels
-        return inputs, y, counts
+        return inputs, y, compared, counts
 
     def prepare(self, batch: Any) -> Any:
         """Return a batch of ``draw`` with the dtype of the model, and without ``Broadcast``."""
@@ -139,15 +140,19 @@ class Feed:
         flat = None if self._stays(batch) else self._walk(batch)
         return (batch, False) if flat is None else (flat.unflatten({}), flat.has_marks)
 
-    def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
+    def first_inputs(self, data: Iterable[Any]) -> Inputs:
         """Return the inputs of the first batch, on the device."""
         for first in draw_outside(self._framework, data):
             (batch,) = self.draw([first])
-            batch = self.prepare(batch)
-            if self._learner.settings.methods is None and not self._has_target:
-                return inputs_alone(batch, *self._names)
-            return inputs_and_target(batch, *self._names)[0]
+            return separate(self.prepare(batch), self._signature, self._rule)[0]
         raise empty_data_refusal()
+
+    def inputs_to_predict(self, batch: Any) -> Inputs:
+        """Return the inputs of a batch of ``draw``, without its target if it has one.
+
+        The target is ``'y'`` of a mapping, or the last item of a tuple with two or more items.
+        """
+        return separate(self.prepare(batch), self._signature, "left out")[0]
 
     def _prepare_on_host(self, batch: Any) -> Any:
         """Cast the floats of a batch on the host, read its labels, and select a portion.
@@ -208,37 +213,40 @@ class Feed:
         if type(batch) is tuple and len(batch) == 2:  # the usual batch
             return look_at(self._framework, batch[1], is_drawn=True, waits=waits)
         try:
-            _, y = inputs_and_target(batch, *self._names)
+            _, y = separate(batch, self._signature, self._rule)
         except UnsupportedValueError:  # the step raises it again
             return None
         return look_at(self._framework, y, is_drawn=True, waits=waits)
 
     @cached_property
-    def _names(self) -> tuple[Sequence[str], bool]:
-        """The names of the model's inputs, and whether it takes a mapping of them."""
-        return self._learner.input_names, self._learner.takes_mapping
+    def _signature(self) -> Signature:
+        """The inputs of the model."""
+        return self._learner.signature
 
-    def _split(self, batch: Any, has_marks: bool) -> tuple[tuple[Any, ...], Any, int]:
-        """Return the inputs of a batch, its target, and the number of its examples.
+    def _split(self, batch: Any, has_marks: bool) -> tuple[Inputs, Any, Any, int]:
+        """Return the inputs of a batch, its target, what metrics compare with, and its examples.
 
         Args:
             batch: a batch on the device.
             has_marks: whether a ``Broadcast`` may be in it.
         """
-        learner, backend, names = self._learner, self._backend, self._names
+        learner, backend, kinds = self._learner, self._backend, self._kinds
         if learner.settings.methods is not None:
             if not self._is_built and not learner.is_built:
-                learner.build(unwrap_broadcasts(inputs_and_target(batch, *names)[0], self._kinds))
+                inputs, _ = separate(batch, self._signature, self._rule)
+                learner.build(unwrap_broadcasts(inputs, kinds))
             self._is_built = True
-            return (self._unwrap(batch, has_marks),), None, count_of(backend, batch)
-        if not self._has_target:
-            inputs = inputs_alone(batch, *names)
-            return self._unwrap(inputs, has_marks), None, count_of(backend, inputs)
-        inputs, y = inputs_and_target(batch, *names)
-        check_target(y, learner.settings.loss, self._kinds)
-        fields = {"inputs": dict(enumerate(inputs)), "y": y}
-        number = count_of(backend, drop_weights(y), fields)
-        return *self._unwrap((inputs, y), has_marks), number
+            return (self._unwrap(batch, has_marks),), None, None, count_of(backend, batch)
+        inputs, y = separate(batch, self._signature, self._rule)
+        if self._rule == "none":
+            whole = batch if learner.settings.loss == "model" else None
+            number = count_of(backend, inputs)
+            return self._unwrap(inputs, has_marks), None, whole, number
+        check_target(y, learner.settings.loss, kinds)
+        given = inputs if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        number = count_of(backend, drop_weights(y), {"inputs": given, "y": y})
+        inputs, y = self._unwrap((inputs, y), has_marks)
+        return inputs, y, y, number
 
     def _unwrap(self, operands: Any, has_marks: bool) -> Any:
         """Return operands with the values of ``Broadcast``, unless the learner takes the marks."""

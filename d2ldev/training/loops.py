@@ -81,9 +81,9 @@ class Loop:
                 ):
                     trainer.should_stop = is_stopped = True
                     break
-                inputs, y, counts = feed.make_operands(number, batch)
+                inputs, y, compared, counts = feed.make_operands(number, batch)
                 loss, prediction = learner.step(inputs, y)
-                self._log(log, counts, loss, prediction, y)
+                self._log(log, counts, loss, prediction, compared)
                 number += 1
                 if progress is not None:
                     progress.step(number, counts.examples, log)
@@ -113,18 +113,18 @@ class Loop:
         number = 0
         with closing(feed.draw(data)) as batches:
             while (batch := draw_next(batches)) is not END:
-                inputs, y, counts = feed.make_operands(number, batch)
+                inputs, y, compared, counts = feed.make_operands(number, batch)
                 loss, prediction = learner.evaluate(inputs, y)
                 if loss is None:  # ``validation_step`` returned nothing
                     counts, loss = Counts(0, 0, 0, 0), float("nan")
-                self._log(log, counts, loss, prediction, y)
+                self._log(log, counts, loss, prediction, compared)
                 number += 1
                 self.trainer.val_batch_idx += 1
         learner.check_labels()
         return {} if self.interruption.is_pressed else self._means(log)
 
     def _log(self, log: DeviceLog, counts: Counts, loss: Any, prediction: Any, y: Any) -> None:
-        """Log the loss and the metrics of a batch."""
+        """Log the loss and the metrics of a batch; ``y`` is what the metrics compare with."""
         if not self.metrics:
             log.add(counts.in_loss, loss=loss)
             return

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from d2ldev._backend import Backend, framework_of
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.other_backends import function_of_another_backend
-from d2ldev.operations.steps import comparison, mean_of, metric_refusal
-from d2ldev.options import METRICS, Metric, problem_of
+from d2ldev.operations.steps import comparison, describe_output, mean_of, metric_refusal
+from d2ldev.options import METRICS, Loss, Metric, problem_of
 
 
 def find_metrics(
-    backend: Backend, metrics: Sequence[Metric]
+    backend: Backend, metrics: Sequence[Metric], loss: Loss | None = None
 ) -> Mapping[str, Callable[[Any, Any], Any]]:
     """Return each metric's function, by its name in the history.
 
     Args:
         backend: the backend, for its ``accuracy``.
         metrics: names and functions; a function has its own name in the history.
+        loss: with ``'model'`` metrics are functions of the model's output and the batch.
 
     Raises:
         UnsupportedValueError: for an unknown name, or a name twice. For an object that cannot be
@@ -38,6 +40,8 @@ def find_metrics(
         function: Callable[[Any, Any], Any]
         if isinstance(metric, str) and metric == "accuracy":
             name, function = "accuracy", backend.accuracy
+            if loss == "model":
+                function = partial(_measure_output, backend)
         elif callable(metric):
             name = getattr(metric, "__name__", type(metric).__name__)
             attempted = f"measure {describe(metric)}"
@@ -61,6 +65,26 @@ def find_metrics(
         check_names(["loss", *functions, name])
         functions[name] = function
     return functions
+
+
+def _measure_output(backend: Backend, output: Any, batch: Any) -> Any:
+    """Return the accuracy of a model's ``logits`` for the ``labels`` of a batch."""
+    logits, labels = (
+        x.get(name) if isinstance(x, Mapping) else getattr(x, name, None)
+        for x, name in ((output, "logits"), (batch, "labels"))
+    )
+    rank = len(getattr(logits, "shape", ()))
+    problem = f"the logits have {rank} dimensions, and the model may have shifted the labels"
+    if logits is None or labels is None:
+        problem = f"there are no {'logits' if logits is None else 'labels'}; "
+        problem += describe_output(output) if logits is None else "the batch needs the key 'labels'"
+    elif rank == 2:
+        return backend.accuracy(logits, labels)
+    raise UnsupportedValueError(
+        "measure the accuracy with loss='model'",
+        problem,
+        "metrics=[function], with def function(output, batch): ...",
+    )
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -61,11 +61,7 @@ from d2ldev.training.callbacks import (
     notify,
 )
 from d2ldev.training.context import RunContext
-from d2ldev.training.data import (
-    ArrayLoader,
-    check_data,
-    inputs_to_predict,
-)
+from d2ldev.training.data import ArrayLoader, check_data
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption
@@ -455,9 +451,7 @@ class Trainer(TrainerState):
             gpus = self.gpus if outcome is None else self.gpus[:1]
             learner = self._make_learner(model, settings, gpus, group, team)
             check_schedules(callbacks, learner.settings.optimizer)
-            functions = find_metrics(self.backend, settings.metrics) or self._find_own_metrics(
-                learner
-            )
+            functions = self._find_metrics(settings.metrics, learner)
             loop = Loop(self, learner, functions, callbacks, interruption, team)
             run = self._make_run(loop, settings.saving, train_data, val_data)
             epochs = self.max_epochs if outcome is None else 0
@@ -688,7 +682,7 @@ class Trainer(TrainerState):
         >>> Trainer(1).validate(backend.mlp([2, 1]), [(X, y)])
         {'loss': 1.0}
         """
-        functions = find_metrics(self.backend, metrics)
+        find_metrics(self.backend, metrics)
         with self._keep_run("validate", model):
             batches = find_loader(data, "val_dataloader")
             prepared = self._prepare_for_use(model, batches, "validate")
@@ -700,7 +694,7 @@ class Trainer(TrainerState):
             # ``training_step`` may plot without a training before it.
             self.num_train_batches = self.num_train_batches or self.num_val_batches
             try:
-                functions = functions or self._find_own_metrics(learner)
+                functions = self._find_metrics(metrics, learner)
                 return Loop(self, learner, functions).evaluate(batches)
             finally:
                 learner.sync()
@@ -731,15 +725,10 @@ class Trainer(TrainerState):
             learner = self._make_evaluator(
                 self._prepare_for_use(model, source, "predict"), loss="mse"
             )
-            names, takes_mapping = learner.input_names, learner.takes_mapping
             feed = Feed(self, learner)
             try:
                 with closing(feed.draw(source)) as batches:
-                    predictions = []
-                    for batch in batches:
-                        inputs = inputs_to_predict(feed.prepare(batch), names, takes_mapping)
-                        predictions.append(learner.predict(inputs))
-                    return predictions
+                    return [learner.predict(feed.inputs_to_predict(batch)) for batch in batches]
             finally:
                 learner.sync()
 
@@ -820,9 +809,13 @@ class Trainer(TrainerState):
         operands = framework_of(self.backend).training.step_operands(model)
         return find_own_settings(model, *arguments, trainer=self, operands=operands)
 
-    def _find_own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
-        """Return the metrics of a compiled model; a model with its own steps has no prediction."""
-        if learner.settings.methods is not None:
+    def _find_metrics(
+        self, metrics: Sequence[Metric], learner: Learner
+    ) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """Return the metrics of a call, or else those of a compiled model."""
+        if metrics:
+            return find_metrics(self.backend, metrics, learner.settings.loss)
+        if learner.settings.methods is not None:  # with its own steps it has no prediction
             return {}
         metrics = framework_of(self.backend).training.metrics(learner.model)
         return find_metrics(self.backend, metrics)

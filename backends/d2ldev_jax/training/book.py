@@ -17,14 +17,17 @@ from flax.training.train_state import TrainState
 
 from d2ldev.framework import (
     Framework,
+    Inputs,
     Learner,
+    Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
     check_own_loss,
     describe,
+    read_signature,
 )
-from d2ldev_jax.training.learner import clip, make_optimizer, name_failed_update
+from d2ldev_jax.training.learner import SWITCHES, clip, make_optimizer, name_failed_update
 
 
 class BooksState(TrainState):
@@ -70,7 +73,7 @@ def make_module_class(methods: Any) -> type:
     return Module
 
 
-def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, ...]) -> None:
+def begin(framework: Framework, module: Any, optimizer: Any, inputs: Inputs) -> None:
     """Give a module's trainer the state at the begin of its training.
 
     Args:
@@ -145,19 +148,19 @@ class BooksLearner(Learner):
         )
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        return ()
+    def signature(self) -> Signature:
+        return read_signature(self._module, switches=SWITCHES, by_position=True)
 
     @property
     def is_built(self) -> bool:
         return self._is_built
 
-    def build(self, inputs: tuple[Any, ...]) -> None:
+    def build(self, inputs: Inputs) -> None:
         optimizer = make_optimizer(self.settings)
         begin(self._framework, self._module, optimizer, inputs)
         self._is_built = True
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         assert self.settings.methods is not None  # JaxTraining makes no such learner without them
         in_step, _ = self.settings.methods
         self._module.training = True
@@ -174,7 +177,7 @@ class BooksLearner(Learner):
         check_own_loss(loss, self._module, in_step)
         return loss, None
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if self.settings.methods is None:
             raise UnsupportedValueError(
                 f"evaluate {describe(self._module)}",
@@ -193,12 +196,13 @@ class BooksLearner(Learner):
             check_own_loss(loss, self._module, in_evaluation)
         return loss, None
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         self._module.training = False
         state = self._trainer.state
-        return state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, *inputs)
+        variables = {"params": state.params, "batch_stats": state.batch_stats}
+        return state.apply_fn(variables, *self.arrange(inputs))
 
-    def _call_method(self, method: str, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
+    def _call_method(self, method: str, inputs: Inputs, wanted: str, kind: type) -> Any:
         """Return the value of one of the module's own methods for a batch."""
         state = self._trainer.state
         returned = getattr(self._module, method)(state.params, *inputs, state)

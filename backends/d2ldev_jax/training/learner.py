@@ -33,9 +33,11 @@ from d2ldev.framework import (
     WEIGHT_DECAY,
     D2LDevError,
     Framework,
+    Inputs,
     Learner,
     Programs,
     ProgramUsers,
+    Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
@@ -44,13 +46,13 @@ from d2ldev.framework import (
     check_shapes,
     check_weights,
     describe,
-    input_names,
     is_text,
     list_named_tensors,
     loss_among,
     own_loss,
     place,
     quote,
+    read_signature,
     state_refusal,
     text_of,
 )
@@ -71,6 +73,8 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
 }
 _OF_NO_TRAINING = optax.set_to_zero()  # one object, because programs depend on it
 _PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
+# The parameters of a call that choose a mode of the module.
+SWITCHES = ("train", "training", "deterministic", "rngs")
 # The flags of a module that is in evaluation mode.
 _FLAGS = ("deterministic", "use_running_average")
 
@@ -182,18 +186,20 @@ class JaxLearner(Learner):
         return self._places.takes_marks
 
     @property
-    def input_names(self) -> tuple[str, ...]:
+    def signature(self) -> Signature:
         model = unwrap(self._model)
         if isinstance(model, nnx.bridge.ToNNX):  # it has the parameters of its linen module
             wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
-            return input_names(getattr(model, wrapped))
-        return input_names(model)
+            model = getattr(model, wrapped)
+        while isinstance(model, nnx.Sequential) and len(model.layers):
+            model = model.layers[0]  # which gets all inputs
+        return read_signature(model, switches=SWITCHES)
 
     @_name_text
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        inputs, y = self._places.shard_batch((inputs, y), self.portion)
+        inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
         if self.settings.accumulate_grad_batches == 1:
             self._state, loss, prediction = self._program.step(self._state, self._rate, inputs, y)
         else:
@@ -216,17 +222,19 @@ class JaxLearner(Learner):
         self._sums, self.pending = None, 0
 
     @_name_text
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        arrays, batch = self._places.prepare_alone(self._state[0], (inputs, y), self.portion)
+        batch = self.arrange(inputs), y
+        arrays, batch = self._places.prepare_alone(self._state[0], batch, self.portion)
         loss, prediction = self._program.evaluate(arrays, *batch)
         return self._places.take_local(loss), self._places.take_shard(prediction, self.portion)
 
     @_name_text
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         if self._is_synced:
             self._take()
+        inputs = self.arrange(inputs)
         arrays, inputs = self._places.prepare_alone(self._state[0], inputs, self.portion)
         return self._places.take_local(self._program.predict(arrays, inputs))
 
@@ -301,18 +309,18 @@ class JaxShardLearner(JaxLearner):
         self._group = group
         super().__init__(framework, model, settings)
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         self._spread(inputs)
         return super().step(inputs, y)
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         self._spread(inputs)
         return super().evaluate(inputs, y)
 
     def leave(self) -> None:
         """Leave the model as after the last ``sync``: the other processes may not gather now."""
 
-    def _spread(self, inputs: tuple[Any, ...]) -> None:
+    def _spread(self, inputs: Inputs) -> None:
         if self._places.split is not None:
             return
         (native, *_), *_ = (
@@ -487,6 +495,10 @@ def _find_variables(state: Any) -> dict[Any, Any]:
 # -- compiled functions ---------------------------------------------------------------------------
 
 
+def _call(model: Any, inputs: Inputs) -> Any:
+    return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+
+
 def _cast(tree: Any, old: Any, new: Any) -> Any:
     """Return a nesting whose arrays of one dtype have another one."""
     return jax.tree.map(lambda x: x.astype(new) if getattr(x, "dtype", None) == old else x, tree)
@@ -588,7 +600,7 @@ class _Steps:
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
         return self.structure, self.wrt, how
 
-    def step(self, state: _State, rate: Tensor | None, inputs: tuple[Any, ...], y: Any) -> Any:
+    def step(self, state: _State, rate: Tensor | None, inputs: Inputs, y: Any) -> Any:
         """Return the state after a step, and the loss and the prediction before it."""
         model, gradients, value, prediction = self._differentiate(state, inputs, y)
 
@@ -602,7 +614,7 @@ class _Steps:
         state = self._update(model, state, rate, gradients, value, value_fn=compute_loss)
         return state, value, prediction
 
-    def accumulate(self, state: _State, sums: Any, inputs: tuple[Any, ...], y: Any) -> Any:
+    def accumulate(self, state: _State, sums: Any, inputs: Inputs, y: Any) -> Any:
         """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
         model, gradients, value, prediction = self._differentiate(state, inputs, y)
         new = gradients, value
@@ -615,13 +627,11 @@ class _Steps:
         gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
         return self._update(self.model_split.merge(state[0]), state, rate, gradients, value)
 
-    def evaluate(
-        self, model_arrays: list[Tensor], inputs: tuple[Any, ...], y: Any
-    ) -> tuple[Tensor, Any]:
+    def evaluate(self, model_arrays: list[Tensor], inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         """Return the loss and the prediction in evaluation mode."""
         return self._compare(self._prepare_evaluation(model_arrays), inputs, y, is_step=False)
 
-    def predict(self, model_arrays: list[Tensor], inputs: tuple[Any, ...]) -> Any:
+    def predict(self, model_arrays: list[Tensor], inputs: Inputs) -> Any:
         """Return the prediction in evaluation mode."""
         return self._compute_prediction(self._prepare_evaluation(model_arrays), inputs)
 
@@ -630,7 +640,7 @@ class _Steps:
         model.eval()
         return model
 
-    def _compute_prediction(self, model: Any, inputs: tuple[Any, ...]) -> Any:
+    def _compute_prediction(self, model: Any, inputs: Inputs) -> Any:
         """Return the prediction, in float32 if the model computes in fewer bits.
 
         A layer without its own ``dtype`` computes in the dtype of its inputs and parameters. The
@@ -638,14 +648,14 @@ class _Steps:
         """
         narrow = _PRECISIONS.get(self.settings.precision)
         if narrow is None:
-            return model(*inputs)
+            return _call(model, inputs)
         wide, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
         nnx.update(model, jax.tree.unflatten(structure, _cast(wide, jnp.float32, narrow)))
-        prediction = model(*_cast(inputs, jnp.float32, narrow))
+        prediction = _call(model, _cast(inputs, jnp.float32, narrow))
         nnx.update(model, jax.tree.unflatten(structure, wide))
         return _cast(prediction, narrow, jnp.float32)
 
-    def _compare(self, model: Any, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> Any:
+    def _compare(self, model: Any, inputs: Inputs, y: Any, *, is_step: bool) -> Any:
         """Return the loss and the prediction."""
         if self.settings.methods is not None:
             return own_loss(model, self.settings.methods, *inputs, is_step=is_step), None
@@ -654,7 +664,7 @@ class _Steps:
         check_loss(getattr(value, "shape", None), value, self.settings.loss)
         return value, prediction
 
-    def _differentiate(self, state: _State, inputs: tuple[Any, ...], y: Any) -> Any:
+    def _differentiate(self, state: _State, inputs: Inputs, y: Any) -> Any:
         """Return the model, the gradients, the loss and the prediction."""
         arrays, _, scaler = state
         model = self.model_split.merge(arrays)

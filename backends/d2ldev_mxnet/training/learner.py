@@ -7,17 +7,19 @@ from typing import Any
 
 from d2ldev.framework import (
     Framework,
+    Inputs,
     Learner,
+    Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
     Weighted,
     check_loss,
     describe,
-    input_names,
     loss_among,
     own_loss,
     place,
+    read_signature,
     state_refusal,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
@@ -66,7 +68,7 @@ class MXNetLearner(Learner):
     def is_built(self) -> bool:
         return all(parameter._data is not None for parameter in self._parameters())
 
-    def build(self, inputs: tuple[Any, ...]) -> None:
+    def build(self, inputs: Inputs) -> None:
         self.predict(inputs)
 
     def _parameters(self) -> list[Any]:
@@ -96,17 +98,18 @@ class MXNetLearner(Learner):
     # -- inputs -----------------------------------------------------------------------------------
 
     @property
-    def input_names(self) -> tuple[str, ...]:
+    def signature(self) -> Signature:
+        # A block takes its inputs by position only.
         model = self._model
         if type(model).forward is not mx.gluon.HybridBlock.forward:
-            return input_names(model.forward)
+            return read_signature(model.forward, by_position=True)
         # The block itself gives F and its own parameters.
-        _namespace, *names = input_names(model.hybrid_forward) or (None,)
-        return tuple(name for name in names if name not in model._reg_params)
+        own = ("F", *model._reg_params)
+        return read_signature(model.hybrid_forward, switches=own, by_position=True)
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics():
             for parameter in self._trainer._params:
                 if parameter.grad_req == "add":
@@ -135,11 +138,11 @@ class MXNetLearner(Learner):
             self._update()
         self._sums, self.pending = {}, 0
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics(), mx.autograd.pause():
             return self._compute_losses(inputs, y, is_step=False)
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         with NumPySemantics(), mx.autograd.pause():
             return self._compute_prediction(inputs)
 
@@ -151,7 +154,7 @@ class MXNetLearner(Learner):
                 self._sums[number] = gradient + self._sums.get(number, 0)
                 x._fresh_grad = False
 
-    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         """Compute the gradients of a batch; return its loss and its prediction."""
         with mx.autograd.record():
             loss, prediction = self._compute_losses(inputs, y, is_step=True)
@@ -164,22 +167,24 @@ class MXNetLearner(Learner):
         # By 1: the loss is a mean already.
         self._trainer.update(1, ignore_stale_grad=True)
 
-    def _compute_losses(
-        self, inputs: tuple[Any, ...], y: Any, *, is_step: bool
-    ) -> tuple[Tensor, Any]:
+    def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
         prediction = self._compute_prediction(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
         labels = self.labels
-        are_all_classes = labels is not None and labels.are_all_among(prediction.shape[-1])
+        are_all_classes = (
+            labels is not None
+            and isinstance(prediction, mx.nd.NDArray)
+            and labels.are_all_among(prediction.shape[-1])
+        )
         loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)
         shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
         check_loss(shape, loss, self.settings.loss)
         return loss, prediction
 
-    def _compute_prediction(self, inputs: tuple[Any, ...]) -> Any:
-        return self._model(*[_as_numpy(x) for x in inputs])
+    def _compute_prediction(self, inputs: Inputs) -> Any:
+        return self._model(*[_as_numpy(x) for x in self.arrange(inputs)])
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.

@@ -13,6 +13,7 @@ from d2ldev.framework import (
     BatchShard,
     Device,
     Framework,
+    Inputs,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
@@ -55,17 +56,17 @@ class MXNetParallelLearner(MXNetLearner):
         self._store: Any = None  # while there are several arrays
         super().__init__(framework, model, settings)
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         self.sync()
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         self.sync()
         return super().predict(inputs)
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self.is_built:
             self.build(unwrap_broadcasts(inputs, self._framework.state.kinds))
         self._spread()
@@ -92,7 +93,7 @@ class MXNetParallelLearner(MXNetLearner):
         sums = [_sum_weights(shard.operands[1], leaves_out) for shard in shards]
         return [each / total.as_in_ctx(each.ctx) for each in sums]
 
-    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         shards = shard_batch(
             self._framework, self._model, self.settings, (inputs, y), self._devices
         )
@@ -206,7 +207,7 @@ class MXNetGroupLearner(MXNetLearner):
         super().replace(components)
         self._keys, self._share = [], None
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self._keys:
             if not self.is_built:
                 self.build(inputs)
@@ -276,7 +277,7 @@ class MXNetGroupLearner(MXNetLearner):
             mx.autograd.mark_variables(parameter.list_data(), [view], parameter.grad_req)
             start = stop
 
-    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
         with mx.autograd.record():
             loss, prediction = self._compute_losses(inputs, y, is_step=True)

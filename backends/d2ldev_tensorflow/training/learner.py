@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -18,20 +18,22 @@ from d2ldev.framework import (
     CPU,
     Device,
     Framework,
+    Inputs,
     Learner,
     Programs,
     ProgramUsers,
+    Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
     check_loss,
     describe,
-    input_names,
     list_named_tensors,
     loss_among,
     on,
     own_loss,
     place,
+    read_signature,
     state_refusal,
 )
 from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras
@@ -39,6 +41,9 @@ from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, widen
 from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
 from d2ldev_tensorflow.training.precision import compute_in, find_policy
+
+# The parameters that the framework sets: in any call, and also in Keras' own ones.
+_SWITCHES = ("training", "mask")
 
 
 class TensorFlowLearner(Learner):
@@ -105,18 +110,19 @@ class TensorFlowLearner(Learner):
     def is_built(self) -> bool:
         return self._is_ready
 
-    def build(self, inputs: tuple[Any, ...]) -> None:
+    def build(self, inputs: Inputs) -> None:
         tensors = self._framework.tensors
         # A string array is not a tensor yet, and does not tell the model's device.
-        inputs = tf.nest.map_structure(
-            lambda x: tf.constant(x) if isinstance(x, np.ndarray) else x, inputs
+        operands = tf.nest.map_structure(
+            lambda x: tf.constant(x) if isinstance(x, np.ndarray) else x,
+            self._make_operands(inputs),
         )
-        placed = [x for x in tf.nest.flatten(inputs) if isinstance(x, tensors.types)]
+        placed = [x for x in tf.nest.flatten(operands) if isinstance(x, tensors.types)]
         numbers = [x for x in placed if not tensors.stays_on_host(x)]
         device = tensors.device_of(numbers[0]) if numbers else CPU
         if not self._has_variables():
             with on(self._framework, device):
-                self._call(inputs, training=False)
+                self._call(operands, training=False)
         self._get_ready(device)
 
     def _has_variables(self) -> bool:
@@ -260,21 +266,34 @@ class TensorFlowLearner(Learner):
     # -- inputs -----------------------------------------------------------------------------------
 
     @property
-    def input_names(self) -> tuple[str, ...]:
+    def signature(self) -> Signature:
+        model = self._model
         if not self._takes_list:
-            return input_names(self._model.call if self._is_layer else self._model)
-        if self.takes_mapping:
+            method = model.call if self._is_layer else model
+            is_keras_own = getattr(method, "__module__", "").startswith("keras.")
+            return read_signature(method, switches=_SWITCHES[: 2 if is_keras_own else 1])
+        names = self._list_names()
+        optional = {each.name for each in model.layers if getattr(each, "optional", False)}
+        return Signature(names, frozenset(names) - optional, len(names))
+
+    def _list_names(self) -> tuple[str, ...]:
+        """Return the names of a functional model's inputs, in order."""
+        if self._takes_mapping():
             return tuple(self._model.input)
         return tuple(each.name for each in self._model.inputs)
 
-    @property
-    def takes_mapping(self) -> bool:
+    def _takes_mapping(self) -> bool:
         # A Sequential has only ``inputs``.
         return self._takes_list and isinstance(getattr(self._model, "input", None), Mapping)
 
+    def _make_operands(self, inputs: Inputs) -> tuple[Any, ...]:
+        """Return inputs as the operands of a traced function."""
+        inputs = self.arrange(inputs)
+        return (_Named(inputs),) if isinstance(inputs, dict) else tuple(inputs)
+
     # -- steps ------------------------------------------------------------------------------------
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
         # This check takes a microsecond for a model of ten layers.
@@ -282,13 +301,13 @@ class TensorFlowLearner(Learner):
             self._get_ready(self._device)
         if self.settings.accumulate_grad_batches > 1:
             accumulate = self._accumulations[self._are_classes()]
-            loss, prediction, self._sums = accumulate(self._sums, *inputs, y)
+            loss, prediction, self._sums = accumulate(self._sums, *self._make_operands(inputs), y)
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
             return loss, prediction
         # As separate arguments, as in a loop by hand: TensorFlow inspects a tuple more slowly.
-        loss, prediction = self._steps[self._are_classes()](*inputs, y)
+        loss, prediction = self._steps[self._are_classes()](*self._make_operands(inputs), y)
         return loss, prediction
 
     def flush(self) -> None:
@@ -296,10 +315,11 @@ class TensorFlowLearner(Learner):
             self._apply(self._sums, tf.constant(self.pending))
             self._sums, self.pending = None, 0
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
-        loss, prediction = self._evaluations[self._are_classes()](*inputs, y)
+        evaluate = self._evaluations[self._are_classes()]
+        loss, prediction = evaluate(*self._make_operands(inputs), y)
         return loss, prediction
 
     def _are_classes(self) -> bool:
@@ -310,10 +330,10 @@ class TensorFlowLearner(Learner):
         program.greatest = labels.greatest
         return True
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         if not self._is_ready:
             self.build(inputs)
-        return self._forward(*inputs)
+        return self._forward(*self._make_operands(inputs))
 
     def _compute_alone(self, *inputs: Any) -> Any:
         compiled.check_own_methods(self._model, "predict_step")
@@ -398,10 +418,19 @@ class TensorFlowLearner(Learner):
 
     def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
         mode = {"training": training} if self._is_told else {}
+        first = inputs[0] if inputs else None
+        if isinstance(first, _Named):
+            if not self._takes_list:
+                return self._model(**first.inputs, **mode)
+            # A functional model takes its inputs together. One that is optional may be missing.
+            whole = {name: first.inputs.get(name) for name in self._list_names()}
+            if self._takes_mapping():
+                return self._model(whole, **mode)
+            inputs = list(whole.values())
         if len(inputs) == 1 or not self._takes_list:
             return self._model(*inputs, **mode)
-        if self.takes_mapping:
-            names = ", ".join(f"{name!r}: ..." for name in self.input_names)
+        if self._takes_mapping():
+            names = ", ".join(f"{name!r}: ..." for name in self._list_names())
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
                 f"its inputs have names, and the batch has {len(inputs)} inputs without names",
@@ -414,7 +443,7 @@ class TensorFlowLearner(Learner):
         loss_of = self._loss
         if type(y) is _Classes:
             y = y.labels
-            if self._program.admits(prediction.shape):
+            if isinstance(prediction, tf.Tensor) and self._program.admits(prediction.shape):
                 loss_of = self._loss_of_classes
         loss = loss_of(prediction, y)
         check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
@@ -436,6 +465,16 @@ def _list_flags(flagged: list[Any]) -> list[bool]:
 
 
 # -- traced functions -----------------------------------------------------------------------------
+
+
+class _Named(NamedTuple):
+    """Inputs by name, as one operand of a traced function.
+
+    Args:
+        inputs: the inputs.
+    """
+
+    inputs: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from d2ldev.framework import (
     BatchShard,
     Device,
     Framework,
+    Inputs,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
@@ -109,11 +110,11 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self._gather()
         return super().components
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         self._gather()
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         self._gather()
         return super().predict(inputs)
 
@@ -161,7 +162,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(unwrap_broadcasts(inputs, self._framework.state.kinds))
         shards = shard_batch(
@@ -169,7 +170,10 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         )
         number = sum(shard.number for shard in shards)
         pairs = zip(shards, self._compute_shares(y, shards), strict=True)
-        own = [(shard.operands[0], (shard.operands[1], share)) for shard, share in pairs]
+        own = [
+            (self._make_operands(shard.operands[0]), (shard.operands[1], share))
+            for shard, share in pairs
+        ]
         with allow_mixing():
             loss, prediction = super().step((), own)
         with allow_mixing(), tf.device(self._framework.devices.native(self._device)):
@@ -293,7 +297,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         self._strategy = strategy
         super().__init__(framework, model, settings)
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
         # As a tensor, so that the traced function holds for any number.
         return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))

@@ -18,7 +18,9 @@ from d2ldev.framework import (
     WEIGHT_DECAY,
     D2LDevError,
     Framework,
+    Inputs,
     Learner,
+    Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
@@ -28,11 +30,11 @@ from d2ldev.framework import (
     check_weights,
     describe,
     flatten,
-    input_names,
     loss_among,
     map_tensors,
     own_loss,
     place,
+    read_signature,
     state_refusal,
     text_of,
 )
@@ -264,11 +266,18 @@ class TorchLearner(Learner):
             self._evaluate()
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        # The result of torch.compile passes all inputs on to the original module.
-        return input_names(original(self._model).forward)
+    def signature(self) -> Signature:
+        # A module that passes all inputs on has the inputs of the module inside of it.
+        model = original(self._model)
+        found = read_signature(model.forward)
+        while not found.names and isinstance(
+            inner := getattr(model, "module", None), torch.nn.Module
+        ):
+            model = original(inner)
+            found = read_signature(model.forward)
+        return found
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if self._optimizer is None:
             self.build(inputs)
         if not self._model.training:
@@ -285,7 +294,7 @@ class TorchLearner(Learner):
             self.flush()
         return found
 
-    def _search(self, optimizer: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _search(self, optimizer: Any, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         """Take a step of an optimizer that computes the loss several times; return the first."""
         results: list[tuple[Tensor, Any]] = []
 
@@ -318,24 +327,24 @@ class TorchLearner(Learner):
             self._scaler.update()
         self.pending = 0
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         self._evaluate()
         with torch.no_grad():
             return self._compute_losses(inputs, y, is_step=False)
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         self._evaluate()
         with torch.no_grad():
             return self._compute_prediction(inputs)
 
-    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         """Add the gradients of a batch to the present ones; return its loss and prediction."""
         loss, prediction = self._compute_losses(inputs, y, is_step=True)
         self._backward(loss)
         # Without the graph of the backward pass.
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
 
-    def _lacks_variance(self, inputs: tuple[Any, ...]) -> bool:
+    def _lacks_variance(self, inputs: Inputs) -> bool:
         """Return whether a batch has one example, and the model normalizes batches."""
         flat = flatten(inputs, self._framework.state.kinds, "train")
         lengths = {len(x) for x in flat.tensors.values() if x.dim()}
@@ -348,12 +357,14 @@ class TorchLearner(Learner):
         """Return the loss of a whole batch for an optimizer that uses the loss."""
         return loss
 
-    def _compute_prediction(self, inputs: tuple[Any, ...]) -> Any:
-        return self._model(*inputs) if self._narrow is None else self._narrowly(inputs)
+    def _compute_prediction(self, inputs: Inputs) -> Any:
+        return self._call(inputs) if self._narrow is None else self._narrowly(inputs)
 
-    def _compute_losses(
-        self, inputs: tuple[Any, ...], y: Any, *, is_step: bool
-    ) -> tuple[Tensor, Any]:
+    def _call(self, inputs: Inputs) -> Any:
+        inputs = self.arrange(inputs)
+        return self._model(**inputs) if isinstance(inputs, dict) else self._model(*inputs)
+
+    def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         try:
             if self.settings.methods is not None:
                 return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
@@ -368,29 +379,33 @@ class TorchLearner(Learner):
                 "drop_last=True in the loader, where the last batch has one example",
             ) from error
         labels = self.labels
-        are_all_classes = labels is not None and labels.are_all_among(prediction.shape[-1])
+        are_all_classes = (
+            labels is not None
+            and isinstance(prediction, torch.Tensor)
+            and labels.are_all_among(prediction.shape[-1])
+        )
         loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)
         if not isinstance(self.settings.loss, str):
             shape = loss.shape if isinstance(loss, torch.Tensor) else None
             check_loss(shape, loss, self.settings.loss)
         return loss, prediction
 
-    def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
+    def _narrowly(self, inputs: Inputs) -> Any:
         """Compute the prediction in fewer bits, and return it in float32."""
         with torch.autocast(self._place_of(inputs).type, self._narrow):
-            prediction = self._model(*inputs)
+            prediction = self._call(inputs)
         return self._map_prediction(
             lambda x: x.float() if x.dtype is self._narrow else x, prediction
         )
 
-    def _place_of(self, inputs: tuple[Any, ...]) -> torch.device:
+    def _place_of(self, inputs: Inputs) -> torch.device:
         """Return torch's device of the model; without parameters, of the first input."""
         first = next(self._model.parameters(), None)
         if first is not None:
             return first.device
         return self._place_of_inputs(inputs)
 
-    def _place_of_inputs(self, inputs: tuple[Any, ...]) -> torch.device:
+    def _place_of_inputs(self, inputs: Inputs) -> torch.device:
         """Return torch's device of the inputs; some, such as lengths, may stay on the CPU."""
         flat = flatten(inputs, self._framework.state.kinds, "train")
         found = [x.device for x in flat.tensors.values()]
@@ -439,7 +454,7 @@ class TorchLearner(Learner):
     def is_built(self) -> bool:
         return self._optimizer is not None and not self._is_lazy()
 
-    def build(self, inputs: tuple[Any, ...]) -> None:
+    def build(self, inputs: Inputs) -> None:
         # In evaluation mode, which changes no running mean.
         self.predict(inputs)
         if self._optimizer is None and self.settings.optimizer is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from d2ldev.framework import Framework, Tensor, TrainingSettings, map_tensors
+from d2ldev.framework import Framework, Inputs, Tensor, TrainingSettings, map_tensors
 from d2ldev_torch.training.learner import TorchLearner, list_trained
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TorchGroupLearner(TorchLearner):
         super().replace(components)
         self._shared = None
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if self._shared is None:
             if not self.is_built:
                 self.build(inputs)
@@ -67,7 +67,7 @@ class TorchGroupLearner(TorchLearner):
             self._shared.reduce()
         super().flush()
 
-    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         shared, portion = self._shared, self.portion
         assert shared is not None
         assert portion is not None
@@ -89,7 +89,7 @@ class TorchGroupLearner(TorchLearner):
         distributed.all_reduce(total)
         return total.cpu()
 
-    def _compute(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _compute(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with self._numbers.draw_own(self._place_of(inputs)):
             loss, prediction = self._compute_losses(inputs, y, is_step=True)
         return loss, self._map_prediction(torch.Tensor.detach, prediction)

@@ -13,7 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from d2ldev.framework import Framework, Tensor, TrainingSettings, UnsupportedValueError, describe
+from d2ldev.framework import (
+    Framework,
+    Inputs,
+    Tensor,
+    TrainingSettings,
+    UnsupportedValueError,
+    describe,
+)
 from d2ldev_torch.models import original
 from d2ldev_torch.optimizers import is_simple
 from d2ldev_torch.training.learner import TorchLearner, list_trained, needs_closure
@@ -114,26 +121,26 @@ class TorchShardLearner(TorchLearner):
             self._model, self._split = self._split.whole, None
         super().sync()
 
-    def build(self, inputs: tuple[Any, ...]) -> None:
+    def build(self, inputs: Inputs) -> None:
         super().build(self._map_prediction(torch.Tensor.cpu, inputs))
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with self._spread(inputs):
             found = super().step(inputs, y)
         broadcast_buffers(self._model.modules())
         return found
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with self._spread(inputs):
             return super().evaluate(inputs, y)
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         if not self.is_built:  # during ``build``
             return super().predict(inputs)
         with self._spread(inputs):
             return super().predict(inputs)
 
-    def _differentiate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
         with self._numbers.draw_own(self._place_of(inputs)):
             loss, prediction = self._compute_losses(inputs, y, is_step=True)
@@ -142,7 +149,7 @@ class TorchShardLearner(TorchLearner):
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
 
     @contextmanager
-    def _spread(self, inputs: tuple[Any, ...]) -> Iterator[None]:
+    def _spread(self, inputs: Inputs) -> Iterator[None]:
         """Split a whole model for a block, on the device of the inputs."""
         if not self.is_built:
             self.build(inputs)

@@ -17,6 +17,13 @@ from d2ldev.areas.training.batches import (
     shard_refusal,
     tell_epoch,
 )
+from d2ldev.areas.training.calls import (
+    Inputs,
+    Signature,
+    TargetRule,
+    find_roles,
+    separate,
+)
 from d2ldev.areas.training.steps import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -38,14 +45,19 @@ __all__ = [
     "NO_LABEL",
     "WEIGHT_DECAY",
     "Copier",
+    "Inputs",
     "Labels",
     "Learner",
     "Portion",
     "Sharded",
+    "Signature",
+    "TargetRule",
     "Training",
     "TrainingSettings",
     "Weighted",
     "bounds",
+    "find_roles",
+    "separate",
     "shard_refusal",
     "state_refusal",
     "tell_epoch",

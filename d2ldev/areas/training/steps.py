@@ -6,12 +6,13 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple
 
 from d2ldev.areas.training.batches import Labels, Portion
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.areas.training.calls import Inputs, Signature, find_roles
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, warn
 from d2ldev.options import (
     LOSSES,
     OPTIMIZERS,
@@ -47,13 +48,14 @@ class TrainingSettings(NamedTuple):
     """The settings of a training.
 
     Args:
-        loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``, a
-            function or an object. Its first parameter may be ``y_true``, as in Keras, and then the
-            second is the prediction.
+        loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, ``'model'``, or a function or an object,
+            ``(prediction, y) -> scalar tensor``. Its first parameter may be ``y_true``, as in
+            Keras, and then the second is the prediction.
             ``'mse'`` is the mean of the squared errors. ``'cross_entropy'`` is the mean over all
             valid labels, 0 if there are none, without a wait for the device. It takes integers of
             shape ``(n, ...)`` and logits of shape ``(n, ..., classes)``. ``'bce'`` is the mean
             binary cross-entropy of logits with numbers from 0 to 1, of the same shape.
+            ``'model'`` is the model's own loss: the attribute or the key ``loss`` of its output.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` or
             ``'adagrad'``. Or the framework's own object, with its own learning rate. ``'adamw'`` is
             ``'adam'`` that also shortens every parameter, by 0.01 of the learning rate, in each
@@ -166,6 +168,8 @@ class Learner(ABC, Generic[TensorT]):
     def __init__(self, settings: TrainingSettings) -> None:
         self.settings = settings
         self.pending = 0
+        self._signature: Signature | None = None  # at the first batch that is a mapping
+        self._has_warned = False
         if settings.optimizer is None:
             # In place of the framework's own, which need not ask then.
             vars(self)["step"] = self._refuse_step
@@ -180,7 +184,7 @@ class Learner(ABC, Generic[TensorT]):
         )
         return f"{type(self).__name__}({given})"
 
-    def _refuse_step(self, inputs: tuple[Any, ...], y: Target[TensorT]) -> tuple[TensorT, Any]:
+    def _refuse_step(self, inputs: Inputs, y: Target[TensorT]) -> tuple[TensorT, Any]:
         raise UnsupportedValueError(
             "take a step of training",
             "the learner was made with is_trained=False, and has no optimizer",
@@ -224,8 +228,36 @@ class Learner(ABC, Generic[TensorT]):
 
     @property
     @abstractmethod
-    def input_names(self) -> tuple[str, ...]:
-        """Return the names of the model's inputs, in order; empty if they are unknown."""
+    def signature(self) -> Signature:
+        """Return the inputs with which the model is called.
+
+        They are those of the model behind wrappers, such as a compiled one; see ``read_signature``.
+        """
+
+    def arrange(self, inputs: Inputs) -> Inputs:
+        """Return inputs as the model is called with them: a tuple by position, a dict by name.
+
+        Every method that is given inputs calls it before it calls the model.
+
+        Args:
+            inputs: see ``step``.
+
+        Raises:
+            UnsupportedValueError: for a key that names no input, or if an input is missing.
+        """
+        if not isinstance(inputs, Mapping):
+            return inputs
+        if self._signature is None:
+            self._signature = self.signature
+        roles = find_roles(tuple(inputs.keys()), self._signature, "given")
+        if roles.passed_on and not self._has_warned:
+            self._has_warned = True
+            names = ", ".join(map(repr, roles.passed_on))
+            warn(
+                f"{names} of a batch goes to **kwargs of the model, because no input has this "
+                f"name; its inputs are {', '.join(map(repr, self._signature.names))}"
+            )
+        return roles.arrange(inputs)
 
     @property
     def takes_marks(self) -> bool:
@@ -237,13 +269,8 @@ class Learner(ABC, Generic[TensorT]):
         """
         return False
 
-    @property
-    def takes_mapping(self) -> bool:
-        """Return whether ``input_names`` are the keys of one mapping that the model takes."""
-        return False
-
     @abstractmethod
-    def step(self, inputs: tuple[Any, ...], y: Target[TensorT]) -> tuple[TensorT, Any]:
+    def step(self, inputs: Inputs, y: Target[TensorT]) -> tuple[TensorT, Any]:
         """Run one training step on a batch, without waiting for it.
 
         With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
@@ -251,10 +278,10 @@ class Learner(ABC, Generic[TensorT]):
         state for all of them. A frozen parameter has the gradient None, and stays as it is.
 
         Args:
-            inputs: the arguments of the model, on its device. They are ``(batch,)`` with
-                ``TrainingSettings.methods``.
+            inputs: the arguments of the model, on its device: a tuple, or a mapping of their names.
+                They are ``(batch,)`` with ``TrainingSettings.methods``.
             y: the target, on the same device, or a ``Weighted`` target. None with
-                ``TrainingSettings.methods``.
+                ``TrainingSettings.methods``, and if nothing compares with it.
 
         Returns:
             The loss before the step, a scalar on the device, and the prediction.
@@ -274,7 +301,7 @@ class Learner(ABC, Generic[TensorT]):
         """
 
     @abstractmethod
-    def evaluate(self, inputs: tuple[Any, ...], y: Target[TensorT]) -> tuple[TensorT, Any]:
+    def evaluate(self, inputs: Inputs, y: Target[TensorT]) -> tuple[TensorT, Any]:
         """Return the loss and the prediction on one batch, without dropout and gradients.
 
         The loss is None if the model's own method returned nothing.
@@ -284,7 +311,7 @@ class Learner(ABC, Generic[TensorT]):
         """
 
     @abstractmethod
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         """Return the prediction on one batch, without dropout and gradients.
 
         Args:
@@ -311,7 +338,7 @@ class Learner(ABC, Generic[TensorT]):
         """
         return True
 
-    def build(self, inputs: tuple[Any, ...]) -> None:
+    def build(self, inputs: Inputs) -> None:
         """Create the tensors of an unbuilt model for the shapes of these inputs; train nothing.
 
         Args:

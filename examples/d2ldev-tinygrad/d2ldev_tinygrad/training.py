@@ -14,7 +14,9 @@ from d2ldev.framework import (
     WEIGHT_DECAY,
     Device,
     Framework,
+    Inputs,
     Learner,
+    Signature,
     Training,
     TrainingSettings,
     UnsupportedValueError,
@@ -23,9 +25,9 @@ from d2ldev.framework import (
     check_shapes,
     check_weights,
     describe,
-    input_names,
     loss_among,
     place,
+    read_signature,
     state_refusal,
 )
 from tinygrad import Tensor, dtypes, nn
@@ -132,8 +134,8 @@ class TinygradLearner(Learner[Tensor]):
         self._sums = components["sums"]
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        return input_names(self._model.__call__)
+    def signature(self) -> Signature:
+        return read_signature(self._model.__call__)
 
     def modes(self) -> Any:
         return {name: x.is_param for name, x in self._tensors().items()}
@@ -151,10 +153,10 @@ class TinygradLearner(Learner[Tensor]):
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         parameters = self._parameters()
         with Context(TRAINING=1):
-            prediction = self._model(*inputs)
+            prediction = self._call(inputs)
             loss = self._compare(prediction, y)
             gradients = loss.gradient(*parameters)
         if self._sums:
@@ -191,14 +193,18 @@ class TinygradLearner(Learner[Tensor]):
             x.uop = value.uop
         self._optimizer.zero_grad()
 
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with Context(TRAINING=0):
-            prediction = self._model(*inputs).detach()
+            prediction = self._call(inputs).detach()
             return self._compare(prediction, y).detach().realize(), prediction.realize()
 
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
+    def predict(self, inputs: Inputs) -> Any:
         with Context(TRAINING=0):
-            return self._model(*inputs).detach().realize()
+            return self._call(inputs).detach().realize()
+
+    def _call(self, inputs: Inputs) -> Tensor:
+        inputs = self.arrange(inputs)
+        return self._model(**inputs) if isinstance(inputs, dict) else self._model(*inputs)
 
     def _compare(self, prediction: Tensor, y: Any) -> Tensor:
         loss = self._loss(prediction, y)

@@ -8,7 +8,6 @@ import pytest
 
 from d2ldev import UnsupportedValueError
 from d2ldev.operations.steps import comparison, own_loss, takes_target
-from d2ldev.training.data import inputs_alone, inputs_and_target, inputs_to_predict
 from d2ldev.training.module import find_own_settings
 from d2ldev.training.trainer import Trainer
 
@@ -266,53 +265,3 @@ def test_a_loss_of_a_prediction_and_a_target_is_called_with_both(loss):
 def test_a_loss_of_a_prediction_and_weights_is_refused():
     with pytest.raises(UnsupportedValueError, match="no y beside which they are given"):
         comparison(lambda prediction, sample_weight: 0)
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [(3, (3,)), ((3,), (3,)), ([3, 4], (3, 4)), ({"x": 3}, (3,)), ({"b": 4, "a": 3}, (3, 4))],
-)
-def test_the_inputs_of_a_batch_without_a_target(batch, expected):
-    assert inputs_alone(batch, ("a", "b")) == expected
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        (3, (3,)),
-        ((3,), (3,)),
-        ((3, 4), (3,)),
-        ((3, 4, None), (3, 4)),
-        ({"x": 3}, (3,)),
-        ({"x": 3, "y": 4}, (3,)),
-        ({"b": 4, "a": 3}, (3, 4)),
-        ({"b": 4, "a": 3, "y": 5}, (3, 4)),
-        ({"b": 4, "a": 3, "sample_weight": 6}, (3, 4)),
-        ({"b": 4, "a": 3, "y": 5, "sample_weight": 6}, (3, 4)),
-    ],
-)
-def test_predict_leaves_out_the_target(batch, expected):
-    assert inputs_to_predict(batch, ("a", "b")) == expected
-
-
-def test_weights_for_a_loss_that_takes_none_are_refused():
-    with pytest.raises(UnsupportedValueError, match="the prediction alone"):
-        inputs_alone({"a": 3, "sample_weight": 6}, ("a", "b"))
-
-
-@pytest.mark.parametrize("batch", [(3, 4, 5), [3, 4, 5], {"a": 3, "b": 4, "y": 5}])
-def test_a_target_for_a_loss_without_targets_is_not_an_input(batch):
-    with pytest.raises(UnsupportedValueError, match="it takes 'a', 'b', and nothing here takes a"):
-        inputs_alone(batch, ("a", "b"))
-
-
-@pytest.mark.parametrize("batch", [(3, 4, 5), {"a": 3, "more": 4, "y": 5}])
-def test_more_inputs_than_a_model_takes_are_refused(batch):
-    with pytest.raises(UnsupportedValueError, match="it takes 'a', and a batch has one target"):
-        inputs_and_target(batch, ("a",))
-
-
-@pytest.mark.parametrize("batch", [(), [], {}])
-def test_an_empty_batch_is_refused(batch):
-    with pytest.raises(UnsupportedValueError, match="it is empty"):
-        inputs_to_predict(batch)

@@ -12,7 +12,7 @@ import d2ldev
 from d2ldev import UnsupportedValueError
 from d2ldev._backend import framework_of
 from d2ldev.device import CPU, gpu
-from d2ldev.training.data import count_of, inputs_and_target
+from d2ldev.training.data import count_of
 from d2ldev.training.trainer import Trainer
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
@@ -206,26 +206,6 @@ def test_a_generator_is_closed_when_a_step_fails(reference, net, num_gpus):
 
 def test_a_backend_may_be_given_by_name(reference):
     assert Trainer(1, backend="reference").backend is reference
-
-
-@pytest.mark.parametrize("batch", [np.ones(3), [np.ones(3)], {"X": np.ones(3)}, {}, ()])
-def test_a_batch_without_a_target_is_refused(batch):
-    with pytest.raises(UnsupportedValueError, match="inputs and a target"):
-        inputs_and_target(batch)
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        ((1, 2), ((1,), 2)),
-        ([1, 2, 3], ((1, 2), 3)),
-        ({"X": 1, "y": 2}, ((1,), 2)),
-        ({"y": 2, "X": 1}, ((1,), 2)),
-        ({"images": 1, "labels": 2}, ((1,), 2)),
-    ],
-)
-def test_the_target_is_y_or_the_last(batch, expected):
-    assert inputs_and_target(batch) == expected
 
 
 @pytest.mark.parametrize(("shape", "count"), [((5, 2), 5), ((), 1), ((0,), 0)])

@@ -18,7 +18,7 @@ from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.operations.steps import check_loss, own_loss, takes_target
+from d2ldev.operations.steps import check_loss, own_loss, read_signature, takes_target
 
 samples = provision.samples
 own_tensors = provision.own_tensors
@@ -247,8 +247,8 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
             self.settings = settings._replace(lr=2 * settings.lr)
 
     @property
-    def input_names(self):
-        return ("x", "mask") if isinstance(self.components["model"], Masked) else ("x",)
+    def signature(self):
+        return read_signature(self.components["model"], by_position=True)
 
     def step(self, inputs, y):
         before = self.components["model"]

@@ -118,7 +118,7 @@ def test_arrays_of_integers_and_the_users_own_pytree_stay(backend):
     assert not np.array_equal(learner.model.kernel, before)
     assert int(learner.model.calls) == 3
     assert learner.model.activation is jnp.tanh
-    assert learner.input_names == ("inputs",)
+    assert learner.signature.names == ("inputs",)
 
 
 def test_a_run_of_a_pytree_resumes(backend, tmp_path):

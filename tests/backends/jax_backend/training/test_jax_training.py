@@ -335,30 +335,6 @@ def test_accuracy_is_traced_under_jit(backend):
 
 # -- what is fed -----------------------------------------------------------------------------------
 
-X, MASK, Y = (RANDOM.random((8, 3), dtype=np.float32) for _ in range(3))
-
-
-class Masked(nnx.Module):
-    def __init__(self):
-        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-
-    def __call__(self, x, mask=None, scale=1):
-        return self.linear(x) * mask * scale
-
-
-class Whatever(Masked):
-    def __call__(self, *inputs):
-        return super().__call__(*inputs)
-
-
-@pytest.mark.parametrize("num_gpus", [0, 1])
-def test_a_module_that_takes_anything_gets_inputs_in_their_order(backend, num_gpus):
-    net = Whatever()
-    expected = np.mean((np.asarray(net(X, MASK)) - Y) ** 2)
-    batch = {"z": X, "b": MASK, "a": Y}  # JAX sorts the keys of a dict
-    history = Trainer(1, num_gpus, backend=backend).fit(net, [batch])
-    assert history["loss"] == pytest.approx([expected], rel=1e-5)
-
 
 def number_batches(backend, form, number=4):
     """Yield batches of three tensors of the CPU, with their number in them."""

@@ -368,7 +368,7 @@ class Typed(nn.Module):
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_module_has_the_names_of_its_module(torch_backend, made):
-    assert torch_backend.learner(made(Typed())).input_names == ("x", "mask", "scale")
+    assert torch_backend.learner(made(Typed())).signature.names == ("x", "mask", "scale")
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.areas import Weighted
 from d2ldev.device import CPU
-from d2ldev.training import run
+from d2ldev.training import feed, run
 from d2ldev.training.trainer import Trainer
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner
@@ -269,7 +269,15 @@ class CountsTheFirstClassOnly(Mutant, caught_by="fit.classifies"):
 
 class GivesInputsInTheirOrder(Mutant, caught_by="fit.inputs-by-name"):
     class Learner(NetworkLearner):
-        input_names = ()
+        def arrange(self, inputs):
+            return inputs
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        feed.separate = lambda batch, _signature, _rule: (
+            tuple(x for key, x in batch.items() if key != "y"),
+            batch["y"],
+        )
 
 
 class TakesPythonsNumbersOnly(Mutant, caught_by="fit.takes-numbers-of-numpy"):
