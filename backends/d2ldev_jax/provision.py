@@ -15,7 +15,7 @@ from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 
 from d2ldev.framework import Device
-from d2ldev.framework.testing import Contents
+from d2ldev.framework.testing import Contents, Orders
 
 CANNOT = {"gradients": "JAX returns gradients, and keeps none"}
 
@@ -195,6 +195,65 @@ def optimizer_states(backend: Any) -> Contents:
         "variables of its own": Slowed,
     }
     return {name: (partial(build, optimizer), list_states) for name, optimizer in makers.items()}
+
+
+def parameter_orders(backend: Any) -> Orders:
+    """Return builders of parameters, and of the state of an optimizer after two steps, by name."""
+
+    def build_state(order: str, seed: int, device: Device) -> Any:
+        params = {name: backend.ones(3, device=device) for name in "ac"}
+        transformation = optax.adam(0.1)
+        trained = {name: params[name] for name in order}
+        state = transformation.init(trained)
+        for number in (seed, seed + 1):
+            numbers = {name: 2 * number + ord(name) for name in order}
+            gradients = {n: backend.rand(3, seed=i, device=device) for n, i in numbers.items()}
+            _, state = transformation.update(gradients, state)
+        return {"model": params, "optimizer": state}
+
+    def read_state(obj: dict[str, Any]) -> dict[str, list[jax.Array]]:
+        means = obj["optimizer"][0]
+        return {name: [means.mu[name], means.nu[name]] for name in means.mu}
+
+    def make(order: str, seed: int) -> Any:
+        net = _Pair(order)
+        optimizer = nnx.Optimizer(net, optax.adam(0.1), wrt=_Trained)
+        for number in (seed, seed + 1):
+            x = {name: backend.rand(3, seed=2 * number + ord(name)) for name in order}
+            optimizer.update(net, nnx.grad(_Pair.weigh, argnums=nnx.DiffState(0, _Trained))(net, x))
+        return {"model": net, "optimizer": optimizer}
+
+    def build_module(order: str, seed: int, device: Device) -> Any:
+        return _make_there(backend, partial(make, order, seed), device)
+
+    def read_module(obj: dict[str, Any]) -> dict[str, list[jax.Array]]:
+        found: dict[str, list[jax.Array]] = {}
+        for path, x in jax.tree_util.tree_leaves_with_path(nnx.state(obj["optimizer"])):
+            (name,) = {str(getattr(key, "key", "")) for key in path} & {"a", "c"} or {""}
+            if name:
+                found.setdefault(name, []).append(x)
+        return found
+
+    return {"state": (build_state, read_state), "module": (build_module, read_module)}
+
+
+class _Trained(nnx.Param):
+    """A parameter that an optimizer trains."""
+
+
+class _Pair(nnx.Module):
+    """Two parameters, made in the order of their names in a text; the others are not trained."""
+
+    def __init__(self, order: str) -> None:
+        for name in (*order, *(name for name in "ac" if name not in order)):
+            kind = _Trained if name in order else nnx.Param
+            setattr(self, name, kind(jnp.ones(3)))
+
+    def weigh(self, x: Mapping[str, jax.Array]) -> jax.Array:
+        """Return the sum of the parameters times numbers."""
+        return sum(
+            ((getattr(self, name) * value).sum() for name, value in x.items()), jnp.zeros(())
+        )
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:

@@ -5,7 +5,7 @@ Gluon's layouts are the canonical ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,12 +98,25 @@ class MXNetFiles(Files):
             **({"attributes": kept} if kept else {}),
         }
 
-    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+    def list_parameters(self, optimizer: Any) -> list[tuple[str, Any]]:
+        if not isinstance(optimizer, mx.gluon.Trainer):
+            return []
+        return [("", _array(optimizer._params[index])) for index in _ranks(optimizer)]
+
+    def prepare_state(
+        self, optimizer: Any, state: Any, order: Sequence[int] | None = None
+    ) -> Callable[[], None]:
         updater = optimizer._updaters[0]
-        if state["shapes"] != (mine := _shapes(optimizer)):
-            raise ValueError(f"its shapes: {mine}, {state['shapes']} in the state")
-        put_progress = check_progress(optimizer, state)
-        index_of = {rank: index for index, rank in _ranks(optimizer).items()}
+        rank = _ranks(optimizer, order)
+        mine = dict(zip(map(int, rank.values()), _shapes(optimizer), strict=True))
+        if state["shapes"] != [mine[number] for number in sorted(mine)]:
+            raise ValueError(f"its shapes: {_shapes(optimizer)}, {state['shapes']} in the state")
+        if rank != _ranks(optimizer) and "attributes" in state:
+            raise ValueError(
+                "it has the parameters in another order, and attributes that may belong to several"
+            )
+        put_progress = check_progress(optimizer, state, rank)
+        index_of = {name: index for index, name in rank.items()}
         states = {
             index_of[name]: _state_like(optimizer, index_of[name], name, saved)
             for name, saved in state["states"].items()
@@ -150,14 +163,22 @@ def form_of(trainer: Any) -> list[Any]:
     ]
 
 
-def check_progress(trainer: Any, progress: Mapping[str, Any]) -> Callable[[], None]:
+def check_progress(
+    trainer: Any, progress: Mapping[str, Any], rank: Mapping[int, str] | None = None
+) -> Callable[[], None]:
     """Return a function that gives an optimizer what ``progress_of`` returned.
+
+    Args:
+        trainer: whose optimizer it is.
+        progress: what ``progress_of`` returned.
+        rank: the ranks of the trainer's parameters there, by their indices. None means that they
+            are the same here.
 
     Raises:
         ValueError: if it is another optimizer's.
     """
     (_, own), *others = optimizers_of(trainer)
-    inner, rank = progress.get("inner", {}), _ranks(trainer)
+    inner, rank = progress.get("inner", {}), rank or _ranks(trainer)
     if inner.keys() != {prefix for prefix, _ in others}:
         raise ValueError(f"it is around {sorted(inner)} in the state")
     progresses = [(own, progress), *((each, inner[prefix]) for prefix, each in others)]
@@ -274,10 +295,15 @@ def _array(parameter: Any) -> Any:
     return arrays[0] if len(arrays) == 1 else None
 
 
-def _ranks(trainer: Any) -> dict[int, str]:
-    """Return the ranks of a trainer's parameters by their indices, in the order of the ranks."""
+def _ranks(trainer: Any, order: Sequence[int] | None = None) -> dict[int, str]:
+    """Return the ranks of a trainer's parameters by their indices, in the order of the ranks.
+
+    Args:
+        trainer: whose parameters they are.
+        order: the ranks in a state, for the parameters of each rank here.
+    """
     found = ranks(dict(enumerate(trainer._params)))
-    return {index: str(rank) for index, rank in found.items()}
+    return {index: str(order[rank] if order else rank) for index, rank in found.items()}
 
 
 def _shapes(trainer: Any) -> list[list[int]]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from d2ldev.framework import Device, Tensor
-from d2ldev.framework.testing import Contents
+from d2ldev.framework.testing import Contents, Orders
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import NumPyBlock, NumPySequential, initialise
 
@@ -173,6 +173,44 @@ def optimizer_states(backend: Any) -> Contents:
         return [x for part in parts for x in part]
 
     return {name: (partial(build, *how), list_states) for name, how in _OPTIMIZERS.items()}
+
+
+def parameter_orders(backend: Any) -> Orders:
+    """Return builders of dense layers and a trainer after two steps, by name.
+
+    A trainer sorts its parameters by their names. MXNet numbers these in the order of the layers.
+    """
+
+    def build(
+        name: str, options: dict[str, float], order: str, seed: int, device: Device
+    ) -> dict[str, Any]:
+        others = [letter for letter in "ac" if letter not in order]
+        layers = {letter: NumPySequential() for letter in (*order, *others)}
+        for layer in layers.values():
+            layer.add(mx.gluon.nn.Dense(1, use_bias=False, in_units=3))
+        model = {letter: layers[letter] for letter in "ac"}
+        with NumPySemantics():
+            for layer in layers.values():
+                layer.initialize(ctx=backend.native(device))
+            trained = {key: x for each in order for key, x in layers[each].collect_params().items()}
+            trainer = mx.gluon.Trainer(trained, name, options, kvstore=None)
+            for number in (seed, seed + 1):
+                for letter, layer in model.items():
+                    _differentiate(backend, layer, 2 * number + ord(letter), device)
+                trainer.step(1)
+        return {"model": model, "trainer": trainer}
+
+    def read(obj: dict[str, Any]) -> dict[str, list[Tensor]]:
+        (updater,) = obj["trainer"]._updaters
+        parameters = obj["trainer"]._params
+        found = {}
+        for letter, layer in obj["model"].items():
+            for index in [i for i, x in enumerate(parameters) if x is layer[0].weight]:
+                state = updater.states[index]
+                found[letter] = list(state) if isinstance(state, tuple) else [state]
+        return found
+
+    return {name: (partial(build, *how), read) for name, how in _OPTIMIZERS.items()}
 
 
 def _differentiate(backend: Any, net: Any, seed: int, device: Device) -> None:

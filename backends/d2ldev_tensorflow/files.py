@@ -29,7 +29,13 @@ from d2ldev.framework import (
     turn,
     turn_after_flattening,
 )
-from d2ldev_tensorflow.models import inner_optimizers, is_of_keras
+from d2ldev_tensorflow.models import (
+    all_optimizers,
+    find_slots,
+    inner_optimizers,
+    is_of_keras,
+    list_trained,
+)
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
 _WITHOUT_PARAMETERS = (
@@ -142,13 +148,21 @@ class TensorFlowFiles(Files):
         return here | there if not here or is_without else frozenset()
 
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
-        if not is_of_keras(optimizer, "Optimizer"):
+        if not _is_optimizer(optimizer):
             return None
         # The order of the variables identifies them. Their names contain names of layers, and Keras
         # numbers those through all models of a process.
         return {"class": _class_of(optimizer), "variables": self._variables_of(optimizer)}
 
-    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+    def list_parameters(self, optimizer: Any) -> list[tuple[str, Tensor]]:
+        # A ``MultiOptimizer`` has none of its own, and each optimizer inside it has some.
+        lists = map(list_trained, all_optimizers(optimizer)) if _is_optimizer(optimizer) else ()
+        found = {id(x): x for each in lists for x in each}.values()
+        return [("", getattr(x, "_value", x)) for x in found]
+
+    def prepare_state(
+        self, optimizer: Any, state: Any, order: Sequence[int] | None = None
+    ) -> Callable[[], None]:
         if not optimizer.built:
             raise ValueError(
                 "it has not been built: call optimizer.build(model.trainable_variables) first"
@@ -156,6 +170,8 @@ class TensorFlowFiles(Files):
         if not isinstance(state, Mapping) or state.keys() != {"class", "variables"}:
             raise ValueError(f"{describe(state)} is not the state of a Keras optimizer")
         variables, values = self._variables_of(optimizer), state["variables"]
+        if order is not None:
+            values = _reorder(optimizer, variables, values, order)
         here = _class_of(optimizer), [(tuple(x.shape), x.dtype.name) for x in variables]
         there = state["class"], [(tuple(x.shape), x.dtype.name) for x in values]
         if here != there:
@@ -184,6 +200,36 @@ class TensorFlowFiles(Files):
                 )
         # Two names may belong to one variable.
         return list({id(x): x for _, x in named}.values())
+
+
+def _is_optimizer(x: Any) -> bool:
+    return is_of_keras(x, "Optimizer")
+
+
+def _reorder(
+    optimizer: Any, variables: Sequence[Any], values: Sequence[Any], order: Sequence[int]
+) -> list[Any]:
+    """Return the values of a state for variables whose trained variables have another order.
+
+    Raises:
+        ValueError: if some of them may belong to several trained variables.
+    """
+    problem = "its variables are in another order: build it with them in the order of the file"
+    slots: dict[int, tuple[int, int, str]] = {}
+    for number, each in enumerate(all_optimizers(optimizer)):
+        if len(list_trained(each)) != len(order):
+            raise ValueError(problem)
+        slots |= {key: (number, *slot) for key, slot in find_slots(each).items()}
+    positions = {slots.get(id(x)): position for position, x in enumerate(variables)}
+    found = []
+    for position, x in enumerate(variables):
+        if id(x) in slots:
+            number, trained, name = slots[id(x)]
+            position = positions[number, order[trained], name]
+        elif x.shape.rank:
+            raise ValueError(f"{problem}. Its {x.name} may belong to several")
+        found.append(values[position])
+    return found
 
 
 def _of_optimizer(names: Iterable[str]) -> set[str]:

@@ -311,12 +311,10 @@ def _attributes_of(optimizer: Any) -> list[tuple[str, Any]]:
 def _members_of_optimizer(optimizer: Any) -> Iterator[Member]:
     attributes = _attributes_of(optimizer)
     variables = _own_variables(optimizer, attributes)
-    trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` lacks it
-    # TensorFlow's own variables have no path: see Keras's ``add_variable_from_reference``.
-    paths = [str(getattr(x, "path", x.name)).translate(_FLAT) for x in trained]
-    numbers = {path: number for number, path in enumerate(paths)}
+    numbers = _number_paths(optimizer)
     for name, value, put, key in _variables(variables):
-        yield _number_name(name, numbers), value, put, key
+        found = _find_slot(name, numbers)
+        yield ".".join(map(str, found)) if found else name, value, put, key
     unlisted = _find_unlisted(attributes, variables)
     inner = [*_list_wrapped(optimizer), *_inner_optimizers(unlisted)]
     for name, each in inner:
@@ -396,17 +394,41 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _number_name(name: str, numbers: Mapping[str, int]) -> str:
-    """Return a slot's name with its variable's number instead of its variable's path.
+def list_trained(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer trains, in its order; [] before it is built."""
+    # A ``MultiOptimizer`` lacks the attribute.
+    return list(getattr(optimizer, "_trainable_variables", ()))
+
+
+def find_slots(optimizer: Any) -> dict[int, tuple[int, str]]:
+    """Return an optimizer's values for one trained variable each, by their ids.
+
+    Each has the number of the trained variable, and the name of the slot.
+    """
+    numbers = _number_paths(optimizer)
+    named = _name_variables(own_variables(optimizer))
+    slots = ((x, _find_slot(name, numbers)) for name, x in named)
+    return {id(x._value): slot for x, slot in slots if slot is not None}
+
+
+def _number_paths(optimizer: Any) -> dict[str, int]:
+    # TensorFlow's own variables have no path: see Keras's ``add_variable_from_reference``.
+    trained = list_trained(optimizer)
+    paths = [str(getattr(x, "path", x.name)).translate(_FLAT) for x in trained]
+    return {path: number for number, path in enumerate(paths)}
+
+
+def _find_slot(name: str, numbers: Mapping[str, int]) -> tuple[int, str] | None:
+    """Return the number of a slot's variable, and the slot's name without the variable's path.
 
     The path contains names of layers, and Keras numbers those through all models of a process.
     """
     end = name.rfind("_")
     while end > 0:
         if name[:end] in numbers:
-            return f"{numbers[name[:end]]}.{name[end + 1 :]}"
+            return numbers[name[:end]], name[end + 1 :]
         end = name.rfind("_", 0, end)
-    return name
+    return None
 
 
 def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from d2ldev.framework import Device, Tensor
-from d2ldev.framework.testing import Contents
+from d2ldev.framework.testing import Contents, Orders
 
 CANNOT = {"gradients": "TensorFlow's tapes return gradients, and no variable keeps one"}
 
@@ -233,6 +233,36 @@ def optimizer_states(backend: Any) -> Contents:
         **{name: (partial(build, make), list_states) for name, make in _OPTIMIZERS.items()},
         "momenta in a list": (partial(build, Listed), lambda obj: obj["optimizer"].momenta),
     }
+
+
+def parameter_orders(backend: Any) -> Orders:
+    """Return builders of layers and an optimizer after two steps, by name."""
+
+    def build(make: Callable[[], Any], order: str, seed: int, device: Device) -> Any:
+        with backend.on(device):
+            layers = {name: keras.layers.Dense(1, use_bias=False) for name in "ac"}
+            for layer in layers.values():
+                layer.build((None, 3))
+            variables = [layers[name].kernel for name in order]
+            optimizer = make()
+            optimizer.build(variables)
+            for number in (seed, seed + 1):
+                kernels = {n: backend.rand((3, 1), seed=2 * number + ord(n)) for n in order}
+                optimizer.apply([kernels[name] for name in order], variables)
+        return {"model": layers, "optimizer": optimizer}
+
+    def read(obj: dict[str, Any]) -> dict[str, list[Tensor]]:
+        named = {name: layer.kernel.path.replace("/", "_") for name, layer in obj["model"].items()}
+        inner = getattr(obj["optimizer"], "inner_optimizer", obj["optimizer"])
+        found = {
+            name: [x.value for x in inner.variables if x.name.startswith(f"{path}_")]
+            for name, path in named.items()
+        }
+        return {name: xs for name, xs in found.items() if xs}
+
+    scaling = keras.optimizers.LossScaleOptimizer
+    makers = {**_OPTIMIZERS, "scaling": lambda: scaling(keras.optimizers.Adam(0.1))}
+    return {name: (partial(build, make), read) for name, make in makers.items()}
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:

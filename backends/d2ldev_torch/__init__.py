@@ -60,7 +60,7 @@ class TorchFramework(Framework):
             self.tensors = TorchTensors(devices)
         self.devices = devices
         self.models = TorchModels()
-        self.files = TorchFiles(self.tensors, self.state.kinds, self.state.keepers)
+        self.files = TorchFiles(self.tensors, self.state.kinds)
         self.training = TorchTraining(self, devices)
         self.strict = TorchStrict(self)
         self.parallel = TorchParallel(self, devices)

@@ -14,24 +14,22 @@ from torch.nn.parameter import is_lazy
 from d2ldev.framework import (
     SPARSE,
     Files,
-    Keepers,
     Kinds,
     Layer,
     Tensor,
     Tensors,
     describe,
     join_path,
-    map_tensors,
 )
+from d2ldev_torch import optimizers
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import WRAPPED, original, plain_name
-from d2ldev_torch.optimizers import States, is_kept_on_host, is_of_torch
 from d2ldev_torch.tensors import array_of, foreign_dtype, make_strided, view_unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-# The keys of every optimizer's state, and the keys that only some states have.
-_REQUIRED = frozenset({"class", "shapes", "state", "param_groups"})
-_OPTIONAL = frozenset({"attributes", "own"})
+# The keys of an optimizer's state. Earlier files have the keys of ``state_dict`` beside others.
+_KEYS = frozenset({"class", "shapes", "state_dict"})
+_OWN_KEYS = frozenset({"state", "param_groups"})
 _CONVOLUTIONS: Any = torch.nn.modules.conv._ConvNd
 _NORMS: Any = torch.nn.modules.batchnorm._NormBase
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -43,15 +41,13 @@ class TorchFiles(Files):
     Args:
         tensors: the area of tensors.
         kinds: how the framework classifies types.
-        keepers: how to look inside objects.
     """
 
     wrappers = frozenset({WRAPPED})
 
-    def __init__(self, tensors: Tensors, kinds: Kinds, keepers: Keepers) -> None:
+    def __init__(self, tensors: Tensors, kinds: Kinds) -> None:
         super().__init__(tensors)
         self._kinds = kinds
-        self._states = States(kinds, keepers)
 
     # -- tensors ----------------------------------------------------------------------------------
 
@@ -127,49 +123,27 @@ class TorchFiles(Files):
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             return None
-        groups = optimizer.param_groups
-        is_known = is_of_torch(optimizer)
         return {
             "class": type(optimizer).__name__,
-            "shapes": [[list(p.shape) for p in group["params"]] for group in groups],
-            **(optimizer.state_dict() if is_known else self._states.of(optimizer)),
+            "shapes": [[list(p.shape) for p in g["params"]] for g in optimizer.param_groups],
+            "state_dict": optimizers.state_of(optimizer),
         }
 
-    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
-        current = self.state(optimizer)
-        assert current is not None  # the caller has checked it
-        _check(current, state)
-        if not is_of_torch(optimizer):
-            return self._states.check(optimizer, state)
-        if not all(isinstance(kept, Mapping) for kept in state["state"].values()):
-            raise ValueError(f"{describe(state['state'])} is not a state of its parameters")
-        _check_next_step(optimizer, state)
-        parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-        # Not by ``load_state_dict``, which casts the state to the parameters' dtype.
-        states = {}
-        for index, kept in state["state"].items():
-            parameter, group = parameters[index]
-            states[parameter] = {
-                key: self._move(x, NATIVE_CPU if is_kept_on_host(key, group) else parameter.device)
-                for key, x in kept.items()
-            }
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in state["param_groups"]
-        ]
+    def list_parameters(self, optimizer: Any) -> Sequence[tuple[str, Tensor]]:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return ()
+        return optimizers.list_parameters(optimizer)
 
-        def put() -> None:
-            optimizer.state.clear()
-            optimizer.state.update(states)
-            for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                group.update(settings)
-
-        return put
-
-    def _move(self, x: Any, device: torch.device) -> Any:
-        """Return a value of an optimizer's state, with its tensors on a device."""
-        attempted = "load the state of an optimizer"
-        return map_tensors(lambda tensor: tensor.to(device), x, self._kinds, attempted)
+    def prepare_state(
+        self, optimizer: Any, state: Any, order: Sequence[int] | None = None
+    ) -> Callable[[], None]:
+        own = _check(optimizer, state, order)
+        if order is not None:
+            own = optimizers.reorder(optimizer, own, order)
+        if optimizers.is_of_torch(optimizer):
+            _check_own(optimizer, own)
+            _check_next_step(optimizer, own)
+        return optimizers.prepare(optimizer, own, self._kinds)
 
 
 def _empty_buffers(module: torch.nn.Module) -> list[str]:
@@ -230,22 +204,40 @@ def _keeps_order(layer: torch.nn.Module) -> bool:
     return type(layer).__module__.startswith("torch.nn.modules.") and not layer._modules
 
 
-def _check(current: Mapping[Any, Any], saved: Any) -> None:
-    """Raise a ``ValueError`` if a state belongs to another optimizer than the current one."""
-    if not isinstance(saved, Mapping) or not saved.keys() >= _REQUIRED:
+def _check(optimizer: torch.optim.Optimizer, saved: Any, order: Sequence[int] | None) -> Any:
+    """Return what ``state_dict`` returned of an optimizer like this one.
+
+    Raises:
+        ValueError: if the state belongs to another optimizer.
+    """
+    keys = saved.keys() if isinstance(saved, Mapping) else ()
+    if not keys or keys not in (_KEYS, _KEYS - {"state_dict"} | _OWN_KEYS):
         raise ValueError(f"{describe(saved)} is not the state of a torch optimizer")
-    if lacking := current.keys() - saved.keys() or saved.keys() - current.keys() - _OPTIONAL:
-        raise ValueError(f"{describe(saved)} has other parts: {', '.join(sorted(lacking))}")
-    for key in ("class", "shapes"):
-        if saved[key] != current[key]:
-            raise ValueError(f"its {key}: {current[key]}, {saved[key]} in the state")
+    here = type(optimizer).__name__
+    if saved["class"] != here:
+        raise ValueError(f"its class: {here}, {describe(saved['class'])} in the state")
+    mine = [[list(x.shape) for x in group["params"]] for group in optimizer.param_groups]
+    theirs = saved["shapes"]
+    if order is not None:
+        mine, there = [list(chain(*mine))], list(chain(*theirs))
+        theirs = [[there[i] for i in order]] if len(there) == len(order) else theirs
+    if mine != theirs:
+        raise ValueError(f"its shapes: {mine}, {describe(theirs)} in the state")
+    return saved.get("state_dict", {key: saved.get(key) for key in sorted(_OWN_KEYS)})
+
+
+def _check_own(optimizer: torch.optim.Optimizer, own: Any) -> None:
+    """Raise a ``ValueError`` if this is not the ``state_dict`` of one of torch's optimizers."""
+    if not isinstance(own, Mapping) or not own.keys() >= _OWN_KEYS:
+        raise ValueError(f"{describe(own)} is not the state of a torch optimizer")
     # Of the settings only the parameters: schedulers and new releases of torch add settings. The
     # optimizer keeps those that the state lacks.
-    if _parameters(saved["param_groups"]) != _parameters(current["param_groups"]):
+    if _parameters(own["param_groups"]) != _parameters(optimizer.state_dict()["param_groups"]):
         raise ValueError("its groups have other parameters")
-    kept, count = saved["state"], sum(map(len, current["shapes"]))
+    kept, count = own["state"], len(optimizers.parameters_of(optimizer))
     if not isinstance(kept, Mapping) or not all(
-        isinstance(index, str) or (type(index) is int and 0 <= index < count) for index in kept
+        type(index) is int and 0 <= index < count and isinstance(x, Mapping)
+        for index, x in kept.items()
     ):
         raise ValueError(f"{describe(kept)} is not a state of its parameters")
 

@@ -107,6 +107,10 @@ class TorchModels(Models):
         names = vars(obj).keys() - _OWN_ATTRIBUTES
         return {*names, *obj._non_persistent_buffers_set, *_slots_of(cls)}
 
+    def find_unsaved(self, model: Any) -> Sequence[str]:
+        is_optimizer = isinstance(model, torch.optim.Optimizer)
+        return [name for name, _ in optimizers.find_hidden(model)] if is_optimizer else ()
+
     def find_remade(self, obj: Any) -> Collection[str]:
         # The hooks of weight_norm and of pruning leave a tensor with memory of its own.
         hooks = getattr(original(obj), "_forward_pre_hooks", {})

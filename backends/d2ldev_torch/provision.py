@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from d2ldev.framework import Device, Tensor
-from d2ldev.framework.testing import Contents
+from d2ldev.framework.testing import Contents, Orders
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -134,8 +134,33 @@ def optimizer_states(backend: Any) -> Contents:
     names = (*_OPTIMIZERS, "RMSprop", "NAdam", "AMSGrad")
     return {
         **{name: (partial(build, _BY_HAND[name]), list_states) for name in names},
-        "momenta in a list": (partial(build, Listed), lambda obj: obj["optimizer"].momenta),
+        "momenta in an attribute": (partial(build, Flat), lambda obj: [obj["optimizer"].momenta]),
     }
+
+
+def parameter_orders(backend: Any) -> Orders:
+    """Return builders of parameters and an optimizer after two steps, by name."""
+
+    def build(make: Callable[..., Any], order: str, seed: int, device: Device) -> Any:
+        kernels = {name: backend.ones(3, device=device) for name in "ac"}
+        model = torch.nn.ParameterDict({name: x.requires_grad_() for name, x in kernels.items()})
+        optimizer = make([model[name] for name in order])
+        for number in (seed, seed + 1):
+            for index, x in enumerate(model.values()):
+                x.grad = backend.rand(3, seed=2 * number + index, device=device)
+            optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    def read(obj: dict[str, Any]) -> dict[str, list[Tensor]]:
+        state = obj["optimizer"].state
+        return {
+            name: [value for value in state[x].values() if value.ndim]
+            for name, x in obj["model"].items()
+            if x in state
+        }
+
+    names = (*_OPTIMIZERS, "RMSprop", "NAdam", "AdamW, fused")
+    return {name: (partial(build, _BY_HAND[name]), read) for name in names}
 
 
 def _differentiate(backend: Any, net: torch.nn.Module, seed: int, device: Device) -> None:
@@ -225,23 +250,36 @@ def loops(backend: Any) -> Mapping[str, Any]:
     return {name: (partial(begin, make), go_on) for name, make in makers.items()}
 
 
-class Listed(torch.optim.Optimizer):
-    """An optimizer with its momenta and its number of steps in attributes."""
+class Flat(torch.optim.Optimizer):
+    """An optimizer with its momenta in one tensor, and its number of steps in an attribute."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.05})
-        self.momenta = [torch.zeros_like(x) for x in self.param_groups[0]["params"]]
+        self.momenta = torch.cat([torch.zeros_like(x).ravel() for x in self._parameters()])
         self.steps = 0
+
+    def _parameters(self) -> Any:
+        return self.param_groups[0]["params"]
+
+    def state_dict(self) -> Any:
+        """Return the momenta, too."""
+        return {**super().state_dict(), "momenta": self.momenta, "steps": self.steps}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load the momenta, too."""
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.momenta, self.steps = state_dict["momenta"], state_dict["steps"]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take a step, which gets smaller with the number of steps."""
         _compute(closure)
         self.steps += 1
-        group = self.param_groups[0]
-        for x, momentum in zip(group["params"], self.momenta, strict=True):
-            momentum.mul_(0.9).add_(x.grad)
-            x.sub_(momentum, alpha=group["lr"] / self.steps**0.5)
+        self.momenta.mul_(0.9).add_(torch.cat([x.grad.ravel() for x in self._parameters()]))
+        momenta = torch.split(self.momenta, [x.numel() for x in self._parameters()])
+        for x, momentum in zip(self._parameters(), momenta, strict=True):
+            lr = self.param_groups[0]["lr"]
+            x.sub_(momentum.view_as(x), alpha=lr / self.steps**0.5)
 
 
 class Around(torch.optim.Optimizer):
@@ -251,8 +289,17 @@ class Around(torch.optim.Optimizer):
         super().__init__(inner.param_groups, {})
         self.inner = inner
         self.param_groups = inner.param_groups
-        self.slow: dict[Tensor, Tensor] = {}
         self.is_even = True
+
+    def state_dict(self) -> Any:
+        """Return the state of the other optimizer, too."""
+        return {**super().state_dict(), "inner": self.inner.state_dict(), "even": self.is_even}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load the state of the other optimizer, too."""
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.inner.load_state_dict(state_dict["inner"])
+        self.param_groups, self.is_even = self.inner.param_groups, state_dict["even"]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -260,12 +307,12 @@ class Around(torch.optim.Optimizer):
         _compute(closure)
         parameters = [x for group in self.param_groups for x in group["params"]]
         for x in parameters:
-            self.slow.setdefault(x, x.clone())
+            self.state[x].setdefault("slow", x.clone())
         self.inner.step()
         self.is_even = not self.is_even
         for x in parameters if self.is_even else ():
-            self.slow[x].lerp_(x, 0.5)
-            x.copy_(self.slow[x])
+            self.state[x]["slow"].lerp_(x, 0.5)
+            x.copy_(self.state[x]["slow"])
 
 
 def _compute(closure: Any) -> None:
@@ -275,11 +322,11 @@ def _compute(closure: Any) -> None:
 
 
 _OF_OWN_TENSORS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "momenta in a list": Listed,
+    "momenta in an attribute": Flat,
     "around another": lambda parameters: Around(torch.optim.Adam(parameters, 0.05)),
 }
 # torch replaces a class's ``step`` when its first object is made.
-Around(Listed([torch.zeros(1, device="cpu")]))
+Around(Flat([torch.zeros(1, device="cpu")]))
 
 
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:

@@ -15,12 +15,13 @@ from typing import Any
 from d2ldev import Backend, Device
 from d2ldev._backend import framework_of
 from d2ldev.framework import Framework, NotBegunError
-from d2ldev.framework.testing import Builders, Classifiers, Contents, Freezables, Loops
+from d2ldev.framework.testing import Builders, Classifiers, Contents, Freezables, Loops, Orders
 
 MODULE_OF_KIND = {
     "hostile_tensors": "tensors",
     **dict.fromkeys(("buffers", "gradients", "ties", "optimizer_states", "loops"), "models"),
     "composites": "files",
+    "parameter_orders": "files",
     "own_tensors": "strict",
     **dict.fromkeys(
         (
@@ -75,6 +76,11 @@ def optimizer_states(backend: Backend) -> Contents:
     There is one for each kind of state. The second function returns means and momenta.
     """
     return _call_provision(backend, "optimizer_states")
+
+
+def parameter_orders(backend: Backend) -> Orders:
+    """Return models with optimizers that are given the parameters in any order, by name."""
+    return _call_provision(backend, "parameter_orders")
 
 
 def networks(backend: Backend) -> Builders:

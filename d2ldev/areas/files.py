@@ -201,12 +201,25 @@ class Files:
         """
         return None
 
-    def prepare_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+    def list_parameters(self, optimizer: Any) -> Sequence[tuple[str, Tensor]]:
+        """Return the parameters of an optimizer in the order of its state.
+
+        Each has the name that the optimizer gives it, which is empty if it gives none. Files find
+        the parameters in the models that are saved together with the optimizer. Called for every
+        model and optimizer. Empty for a model, and for an optimizer whose state has names.
+        """
+        return ()
+
+    def prepare_state(
+        self, optimizer: Any, state: Any, order: Sequence[int] | None = None
+    ) -> Callable[[], None]:
         """Return a function that restores a state; nothing changes before you call it.
 
         Args:
             optimizer: an optimizer for which ``state`` returns a nesting.
             state: a nesting that may be its state, with tensors on the CPU that nobody else uses.
+            order: for each of ``list_parameters`` its position in the state. Given only if some
+                have other positions.
 
         Returns:
             A function that cannot fail.

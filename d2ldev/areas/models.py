@@ -136,7 +136,7 @@ class Models:
     def find_unsaved(self, model: Any) -> Sequence[str]:
         """Return the names of learned state that files leave out, such as a vocabulary.
 
-        Called by ``save`` for every model, which warns of it.
+        Called by ``save`` for every model and optimizer, which warns of it.
         """
         return ()
 

@@ -28,6 +28,8 @@ class ModelInventory(Inventory):
             model has tensors outside of them.
         settings: values beside tensors in containers of the model, such as batch sizes. For the
             name of each value, the name of its container, and the value as text.
+        optimizers: the parameters of each optimizer in the model, by its name; see
+            ``Files.list_parameters``.
     """
 
     def __init__(self, framework: Framework, model: Any, attempted: str) -> None:
@@ -35,6 +37,8 @@ class ModelInventory(Inventory):
         self.model = model
         self.settings = dict(self._find_settings())
         self.layouts = self._find_layouts(framework.files.layers(model))
+        lists = ((self._seen[id(x)], framework.files.list_parameters(x)) for x in self.objects)
+        self.optimizers = {name: found for name, found in lists if found}
 
     def _find_layouts(self, layers: Any) -> dict[str, Layout] | None:
         tensors = {name: x for name, x in self.entries if name not in self.unlisted}

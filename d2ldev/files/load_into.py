@@ -274,7 +274,9 @@ def _prepare_state(
     assert isinstance(source, Checkpoint)  # a mapping has no states
     state = source.read_node(found)
     try:
-        return framework.files.prepare_state(optimizer, state)
+        order = match.find_order(framework.files.list_parameters(optimizer), found.parameters)
+        more = () if order is None else (order,)
+        return framework.files.prepare_state(optimizer, state, *more)
     except D2LDevError:
         raise
     except Exception as error:  # whatever another kind of state makes the backend raise

@@ -10,7 +10,7 @@ Held by the requirements ``io.load-into-*`` of the suite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from d2ldev.files.structure import (
     MODEL,
     STATE,
     Outline,
+    Parameter,
     Stored,
     array_refusal,
     flatten,
@@ -36,6 +37,9 @@ from d2ldev.operations.creation import shape_of
 from d2ldev.operations.other_backends import of_another_backend
 
 T = TypeVar("T")
+
+# An error names this many parameters of an optimizer.
+_SHOWN = 3
 
 
 class Pair(NamedTuple):
@@ -141,6 +145,8 @@ class Match:
             if name in self._theirs or not (is_by_name or self._is_in_model(name)):
                 self._match_value(name, Place(place, id(x)), x)
         self.unexpected += [name for name in self._theirs if name not in self._used]
+        for path, inventory in self.models.items():
+            self._check_orders(path, inventory)
 
     # -- the object and the file ------------------------------------------------------------------
 
@@ -274,6 +280,10 @@ class Match:
         """Match tensors and arrays, each under one of its names."""
         self._used: set[str] = set()
         mine, theirs = self._mine, self._theirs
+        kinds = self._framework.state.kinds
+        self._names = {
+            id(x): name for name, (_, x) in reversed(mine.items()) if kinds[type(x)] is TENSOR
+        }
         # Under its other names, too, an object's tensors may be in the file.
         depth = max((name.count(".") for name in self._first_names), default=0)
         firsts = {name: self._first_name(name, depth) for name in theirs} if mine else {}
@@ -392,7 +402,72 @@ class Match:
             self.ties.append((other, key))
         self.matched.append(name)
 
-    # -- numbers, text and optimizers -------------------------------------------------------------
+    # -- optimizers -------------------------------------------------------------------------------
+
+    def find_order(
+        self, mine: Sequence[tuple[str, Any]], theirs: Sequence[Parameter]
+    ) -> list[int] | None:
+        """Return for each parameter of an optimizer its position in the file.
+
+        The tensor of the file that it takes decides, then the name that the optimizer gives it. A
+        parameter without either has its own position. None means that all have their own.
+
+        Args:
+            mine: see ``Files.list_parameters``.
+            theirs: the parameters in the file.
+
+        Raises:
+            ValueError: if only one of the two has a parameter.
+        """
+        if not mine or not theirs:
+            return None
+        taken: dict[int, list[str]] = {}
+        for key, name in self.pairs:
+            taken.setdefault(key, []).append(name)
+        by_name = {x.name: j for j, x in enumerate(theirs) if x.name}
+        by_label = {x.label: j for j, x in enumerate(theirs) if x.label}
+        found: dict[int, int] = {}
+        left = dict(enumerate(theirs))
+        for positions_of in (
+            lambda _, x: [by_name.get(name) for name in taken.get(id(x), ())],
+            lambda label, _: [by_label.get(label)],
+        ):
+            for i, (label, x) in enumerate(mine):
+                position = next((j for j in positions_of(label, x) if j in left), None)
+                if position is not None and i not in found:
+                    found[i] = position
+                    del left[position]
+        rest = [i for i in range(len(mine)) if i not in found]
+        have_names = any(id(mine[i][1]) in self._names for i in rest) and any(
+            other.name for other in left.values()
+        )
+        have_labels = any(mine[i][0] for i in rest) and any(x.label for x in left.values())
+        if len(mine) != len(theirs) or have_names or have_labels:
+            here = [self._names.get(id(x)) or label or str(i) for i, (label, x) in enumerate(mine)]
+            there = [x.name or x.label or str(j) for j, x in enumerate(theirs)]
+            told = [f"{shorten(here[i])} only here" for i in rest[:_SHOWN]]
+            told += [f"{shorten(there[j])} only in {self._called}" for j in [*left][:_SHOWN]]
+            raise ValueError(f"it has other parameters: {', '.join(told)}")
+        found.update(zip(rest, left, strict=True))
+        order = [found[i] for i in range(len(mine))]
+        return None if order == list(range(len(mine))) else order
+
+    def _check_orders(self, path: str, inventory: ModelInventory) -> None:
+        """Note each optimizer in a model whose state belongs to parameters in another order."""
+        outline = self._their_models.get(path)
+        lists = {} if outline is None else outline.optimizers
+        for name, mine in inventory.optimizers.items():
+            full_name = join_path(path, name) if name else path
+            theirs = lists.get(name, ())
+            if not any(each.startswith(f"{full_name}.") for each in self.matched):
+                continue
+            try:
+                if self.find_order(mine, theirs) is not None:
+                    raise ValueError("it has the parameters in another order")
+            except ValueError as error:
+                self.different.append(f"{full_name}: {error}")
+
+    # -- numbers and text -------------------------------------------------------------------------
 
     def _match_value(self, name: str, place: Place, x: Any) -> None:
         self._used.add(name)

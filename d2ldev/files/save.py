@@ -13,6 +13,9 @@ from d2ldev.files.format.container import FileError, check_files, make_file
 from d2ldev.files.structure import Structure
 from d2ldev.operations.arguments import as_path
 
+_SHOWN = 3
+"""How many names a warning has."""
+
 
 def save(framework: Framework, obj: Any, path: Any) -> None:
     """Write a nesting; see ``Backend.save``."""
@@ -46,6 +49,13 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         warn(
             f"{path} has no {' and no '.join(structure.unsaved)}. fix: save it beside the "
             "file, and make the model with it before load_into"
+        )
+    for cls, names in structure.hidden.items():
+        few = ", ".join(names[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        warn(
+            f"{path} has no {few}{more}: the state_dict() of the {cls} does not show it. fix: "
+            f"define state_dict() and load_state_dict() in {cls}, unless it never changes"
         )
 
 

@@ -90,6 +90,18 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Parameter(NamedTuple):
+    """A parameter of an optimizer in a file.
+
+    Args:
+        label: the name that the optimizer gives it; empty if it gives none.
+        name: the name of the tensor in the file; empty if the file has no such tensor.
+    """
+
+    label: str
+    name: str
+
+
 # Without a ``repr``, which could be exponentially long where containers share children.
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Outline:
@@ -103,6 +115,8 @@ class Outline:
         inputs: of a model, if they are known; see ``Files.inputs``.
         optional: the names of tensors that are not needed; see ``Models.find_unlisted``.
         settings: of a model; see ``ModelInventory``.
+        parameters: of the state of an optimizer, in its order.
+        optimizers: of a model; for each optimizer in it such parameters.
         maxlen: of a deque.
     """
 
@@ -113,6 +127,8 @@ class Outline:
     inputs: Any = None
     optional: AbstractSet[str] = frozenset()
     settings: Mapping[str, str] = field(default_factory=dict)
+    parameters: Sequence[Parameter] = ()
+    optimizers: Mapping[str, Sequence[Parameter]] = field(default_factory=dict)
     maxlen: int | None = None
 
     def children(self) -> dict[Any, Any]:
@@ -146,6 +162,7 @@ class Structure:
         arrays: the values of its tensors by their names in the file.
         dtypes: the names of their dtypes.
         unsaved: the names of what its models have learned, and the file has not.
+        hidden: the same of its optimizers, by the names of their classes.
 
     Raises:
         UnsupportedValueError: if it holds something that cannot be saved.
@@ -157,13 +174,22 @@ class Structure:
         self.arrays: dict[str, NDArray[Any]] = {}
         self.dtypes: dict[str, str] = {}
         self.unsaved: list[str] = []
+        self.hidden: dict[str, list[str]] = {}
         self._rows: list[dict[str, Any]] = []
         # id -> (the object, kept so that its id stays its own; its node, None until it is made).
         self._done: dict[int, tuple[Any, Any]] = {}
+        # The parameters of optimizers, and where the description has them.
+        self._parameters: list[tuple[Any, list[Any]]] = []
         try:
             self._root = self._node(obj, "")
         except RecursionError:
             raise depth_refusal(attempted) from None
+        for parameters, told in self._parameters:
+            nodes = [self._done.get(id(x), (x, None))[1] or {} for _, x in parameters]
+            told += [
+                [label, node.get("tensor")]
+                for (label, _), node in zip(parameters, nodes, strict=True)
+            ]
 
     def to_json(self) -> str:
         """Return the description, with the checksum of each tensor."""
@@ -246,7 +272,10 @@ class Structure:
         files = self._framework.files
         state = files.state(x)
         if state is not None:
-            return self._row({"type": STATE}, x, state.items(), path)
+            if hidden := self._framework.models.find_unsaved(x):
+                self.hidden[type(x).__name__] = [join_path(path, name) for name in hidden]
+            told = self._list_parameters(files.list_parameters(x))
+            return self._row({"type": STATE, "parameters": told}, x, state.items(), path)
         row: dict[str, Any] = {"type": MODEL}
         model = ModelInventory(self._framework, x, self._attempted)
         model.check_tensors(is_saved=True)
@@ -266,9 +295,19 @@ class Structure:
         self.unsaved += [join_path(path, name) for name in unsaved]
         if optional := sorted(model.unlisted & tensors.keys()):
             row["unlisted"] = optional
+        if model.optimizers:
+            row["optimizers"] = {
+                name: self._list_parameters(found) for name, found in model.optimizers.items()
+            }
         if model.settings:
             row["settings"] = {name: text for name, (_, text) in model.settings.items()}
         return self._row(row, x, tensors.items(), path)
+
+    def _list_parameters(self, parameters: Any) -> list[Any]:
+        """Return a list that has the parameters of an optimizer when all tensors are known."""
+        told: list[Any] = []
+        self._parameters.append((parameters, told))
+        return told
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:
         if isinstance(x, AbstractSet):
@@ -434,6 +473,12 @@ def read_description(text: str, store: Callable[[str, str], Stored]) -> Descript
             raise FileError(_NO_KEYS)
         return found
 
+    def parameters(found: Any) -> list[Parameter]:
+        return [
+            Parameter(str(label), "" if node is None else _look_up(table, node).name)
+            for label, node in found
+        ]
+
     def outline(row: Any) -> Outline:
         kind = row["type"]
         items = list(map(value, row["items"]))
@@ -449,6 +494,10 @@ def read_description(text: str, store: Callable[[str, str], Stored]) -> Descript
             inputs=row.get("inputs"),
             optional=frozenset(map(str, row.get("unlisted", ()))),
             settings={**row.get("settings", {})},
+            parameters=parameters(row.get("parameters", ())),
+            optimizers={
+                str(each): parameters(found) for each, found in row.get("optimizers", {}).items()
+            },
             maxlen=deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None,
         )
 

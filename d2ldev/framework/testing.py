@@ -20,6 +20,7 @@ __all__ = [
     "Contents",
     "Freezables",
     "Loops",
+    "Orders",
     "check_conformance",
 ]
 
@@ -51,6 +52,16 @@ of the dict by their keys.
 
 Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], Any]]]
 """Builders of networks by name, each with a function that freezes or unfreezes a part of one."""
+
+
+Orders = Mapping[
+    str, tuple[Callable[[str, int, Device], Any], Callable[[Any], Mapping[str, Sequence[Tensor]]]]
+]
+"""Builders of models with the parameters ``a`` and ``c`` of one shape, and of their optimizers.
+
+The first takes the order of the optimizer's parameters, a seed and a device: ``'ac'``, ``'ca'``, or
+``'a'`` for an optimizer of one. The second returns the tensors of the optimizer for each parameter.
+"""
 
 
 def check_conformance(name: str, module: str, *options: str) -> None:

@@ -35,6 +35,7 @@ from d2ldev_conformance.provision import (
     networks_with_batch_norm,
     optimizer_states,
     own_optimizers,
+    parameter_orders,
     samples,
     ties,
     untrainable_models,
@@ -74,6 +75,7 @@ PROVIDED = {
     "model_without_parameters": models_without_parameters,
     "module": modules,
     "optimized": optimizer_states,
+    "parameter_order": parameter_orders,
     "tied": ties,
 }
 

@@ -16,6 +16,7 @@ CANNOT = {
     "attention_models": "every tensor in an attribute of a model is one of its weights",
     "composites": "tinygrad has no containers",
     "modules": "tinygrad has no class for D2L's Module",
+    "parameter_orders": "the state of tinygrad's optimizers has numbers, and no names",
 }
 # Of the pool of processes that compiles kernels.
 LASTING_THREADS = ("Thread-* (_handle_*)",)

@@ -415,6 +415,29 @@ def test_a_broken_state_of_an_optimizer_is_refused_and_nothing_changes(backend, 
         np.testing.assert_array_equal(variable, value)
 
 
+class Pair(keras.Model):
+    """Two layers, made in the order of their names in a text."""
+
+    def __init__(self, order):
+        super().__init__()
+        for name in order:
+            setattr(self, name, keras.layers.Dense(3, use_bias=False))
+
+    def call(self, x):
+        return self.c(self.a(x))
+
+
+def test_a_compiled_model_whose_optimizer_has_the_layers_in_another_order_is_refused(backend, path):
+    models = [Pair(order) for order in ("ac", "ca", "ac")]
+    for net in models:
+        net.compile(optimizer="adam", loss="mse")
+        net.fit(np.ones((4, 3)), np.ones((4, 3)), verbose=0)
+    backend.save(models[0], path)
+    backend.load_into(models[2], path)
+    with pytest.raises(CheckpointError, match="optimizer: it has the parameters in another order"):
+        backend.load_into(models[1], path)
+
+
 def test_an_optimizer_in_another_one_is_told_from_it(backend, path):
     net = build_pair(1)["net"]
     optimizers = [

@@ -107,7 +107,7 @@ def backend_with(devices, tensors, models=TorchModels):
     framework.devices = devices
     framework.tensors = tensors(framework.devices)
     framework.models = models()
-    framework.files = TorchFiles(framework.tensors, framework.state.kinds, framework.state.keepers)
+    framework.files = TorchFiles(framework.tensors, framework.state.kinds)
     framework.training = TorchTraining(framework, devices)
     return Backend(framework)
 

@@ -483,15 +483,21 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
     assert optimizer.state[weight]["momentum_buffer"].dtype == torch.float32
 
 
+def with_own(told, **changes):
+    """Return the state of an optimizer with other values in its ``state_dict``."""
+    return {**told, "state_dict": {**told["state_dict"], **changes}}
+
+
 @pytest.mark.parametrize(
     ("spoil", "problem"),
     [
         (lambda state: {**state, "class": "SGD"}, "its class"),
         (lambda state: {**state, "shapes": [[[1]]]}, "its shapes"),
-        (lambda state: {**state, "param_groups": [{"params": [0]}]}, "other parameters"),
-        (lambda state: {**state, "param_groups": None}, "other parameters"),
-        (lambda state: {**state, "state": {9: {}}}, "not a state of its parameters"),
-        (lambda state: {**state, "state": [1]}, "not a state of its parameters"),
+        (lambda state: with_own(state, param_groups=[{"params": [0]}]), "other parameters"),
+        (lambda state: with_own(state, param_groups=None), "other parameters"),
+        (lambda state: with_own(state, state={9: {}}), "not a state of its parameters"),
+        (lambda state: with_own(state, state=[1]), "not a state of its parameters"),
+        (lambda state: {**state, "state_dict": 3}, "not the state of a torch optimizer"),
         (lambda state: {}, "not the state of a torch optimizer"),
         (lambda state: 3, "not the state of a torch optimizer"),
     ],
@@ -545,8 +551,8 @@ def _step(kind, **settings):
 def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key, value):
     optimizer, files = _step(torch.optim.Adam), framework_of(torch_backend).files
     state = files.state(optimizer)
-    kept = {**state["state"][0], key: value}
-    spoilt = {**state, "state": {**state["state"], 0: kept}}
+    kept = state["state_dict"]["state"]
+    spoilt = with_own(state, state={**kept, 0: {**kept[0], key: value}})
     with pytest.raises(ValueError, match=f"its {key}"):
         files.prepare_state(optimizer, spoilt)
 
@@ -555,7 +561,8 @@ def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key,
 def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, settings):
     optimizer, files = _step(torch.optim.Adam), framework_of(torch_backend).files
     state = files.state(optimizer)
-    spoilt = {**state, "param_groups": [{**state["param_groups"][0], **settings}]}
+    groups = [{**state["state_dict"]["param_groups"][0], **settings}]
+    spoilt = with_own(state, param_groups=groups)
     with pytest.raises(ValueError, match="its settings"):
         files.prepare_state(optimizer, spoilt)
 
@@ -563,7 +570,7 @@ def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, se
 def test_a_state_without_what_is_kept_from_the_beginning_is_refused(torch_backend):
     optimizer, files = _step(torch.optim.Adagrad), framework_of(torch_backend).files
     with pytest.raises(ValueError, match="its step"):
-        files.prepare_state(optimizer, {**files.state(optimizer), "state": {}})
+        files.prepare_state(optimizer, with_own(files.state(optimizer), state={}))
 
 
 @pytest.mark.parametrize(
@@ -582,7 +589,8 @@ def test_a_state_of_any_optimizer_of_torch_is_taken(torch_backend, name, setting
     files = framework_of(torch_backend).files
     before = files.state(optimizer)
     files.prepare_state(optimizer, before)()
-    torch.testing.assert_close(files.state(optimizer)["state"], before["state"])
+    after = files.state(optimizer)
+    torch.testing.assert_close(after["state_dict"]["state"], before["state_dict"]["state"])
 
 
 def _pack(*lengths):

@@ -14,7 +14,7 @@ from d2ldev import Backend, CheckpointError
 from d2ldev.areas.files import turn
 from d2ldev.device import CPU
 from mutants import Mutant, ReferenceModels
-from mutants.provision import NetworkLearner
+from mutants.provision import Kept, NetworkLearner
 
 
 class LoadsNarrow(Mutant, caught_by="io.keeps-every-dtype"):
@@ -38,6 +38,15 @@ class ForgetsTheMomentum(Mutant, caught_by="io.training-goes-on"):
         def load_into(self, obj, path, **options):
             kept = self.copy(obj["momentum"])
             return {**super().load_into(obj, path, **options), "momentum": kept}
+
+
+class ReadsStatesByPosition(Mutant, caught_by="io.matches-states-by-name"):
+    class Backend(Backend):
+        def load_into(self, obj, path, **options):
+            loaded = super().load_into(obj, path, **options)
+            if isinstance(loaded, dict) and isinstance(kept := loaded.get("optimizer"), Kept):
+                kept.a, kept.c = kept.c, kept.a
+            return loaded
 
 
 class LoadsKeysAsText(Mutant, caught_by="io.keeps-nestings"):

@@ -348,6 +348,17 @@ def optimizer_states(backend):
     return {"momentum": (build, lambda obj: [obj[1].momentum])}
 
 
+def parameter_orders(backend):
+    """Return two parameters, and an optimizer with a momentum of each."""
+
+    def build(order, seed, device):
+        parameters = {name: backend.ones((3,), device=device) for name in "ac"}
+        momenta = {name: _draw(backend, 2 * seed + ord(name), device) for name in order}
+        return {"model": Kept(**parameters), "optimizer": Kept(**momenta)}
+
+    return {"momenta": (build, lambda obj: {n: [x] for n, x in vars(obj["optimizer"]).items()})}
+
+
 def networks(backend):
     """Return a network."""
 

@@ -6,7 +6,10 @@ object itself is asked, and not a list of the backend.
 
 from __future__ import annotations
 
-from d2ldev_conformance.provision import buffers, optimizer_states
+import pytest
+
+from d2ldev import CheckpointError
+from d2ldev_conformance.provision import buffers, optimizer_states, parameter_orders
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, read_contents
 
@@ -38,3 +41,40 @@ def test_what_a_model_does_not_train_is_saved(backend, place, buffered, tmp_path
 def test_the_state_of_an_optimizer_is_saved(backend, place, optimized, tmp_path):
     """Save and load the state of each optimizer."""
     check_file(backend, place, optimizer_states(backend)[optimized], tmp_path / "saved")
+
+
+def read_states(backend, read, obj):
+    """Return the state of each parameter as NumPy arrays."""
+    return {name: [backend.to_numpy(x).tolist() for x in xs] for name, xs in read(obj).items()}
+
+
+@requirement("io.matches-states-by-name", section=SECTION)
+def test_the_state_of_an_optimizer_belongs_to_the_name_of_a_parameter(
+    backend, place, parameter_order, tmp_path
+):
+    """Read the state of an optimizer by the names of its parameters, and not by their order.
+
+    Otherwise a parameter takes over the means of another one of its shape, and no error says so.
+    """
+    build, read = parameter_orders(backend)[parameter_order]
+    first, second = build("ac", 1, place), build("ca", 2, place)
+    expected = read_states(backend, read, first)
+    assert expected["a"] != expected["c"]
+    backend.save(first, tmp_path / "saved")
+    loaded = backend.load_into(second, tmp_path / "saved")
+    assert read_states(backend, read, loaded) == expected
+
+
+@requirement("io.matches-states-by-name", section=SECTION)
+@pytest.mark.parametrize(("saved", "given"), [("a", "ac"), ("ac", "a"), ("a", "c")])
+def test_the_state_of_an_optimizer_of_other_parameters_is_refused(
+    backend, parameter_order, tmp_path, saved, given
+):
+    """Refuse the state of an optimizer that trains other parameters, and change nothing."""
+    build, read = parameter_orders(backend)[parameter_order]
+    first, second = build(saved, 1, backend.cpu()), build(given, 2, backend.cpu())
+    expected = read_states(backend, read, second)
+    backend.save(first, tmp_path / "saved")
+    with pytest.raises(CheckpointError):
+        backend.load_into(second, tmp_path / "saved")
+    assert read_states(backend, read, second) == expected
