@@ -86,6 +86,26 @@ class Masked(nnx.Module):
         return self.dense(x) * mask * scale
 
 
+class WithLoss(nnx.Module):
+    """A module that returns its loss if it gets labels.
+
+    Args:
+        net: maps three features to two logits.
+    """
+
+    def __init__(self, net: nnx.Module) -> None:
+        self.net = net
+
+    def __call__(self, x: Any = None, z: Any = None, labels: Any = None) -> dict[str, jax.Array]:
+        """Return the logits of ``x``, or of ``2 * z``."""
+        net: Any = self.net
+        logits = net(2 * z if x is None else x)
+        if labels is None:
+            return {"logits": logits}
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return {"logits": logits, "loss": losses.mean()}
+
+
 class Attentive(nnx.Module):
     """A module that leaves its attention weights in an attribute.
 
@@ -397,6 +417,11 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         return backend.place(cls(backend.mlp([2, 2, 1])), device)
 
     return {"attribute": partial(make, Attentive), "intermediate": partial(make, Sowing)}
+
+
+def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module that computes its loss itself."""
+    return {"module": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
 
 
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

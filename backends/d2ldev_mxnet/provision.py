@@ -230,6 +230,25 @@ class Masked(NumPyBlock):
         return self.dense(x) * mask * scale
 
 
+class WithLoss(NumPyBlock):
+    """A block that returns its loss if it gets labels.
+
+    Args:
+        net: maps three features to two logits.
+    """
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Any = None, z: Any = None, labels: Any = None) -> dict[str, Tensor]:
+        """Return the logits of ``x``, or of ``2 * z``."""
+        logits = self.net(2 * z if x is None else x)
+        if labels is None:
+            return {"logits": logits}
+        return {"logits": logits, "loss": mx.gluon.loss.SoftmaxCELoss()(logits, labels).mean()}
+
+
 class Attentive(NumPyBlock):
     """A block that leaves its attention weights in attributes.
 
@@ -436,6 +455,11 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {
         "block": lambda device: backend.place(Attentive(backend.mlp([2, 2, 1])), device),
     }
+
+
+def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a block that computes its loss itself."""
+    return {"block": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
 
 
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -12,8 +12,8 @@ from d2ldev.framework import Device
 _WITHOUT_LAYERS = (
     *("networks", "networks_with_batch_norm", "freezables", "loops", "own_optimizers"),
     *("untrainable_models", "models_without_parameters", "models_with_masks"),
-    *("attention_models", "modules", "buffers", "ties", "optimizer_states"),
-    "parameter_orders",
+    *("models_with_losses", "attention_models", "modules"),
+    *("buffers", "ties", "optimizer_states", "parameter_orders"),
 )
 CANNOT = {
     **dict.fromkeys(_WITHOUT_LAYERS, "array-api-strict has no layers and no optimizers"),

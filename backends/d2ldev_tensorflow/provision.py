@@ -82,6 +82,24 @@ class Attentive(keras.Model):
         return self.last(tf.nn.relu(self.first(x)))
 
 
+class WithLoss(keras.Model):
+    """A model that returns its loss if it gets labels, built with the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2, kernel_initializer=_draw_kernel(0))
+
+    def call(
+        self, x: Any = None, z: Any = None, labels: Any = None, training: bool = False
+    ) -> dict[str, Tensor]:
+        """Return the logits of ``x``, or of ``2 * z``."""
+        logits = self.dense(2 * z if x is None else x)
+        if labels is None:
+            return {"logits": logits}
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return {"logits": logits, "loss": tf.reduce_mean(losses)}
+
+
 class Masked(tf.Module):
     """A module with a mask of its outputs."""
 
@@ -442,6 +460,11 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of models whose call leaves a tensor in an attribute, by name."""
     return {"model": lambda device: backend.place(Attentive(), device)}
+
+
+def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a model that computes its loss itself."""
+    return {"model": lambda device: backend.place(WithLoss(), device)}
 
 
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

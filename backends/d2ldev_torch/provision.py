@@ -359,6 +359,11 @@ def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": lambda device: backend.place(Masked(), device)}
 
 
+def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module that computes its loss itself."""
+    return {"module": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
+
+
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules whose call leaves a tensor in an attribute, by name."""
     return {
@@ -454,6 +459,28 @@ class Masked(torch.nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1) -> Tensor:
         """Map both to ``(n, 3)``."""
         return self.linear(x) * mask * scale
+
+
+class WithLoss(torch.nn.Module):
+    """A module that returns its loss if it gets labels.
+
+    Args:
+        net: maps three features to two logits.
+    """
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(
+        self, x: Tensor | None = None, z: Tensor | None = None, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the logits of ``x``, or of ``2 * z``."""
+        logits = self.net(2 * z if x is None else x)
+        if labels is None:
+            return {"logits": logits}
+        loss = torch.nn.functional.cross_entropy(logits, labels.long())
+        return {"logits": logits, "loss": loss}
 
 
 class Attentive(torch.nn.Module):

@@ -27,7 +27,7 @@ MODULE_OF_KIND = {
         (
             *("networks", "networks_with_batch_norm", "freezables", "own_optimizers"),
             *("untrainable_models", "models_without_parameters", "models_with_masks"),
-            *("attention_models", "modules"),
+            *("models_with_losses", "attention_models", "modules"),
         ),
         "training",
     ),
@@ -150,6 +150,17 @@ def models_with_masks(backend: Backend) -> Builders:
     Both inputs and the output are of shape ``(n, 3)``, and the order of the inputs matters.
     """
     return _call_provision(backend, "models_with_masks")
+
+
+def models_with_losses(backend: Backend) -> Builders:
+    """Return builders of models that compute their loss themselves, by name.
+
+    They are called with ``x``, ``z`` and ``labels``, each None by default. The logits of two
+    classes are those of ``x``, of shape ``(n, 3)``, or without it those of ``2 * z``. They return a
+    dict with ``'logits'``. With labels it also has ``'loss'``, the mean cross-entropy. Each begins
+    with the same values whenever it is made.
+    """
+    return _call_provision(backend, "models_with_losses")
 
 
 def attention_models(backend: Backend) -> Builders:

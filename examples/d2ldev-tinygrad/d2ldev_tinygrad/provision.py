@@ -13,6 +13,7 @@ from d2ldev_tinygrad.models import Model
 from d2ldev_tinygrad.training import AdaGrad
 
 CANNOT = {
+    "models_with_losses": "the models of this backend return a tensor",
     "attention_models": "every tensor in an attribute of a model is one of its weights",
     "composites": "tinygrad has no containers",
     "modules": "tinygrad has no class for D2L's Module",

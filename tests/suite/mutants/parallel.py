@@ -176,6 +176,13 @@ class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-ba
             return super()._compute_shares(getattr(y, "y", y), shards)
 
 
+class CountsShardsWithALossAlike(Mutant, caught_by="several.loss-of-the-model"):
+    class ParallelLearner(NetworkParallelLearner):
+        def _compute_shares(self, y, shards):
+            is_own = self.settings.loss == "model"
+            return [0.5 for _ in shards] if is_own else super()._compute_shares(y, shards)
+
+
 class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-example"):
     class Parallel(ReferenceParallel):
         def least_examples(self, model):

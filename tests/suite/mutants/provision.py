@@ -18,7 +18,13 @@ from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.operations.steps import check_loss, own_loss, read_signature, takes_target
+from d2ldev.operations.steps import (
+    check_loss,
+    output_refusal,
+    own_loss,
+    read_signature,
+    takes_target,
+)
 
 samples = provision.samples
 own_tensors = provision.own_tensors
@@ -42,6 +48,21 @@ class Masked(MLP):
     def __call__(self, x, mask):
         """Map both to ``(n, 3)``."""
         return super().__call__(x) * mask
+
+
+class WithLoss(MLP):
+    """An MLP that returns its loss if it gets labels."""
+
+    def __call__(self, x=None, z=None, labels=None):
+        """Return the logits of ``x``, or of ``2 * z``."""
+        logits = super().__call__(2.0 * z if x is None else x)
+        if labels is None:
+            return {"logits": logits}
+        sums = xp.log(xp.sum(xp.exp(logits), axis=-1))
+        classes = xp.arange(logits.shape[-1], device=logits.device)
+        is_class = xp.expand_dims(xp.astype(labels, xp.int64), axis=-1) == classes
+        chosen = xp.sum(xp.where(is_class, logits, xp.zeros_like(logits)), axis=-1)
+        return {"logits": logits, "loss": xp.mean(sums - chosen)}
 
 
 class Attentive(MLP):
@@ -179,20 +200,56 @@ def _round(x, digits):
 
 
 class AnyLoss(ReferenceLearner):
-    """Computes losses of the user's, from which nothing is learned."""
+    """Computes losses of the user's, from which nothing is learned, and those of a model."""
 
     def __init__(self, framework, model, settings, *others):
         known = settings if isinstance(settings.loss, str) else settings._replace(loss="mse")
         super().__init__(framework, model, known._replace(methods=None), *others)
         self.settings = settings
 
+    @property
+    def signature(self):
+        model = self.components["model"]
+        return read_signature(model, by_position=not isinstance(model, WithLoss))
+
+    def predict(self, inputs):
+        inputs = self.arrange(inputs)
+        return self._model(**inputs) if isinstance(inputs, dict) else super().predict(inputs)
+
+    def _differentiate(self, model, inputs, y):
+        inputs = self.arrange(inputs)
+        if not isinstance(inputs, dict) or "labels" not in inputs:
+            if isinstance(model, WithLoss):
+                self._loss(self.predict(inputs), y)
+            return super()._differentiate(model, inputs, y)
+        # The gradients of its loss are those of the cross-entropy.
+        x = 2.0 * inputs["z"] if inputs["x"] is None else inputs["x"]
+        loss, logits, gradients = super()._differentiate(model, (x,), inputs["labels"])
+        return loss, {"logits": logits, "loss": loss}, gradients
+
+    def _losses(self, prediction, y):
+        is_its_own = self.settings.loss == "model"
+        return self._cross_entropy(prediction, y) if is_its_own else super()._losses(prediction, y)
+
+    def _update(self, gradients):
+        cls = WithLoss if isinstance(self._model, WithLoss) else None
+        super()._update(gradients)
+        if cls is not None:
+            self._model = cls(self._model.layers, self._model.activation)
+
     def _loss(self, prediction, y):
+        if isinstance(prediction, dict) and self.settings.loss == "model":
+            if "loss" not in prediction:
+                raise UnsupportedValueError("train", "the model has returned no loss", "labels=")
+            return prediction["loss"], None
         if isinstance(self.settings.loss, str):
+            if isinstance(prediction, dict):
+                raise output_refusal("compute the loss", prediction, "loss")
             return super()._loss(prediction, y)
         given = (prediction, y) if takes_target(self.settings.loss) else (prediction,)
         loss = self.settings.loss(*given)
         check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
-        return loss, prediction * 0.0
+        return loss, None if isinstance(prediction, dict) else prediction * 0.0
 
 
 class KeepsMeans(ReferenceLearner):
@@ -245,10 +302,6 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
         if settings.methods is not None:
             # The gradients of its loss are written out, and those of its steps are twice as large.
             self.settings = settings._replace(lr=2 * settings.lr)
-
-    @property
-    def signature(self):
-        return read_signature(self.components["model"], by_position=True)
 
     def step(self, inputs, y):
         before = self.components["model"]
@@ -417,6 +470,11 @@ def untrainable_models(backend):
 def models_with_masks(backend):
     """Return a masked model."""
     return {"masked": lambda device: Masked(backend.mlp([3, 3], device=device).layers)}
+
+
+def models_with_losses(backend):
+    """Return a model that computes its loss itself."""
+    return {"with a loss": lambda device: WithLoss(backend.mlp([3, 2], device=device).layers)}
 
 
 def attention_models(backend):

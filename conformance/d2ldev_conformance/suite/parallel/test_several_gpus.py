@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from d2ldev import Broadcast, History, Trainer
-from d2ldev_conformance.provision import attention_models, networks_with_batch_norm
+from d2ldev_conformance.provision import (
+    attention_models,
+    models_with_losses,
+    networks_with_batch_norm,
+)
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import (
     ROUNDING,
@@ -137,6 +141,22 @@ def test_weights_are_those_of_the_whole_batch(backend, weights):
     (x, y), *_ = _data()
     data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
     assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+
+
+@requirement("several.loss-of-the-model", section=SECTION, source="contract, Several GPUs")
+def test_shards_with_a_loss_of_the_model_count_by_their_examples(backend, loss_model):
+    """Weigh the loss that a model computes for each shard by the examples of the shard.
+
+    Then a mean over examples is the mean over the batch, also if the shards differ in size.
+    """
+    data = [{"labels": y % 2, "z": None, "x": X} for X, y in _data()]
+    found = []
+    for number in (2, 1):
+        trainer = Trainer(3, number, backend=backend)
+        net = models_with_losses(backend)[loss_model](backend.cpu())
+        history = trainer.fit(net, data, data, loss="model", lr=0.1, metrics=["accuracy"])
+        found.append((read_saved_values(backend, trainer.model), history, trainer))
+    assert_same_run(*found)
 
 
 @requirement(

@@ -15,6 +15,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.areas import Weighted
+from d2ldev.areas.training import calls
 from d2ldev.device import CPU
 from d2ldev.training import feed, run
 from d2ldev.training.trainer import Trainer
@@ -278,6 +279,53 @@ class GivesInputsInTheirOrder(Mutant, caught_by="fit.inputs-by-name"):
             tuple(x for key, x in batch.items() if key != "y"),
             batch["y"],
         )
+
+
+class TakesOtherNamesForTheTarget(Mutant, caught_by="fit.refuses-other-names"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+
+        def take(batch, signature, rule):
+            *others, last = batch
+            inputs = {key: batch[key] for key in others if key in signature.names}
+            return calls.separate({**inputs, "y": batch[last]}, signature, rule)
+
+        feed.separate = lambda batch, *how: (take if "maks" in batch else calls.separate)(
+            batch, *how
+        )
+
+
+class WantsItsOwnName(Mutant, caught_by="fit.one-input-by-any-name"):
+    class Learner(NetworkLearner):
+        @property
+        def signature(self):
+            return super().signature._replace(required=frozenset())
+
+
+class ForgetsOptionalInputs(Mutant, caught_by="fit.optional-inputs"):
+    class Learner(NetworkLearner):
+        def predict(self, inputs):
+            given = isinstance(inputs, dict)
+            return super().predict(tuple(inputs.values()) if given else inputs)
+
+
+class GivesMetricsTheTarget(Mutant, caught_by="fit.loss-of-the-model"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        make = feed.Feed.make_operands
+        feed.Feed.make_operands = lambda self, *batch: (
+            (found := make(self, *batch))[0],
+            found[1],
+            found[1],
+            found[3],
+        )
+
+
+class LooksForAShape(Mutant, caught_by="fit.names-the-output-of-a-model"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            is_named = isinstance(self.settings.loss, str)
+            return super()._loss(prediction, y) if not is_named or prediction.shape else None
 
 
 class TakesPythonsNumbersOnly(Mutant, caught_by="fit.takes-numbers-of-numpy"):
