@@ -26,9 +26,10 @@ from d2ldev.framework import (
     Tensor,
     UnsupportedValueError,
     import_optional,
-    is_refused,
     keras_elsewhere,
 )
+from d2ldev_jax import keras
+from d2ldev_jax.keras import KerasObject
 
 # Most attributes have these types, which hold no array.
 _PLAIN = frozenset({bool, int, float, str, type(None)})
@@ -51,9 +52,9 @@ class FlaxObject(ABC):  # noqa: B024  # for ``isinstance`` only, without subclas
 
 
 class JaxModels(Models):
-    """Flax's ``nnx``; parameter pytrees are containers, and need no members."""
+    """Flax's ``nnx``, and Keras; parameter pytrees are containers, and need no members."""
 
-    types = (FlaxObject,)
+    types = (FlaxObject, KerasObject)
     packages = ("jax", "jaxlib", "flax", "optax")
 
     def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
@@ -70,13 +71,13 @@ class JaxModels(Models):
             made += [linear, getattr(jax.nn, activation)]
         return nnx.Sequential(*made[:-1])
 
-    def refuses(self, cls: type) -> bool:
-        return is_refused(cls, "jax")
-
     def elsewhere(self, obj: Any) -> tuple[str, str] | None:
         return keras_elsewhere(obj, "jax")
 
     def members(self, obj: Any) -> Iterator[Member]:
+        if isinstance(obj, KerasObject):
+            yield from keras.members(obj)
+            return
         if _is_variable(obj):
             yield _member_of(obj)
             return
@@ -104,9 +105,12 @@ class JaxModels(Models):
                 yield name, value, attributes.__setitem__, key
 
     def is_module(self, obj: Any) -> bool:
-        return not _is_variable(obj)
+        return not (_is_variable(obj) or keras.is_variable(obj))
 
     def find_parameters(self, obj: Any) -> Mapping[str, bool]:
+        if keras.is_layer(obj):
+            trained = {id(x) for x in obj.trainable_variables}
+            return {name: True for name, x in keras.name_variables(obj) if id(x) in trained}
         # Which of them an optimizer changes, it says itself.
         is_parameter = _is_variable(obj) and isinstance(obj, sys.modules["flax.nnx"].Param)
         return {"value": True} if is_parameter else {}

@@ -34,6 +34,7 @@ from d2ldev.framework import (
     twin_refusal,
 )
 from d2ldev_jax.devices import JaxDevices, is_initialized
+from d2ldev_jax.keras import clone, is_layer
 from d2ldev_jax.training import check_libraries
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class JaxParallel(Parallel):
     def twin(self, model: Any) -> Any:
         from flax import nnx
 
+        if is_layer(model):
+            return clone(model)
         if not isinstance(model, nnx.Module):
             raise twin_refusal(model)
         return deep_copy(model, {})
@@ -70,8 +73,12 @@ class JaxParallel(Parallel):
         check_libraries()
         from flax import nnx
 
-        is_model = isinstance(model, nnx.Module)
-        if wanted == "local" and is_model and jax.tree.leaves(nnx.state(model, nnx.BatchStat)):
+        if is_layer(model):
+            has_statistics = any(x.name == "moving_mean" for x in model.variables)
+        else:
+            is_model = isinstance(model, nnx.Module)
+            has_statistics = is_model and jax.tree.leaves(nnx.state(model, nnx.BatchStat))
+        if wanted == "local" and has_statistics:
             problem = "a step is one program for the whole batch, and has the statistics of it"
             raise statistics_refusal(wanted, problem, "batch_norm='global'")
 

@@ -1,8 +1,7 @@
 """Keras objects, which belong to the framework that Keras computes with in this process.
 
-d2ldev takes them if that is TensorFlow. On PyTorch, Keras moves all operands to one device, which
-it chooses for the process. A model computes there, and not where it was placed. On JAX, its
-variables are not pytrees, and its models are not Flax modules.
+d2ldev takes them if that is TensorFlow or JAX. On PyTorch, Keras moves all operands to one device,
+which it chooses for the process. A model computes there, and not where it was placed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import sys
 from types import FunctionType
 from typing import Any
 
-_TAKEN = "tensorflow"
+_TAKEN = ("tensorflow", "jax")
 
 
 def is_of_keras(cls: type) -> bool:
@@ -25,7 +24,7 @@ def is_of_keras(cls: type) -> bool:
 
 def is_refused(cls: type, name: str) -> bool:
     """Return whether a class is of Keras on the framework of this name, which is not taken."""
-    return name != _TAKEN and is_of_keras(cls) and _backend() == name
+    return name not in _TAKEN and is_of_keras(cls) and _backend() == name
 
 
 def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
@@ -43,11 +42,11 @@ def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
         return None
     other = _backend()
     reason = f"Keras computes with {other} in this process"
-    if other == _TAKEN:
-        return None if name == _TAKEN else (reason, "")
+    if other in _TAKEN:
+        return None if name == other else (reason, "")
     return (
-        f"{reason}, and d2ldev takes Keras objects on {_TAKEN} alone",
-        f"KERAS_BACKEND={_TAKEN}, before Keras is imported, and D2LDEV_BACKEND={_TAKEN}",
+        f"{reason}, and d2ldev takes Keras objects on {' and '.join(_TAKEN)} alone",
+        f"KERAS_BACKEND={_TAKEN[0]}, before Keras is imported, and D2LDEV_BACKEND={_TAKEN[0]}",
     )
 
 

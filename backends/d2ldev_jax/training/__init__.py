@@ -18,8 +18,11 @@ from d2ldev.framework import (
     Tensor,
     Training,
     TrainingSettings,
+    UnsupportedValueError,
+    describe,
     import_optional,
 )
+from d2ldev_jax.keras import is_layer
 from d2ldev_jax.models import is_linen
 
 
@@ -55,6 +58,15 @@ class JaxTraining(Training):
         from d2ldev_jax.training.learner import JaxLearner
 
         return JaxLearner(self._framework, model, settings)
+
+    def defaults(self, model: Any) -> tuple[Any, Any]:
+        if is_layer(model) and getattr(model, "compiled", False):
+            raise UnsupportedValueError(
+                f"train {describe(model)} with the settings that it was compiled with",
+                "on JAX d2ldev does not read them",
+                "fit(model, data, loss='mse', optimizer=model.optimizer)",
+            )
+        return super().defaults(model)
 
     def step_operands(self, model: Any) -> tuple[str, ...]:
         return ("params", "batch", "state") if is_linen(model) else ("batch",)

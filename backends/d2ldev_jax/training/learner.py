@@ -9,6 +9,7 @@ All models of one structure share the compiled functions if their settings are t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,9 +57,10 @@ from d2ldev.framework import (
     state_refusal,
     text_of,
 )
+from d2ldev_jax.keras import KerasObject, is_layer
 from d2ldev_jax.models import value_of
 from d2ldev_jax.training.places import OneDevice, ShardedProcesses, find_sharding
-from d2ldev_jax.training.pytrees import unwrap, wrap
+from d2ldev_jax.training.wrappers import SWITCHES, PytreeModule, Wrapper
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
@@ -73,8 +75,6 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
 }
 _OF_NO_TRAINING = optax.set_to_zero()  # one object, because programs depend on it
 _PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
-# The parameters of a call that choose a mode of the module.
-SWITCHES = ("train", "training", "deterministic", "rngs")
 # The flags of a module that is in evaluation mode.
 _FLAGS = ("deterministic", "use_running_average")
 
@@ -126,7 +126,10 @@ class JaxLearner(Learner):
         super().__init__(settings)
         self._framework = framework
         self._places_from = places
-        if not isinstance(wrap(model), nnx.Module):
+        wrapped = _wrap(model)
+        if isinstance(wrapped, Wrapper):
+            wrapped.check(settings)
+        if not isinstance(wrapped, nnx.Module):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
                 "it is neither a flax.nnx.Module, nor a pytree that can be called",
@@ -141,25 +144,28 @@ class JaxLearner(Learner):
         self._sums: Any = None
         # An operand of the programs, so that another rate compiles nothing.
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
-        model = wrap(model)
-        self.replace({"model": model, "optimizer": _make_optimizer(model, settings)})
+        self.replace({"model": wrapped, "optimizer": _make_optimizer(wrapped, settings)})
 
     @property
     def components(self) -> dict[str, Any]:
-        components = {"model": unwrap(self._model), "optimizer": self._optimizer}
+        components = {"model": _unwrap(self._model), "optimizer": _unwrap(self._optimizer)}
         *_, scaler = self._state
         if scaler is not None:
             components["scaler"] = self._places.take_local(scaler)
         return components
 
     def replace(self, components: dict[str, Any]) -> None:
-        self._model, self._optimizer = wrap(components["model"]), components["optimizer"]
+        self._model = _wrap(components["model"])
+        self._optimizer = _wrap_optimizer(self._model, components["optimizer"])
         is_trained = self.settings.optimizer is not None
         if is_trained and not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
+            is_wrapped = isinstance(self._model, Wrapper)
             raise UnsupportedValueError(
-                f"train {describe(self._model)}",
+                f"train {describe(_unwrap(self._model))}",
                 f"there is nothing to train: nothing of it is {self._optimizer.wrt}",
-                "self.weight = nnx.Param(...) in its __init__",
+                "arrays of floats in it, or model.trainable = True of Keras"
+                if is_wrapped
+                else "self.weight = nnx.Param(...) in its __init__",
             )
         # A model without arrays computes on the device of its inputs. It is only evaluated.
         places = [x for _, x in list_named_tensors(self._framework, self._model)[:1]]
@@ -180,6 +186,9 @@ class JaxLearner(Learner):
                 self._optimizer, self._places.bring_home(optimizer_arrays)
             )
             self._is_synced = True
+            for each in (self._model, self._optimizer):
+                if hasattr(each, "push"):
+                    each.push()
 
     @property
     def takes_marks(self) -> bool:
@@ -187,7 +196,9 @@ class JaxLearner(Learner):
 
     @property
     def signature(self) -> Signature:
-        model = unwrap(self._model)
+        model = self._model
+        if isinstance(model, Wrapper):
+            return model.read_signature()
         if isinstance(model, nnx.bridge.ToNNX):  # it has the parameters of its linen module
             wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
             model = getattr(model, wrapped)
@@ -259,6 +270,9 @@ class JaxLearner(Learner):
             put: moves them to the devices of a step.
         """
         put = put or self._places.place_arrays
+        for each in (self._model, self._optimizer):
+            if hasattr(each, "pull"):
+                each.pull()
         model_split, model_arrays = _split(self._model)
         own = self._optimizer.tx
         if self._rate is not None:
@@ -330,8 +344,37 @@ class JaxShardLearner(JaxLearner):
         self.replace(self.components)
 
 
+def _wrap(model: Any) -> Any:
+    """Return a model as an ``nnx.Module``; one that cannot be is returned as it is."""
+    if is_layer(model):
+        from d2ldev_jax.training.keras import KerasModule
+
+        return KerasModule(model)
+    if isinstance(model, nnx.Module):
+        _check_layers(model)
+        return model
+    has_arrays = callable(model) and any(isinstance(x, jax.Array) for x in jax.tree.leaves(model))
+    return PytreeModule(model) if has_arrays else model
+
+
+def _check_layers(model: nnx.Module) -> None:
+    """Check that a module has no layer of Keras: Flax would not see its variables."""
+    if "keras" not in sys.modules:
+        return
+    for path, node in nnx.iter_graph(model):
+        for name, value in vars(node).items() if isinstance(node, nnx.Module) else ():
+            if isinstance(value, KerasObject):
+                where = ".".join(map(str, (*path, name)))
+                raise UnsupportedValueError(
+                    f"train {type(model).__name__}",
+                    f"{where} is a {type(value).__name__} of Keras, whose variables Flax does not "
+                    "train",
+                    "train the Keras model itself, or make the layer of flax.nnx",
+                )
+
+
 def _make_optimizer(model: nnx.Module, settings: TrainingSettings) -> nnx.Optimizer[Any]:
-    optimizer = make_optimizer(settings)
+    optimizer = _wrap_optimizer(model, make_optimizer(settings))
     if isinstance(optimizer, optax.MultiSteps):
         optimizer = optimizer.gradient_transformation()
     if isinstance(optimizer, optax.GradientTransformation):
@@ -349,6 +392,26 @@ def _make_optimizer(model: nnx.Module, settings: TrainingSettings) -> nnx.Optimi
             "optimizer=nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), or optimizer='sgd'",
         )
     return optimizer
+
+
+def _wrap_optimizer(model: nnx.Module, optimizer: Any) -> Any:
+    """Return an optimizer of Keras as one of Flax, and any other as it is."""
+    if not isinstance(optimizer, KerasObject):
+        return optimizer
+    from d2ldev_jax.training.keras import KerasModule, KerasOptimizer
+
+    if not isinstance(model, KerasModule):
+        raise UnsupportedValueError(
+            f"train {describe(model)} with the optimizer {describe(optimizer)}",
+            "it trains the variables of Keras models alone",
+            "optimizer=optax.sgd(0.1), or optimizer='sgd'",
+        )
+    return KerasOptimizer(model, optimizer)
+
+
+def _unwrap(obj: Any) -> Any:
+    """Return a model or an optimizer as the user knows it."""
+    return obj.unwrap() if hasattr(obj, "unwrap") else obj
 
 
 def _take_arrays(state: Any) -> Any:
@@ -662,6 +725,8 @@ class _Steps:
         prediction = self._compute_prediction(model, inputs)
         value = self.loss(prediction, y)
         check_loss(getattr(value, "shape", None), value, self.settings.loss)
+        if isinstance(model, Wrapper):
+            value = sum(model.take_losses(), value)
         return value, prediction
 
     def _differentiate(self, state: _State, inputs: Inputs, y: Any) -> Any:

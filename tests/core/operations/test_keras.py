@@ -24,23 +24,24 @@ def keras(monkeypatch):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("asked", ["torch", "jax", "tensorflow"])
-def test_keras_on_another_framework_than_tensorflow_is_refused_alike(keras, name, asked):
+def test_keras_on_pytorch_is_refused_alike(keras, name, asked):
     assert keras_elsewhere(KINDS[name](), asked) == (
         "Keras computes with torch in this process, and d2ldev takes Keras objects on tensorflow "
-        "alone",
+        "and jax alone",
         "KERAS_BACKEND=tensorflow, before Keras is imported, and D2LDEV_BACKEND=tensorflow",
     )
     assert is_refused(KINDS[name], asked) is (asked == "torch")
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_keras_on_tensorflow_gives_no_error(keras, name):
-    keras.config.backend = lambda: "tensorflow"
-    assert keras_elsewhere(KINDS[name](), "tensorflow") is None
-    assert not is_refused(KINDS[name], "tensorflow")
+@pytest.mark.parametrize("computes", ["tensorflow", "jax"])
+def test_keras_on_tensorflow_and_jax_gives_no_error(keras, name, computes):
+    keras.config.backend = lambda: computes
+    assert keras_elsewhere(KINDS[name](), computes) is None
+    assert not is_refused(KINDS[name], computes)
     # Another backend takes it: its line says how to choose that one.
     assert keras_elsewhere(KINDS[name](), "torch") == (
-        "Keras computes with tensorflow in this process",
+        f"Keras computes with {computes} in this process",
         "",
     )
 

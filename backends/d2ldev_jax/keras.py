@@ -1,0 +1,111 @@
+"""Keras objects where Keras computes with JAX: their variables, by public names of Keras alone.
+
+A variable gets another array by ``assign``. Its name in files is its path in the model. Keras
+counts the layers of a process, so the numbers in names are counted again within each object.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from abc import ABC
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from d2ldev.framework import Member, NoTensor, twin_refusal
+
+_NUMBER = re.compile(r"_\d+$")
+
+
+class KerasObject(ABC):  # noqa: B024  # only ``isinstance`` uses it
+    """Keras layers, models, optimizers, metrics, seed generators and variables.
+
+    It recognizes them without importing Keras: before the import no such object exists.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        keras: Any = sys.modules.get("keras")
+        if not hasattr(keras, "Optimizer") or keras.config.backend() != "jax":
+            return False
+        with_variables = keras.Layer, keras.Optimizer, keras.metrics.Metric
+        return issubclass(other, (*with_variables, keras.random.SeedGenerator, keras.Variable))
+
+
+def is_layer(obj: Any) -> bool:
+    """Return whether an object is a layer or a model of Keras on JAX."""
+    return isinstance(obj, KerasObject) and isinstance(obj, sys.modules["keras"].Layer)
+
+
+def is_variable(obj: Any) -> bool:
+    """Return whether an object is a Keras variable on JAX."""
+    return isinstance(obj, KerasObject) and isinstance(obj, sys.modules["keras"].Variable)
+
+
+def members(obj: Any) -> Iterator[Member]:
+    """Yield the values of an object's variables."""
+    if is_layer(obj) and not obj.built and not obj.variables:
+        fix = "model(X), with one batch, or a keras.Input as its first layer"
+        yield "variables", NoTensor("are not made before it is built", fix), None, None
+    for name, variable in name_variables(obj):
+        yield name, variable.value, _assign, variable
+
+
+def _assign(variable: Any, value: Any) -> None:
+    variable.assign(value)
+
+
+def name_variables(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables of an object with their names.
+
+    The variables of an optimizer have numbers for names, as in the files of Keras.
+    """
+    keras: Any = sys.modules["keras"]
+    if isinstance(obj, keras.Variable):
+        yield "value", obj
+        return
+    if isinstance(obj, keras.random.SeedGenerator):
+        yield "state", obj.state
+        return
+    if isinstance(obj, keras.Optimizer):
+        for index, variable in enumerate(obj.variables):
+            yield str(index), variable
+        return
+    counts: Counter[tuple[str, ...]] = Counter()
+    known: dict[tuple[str, ...], str] = {}
+    names: set[str] = set()
+    for index, variable in enumerate(obj.variables):
+        *parts, last = variable.path.split("/")
+        made = []
+        for end in range(1, len(parts) + 1):
+            path = tuple(parts[:end])
+            if path not in known:
+                stem = _NUMBER.sub("", path[-1])
+                number = counts[*path[:-1], stem]
+                counts[*path[:-1], stem] += 1
+                known[path] = f"{stem}_{number}" if number else stem
+            made.append(known[path])
+        # The object's own name, and those around it, differ between models.
+        inside = parts.index(obj.name) + 1 if obj.name in parts else 0
+        name = ".".join([*made[inside:], last])
+        name = f"{name}_{index}" if name in names else name
+        names.add(name)
+        yield name, variable
+
+
+def clone(model: Any) -> Any:
+    """Return a model like another one, by its ``get_config()``, with the same values.
+
+    Raises:
+        UnsupportedValueError: if Keras cannot make it.
+    """
+    keras: Any = sys.modules["keras"]
+    try:
+        made = keras.models.clone_model(model)
+        pairs = list(zip(made.variables, model.variables, strict=True))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise twin_refusal(model) from error
+    for new, old in pairs:
+        new.assign(old.value)
+    return made

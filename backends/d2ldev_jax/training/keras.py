@@ -1,0 +1,198 @@
+"""Train Keras models where Keras computes with JAX: ``stateless_call``, ``stateless_apply``.
+
+These are the methods of Keras's own guide to training loops in JAX. A model becomes an ``nnx``
+module of its variables, which the steps of Flax's models train, on several devices, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import optax
+from flax import nnx
+
+from d2ldev.framework import (
+    Signature,
+    Tensor,
+    TrainingSettings,
+    UnsupportedValueError,
+    describe,
+    read_signature,
+)
+from d2ldev_jax.keras import name_variables
+from d2ldev_jax.training.wrappers import Wrapper
+
+# No variable has such a name.
+_PREFIX = "variables."
+
+
+class KerasModule(Wrapper):
+    """The variables of a Keras layer or model by their names.
+
+    Args:
+        model: the layer or the model.
+
+    Raises:
+        UnsupportedValueError: if it is not built.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if not model.built:
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "its variables are not made before it is built",
+                "model(X), with one batch, or a keras.Input as its first layer",
+            )
+        # Of this method, because it is compared by the model itself.
+        self.compute = model.stateless_call
+        self.deterministic = False
+        self.is_told = "training" in signature(model.call).parameters
+        self.trained = self._list_trained()
+        names = {id(variable): name for name, variable in name_variables(model)}
+        self.others = tuple(_PREFIX + names[id(x)] for x in model.non_trainable_variables)
+        for name, variable in name_variables(model):
+            kind = nnx.Param if _PREFIX + name in self.trained else nnx.Variable
+            setattr(self, _PREFIX + name, kind(variable.value))
+
+    def _list_trained(self) -> tuple[str, ...]:
+        model = self.unwrap()
+        names = {id(variable): name for name, variable in name_variables(model)}
+        return tuple(_PREFIX + names[id(x)] for x in model.trainable_variables)
+
+    def unwrap(self) -> Any:
+        return self.compute.__self__
+
+    def pull(self) -> None:
+        if changed := {*self._list_trained()} ^ {*self.trained}:
+            names = ", ".join(sorted(name.removeprefix(_PREFIX) for name in changed))
+            raise UnsupportedValueError(
+                f"train {describe(self.unwrap())}",
+                f"since the training began, layer.trainable was changed: {names}",
+                "set layer.trainable before fit, and call fit again after a change",
+            )
+        for name, variable in name_variables(self.unwrap()):
+            getattr(self, _PREFIX + name)[...] = variable.value
+
+    def push(self) -> None:
+        for name, variable in name_variables(self.unwrap()):
+            variable.assign(getattr(self, _PREFIX + name)[...])
+
+    def check(self, settings: TrainingSettings) -> None:
+        if settings.precision != "model":
+            dtype = {"bf16": "bfloat16", "fp16": "float16"}[settings.precision]
+            raise UnsupportedValueError(
+                f"train {describe(self.unwrap())} with precision={settings.precision!r}",
+                "its layers compute in the dtype of their own policy",
+                f"keras.config.set_dtype_policy('mixed_{dtype}'), before the model is made",
+            )
+
+    def read_signature(self) -> Signature:
+        model = self.unwrap()
+        if not hasattr(model, "inputs"):
+            return read_signature(model.call, switches=("training", "mask"))
+        names = self._list_inputs()
+        optional = {each.name for each in model.layers if getattr(each, "optional", False)}
+        return Signature(names, frozenset(names) - optional, len(names))
+
+    def _list_inputs(self) -> tuple[str, ...]:
+        """Return the names of a functional model's inputs, in order."""
+        model = self.unwrap()
+        # A Sequential has only ``inputs``.
+        whole = getattr(model, "input", None)
+        return tuple(whole) if isinstance(whole, Mapping) else tuple(x.name for x in model.inputs)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if hasattr(self.unwrap(), "inputs"):
+            inputs, named = (self._join(inputs, named),), {}
+        prediction, others, losses = self.compute(
+            [getattr(self, name)[...] for name in self.trained],
+            [getattr(self, name)[...] for name in self.others],
+            *inputs,
+            **named,
+            **({"training": not self.deterministic} if self.is_told else {}),
+            return_losses=True,
+        )
+        for name, value in zip(self.others, others, strict=True):
+            getattr(self, name)[...] = value
+        vars(self)["losses"] = losses
+        return prediction
+
+    def _join(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Return the inputs of a functional model, which takes them together."""
+        names = self._list_inputs()
+        is_mapping = isinstance(getattr(self.unwrap(), "input", None), Mapping)
+        if named:
+            # One that is optional may be missing.
+            whole = {name: named.get(name) for name in names}
+            if is_mapping:
+                return whole
+            inputs = tuple(whole.values())
+        if len(inputs) == 1 and (not is_mapping or isinstance(inputs[0], Mapping)):
+            return inputs[0]
+        if is_mapping:
+            fix = ", ".join(f"{name!r}: ..." for name in names)
+            raise UnsupportedValueError(
+                f"call {describe(self.unwrap())}",
+                f"its inputs have names, and the batch has {len(inputs)} without",
+                f"yield {{{fix}, 'y': y}}, or ({{{fix}}}, y), from the data",
+            )
+        return list(inputs)
+
+    def take_losses(self) -> list[Tensor]:
+        losses: list[Tensor] = vars(self).pop("losses", [])
+        return losses
+
+
+class KerasOptimizer(nnx.Optimizer):  # type: ignore[misc]
+    """An optimizer of Keras for the trained variables of a model.
+
+    Args:
+        model: the model.
+        optimizer: the optimizer; it is built for the model, if it is not.
+
+    Raises:
+        UnsupportedValueError: if it scales the loss.
+    """
+
+    def __init__(self, model: KerasModule, optimizer: Any) -> None:
+        if optimizer.scale_loss(1.0) != 1.0:
+            raise UnsupportedValueError(
+                f"train with the optimizer {describe(optimizer)}",
+                "it expects gradients of a loss that it has scaled",
+                "the optimizer without a scale, such as LossScaleOptimizer.inner_optimizer",
+            )
+        if not optimizer.built:
+            optimizer.build(model.unwrap().trainable_variables)
+        self.apply = optimizer.stateless_apply
+        values = tuple(variable.value for variable in optimizer.variables)
+        tx = optax.GradientTransformation(lambda _: values, optax.identity().update)
+        super().__init__(model, tx, wrt=nnx.Param)
+        self.tx = optax.identity()
+
+    def unwrap(self) -> Any:
+        """Return the optimizer itself."""
+        return self.apply.__self__
+
+    def pull(self) -> None:
+        """Take the values of the optimizer's variables."""
+        for kept, variable in zip(self.opt_state, self.unwrap().variables, strict=True):
+            kept[...] = variable.value
+
+    def push(self) -> None:
+        """Give the optimizer's variables the values from here."""
+        for kept, variable in zip(self.opt_state, self.unwrap().variables, strict=True):
+            variable.assign(kept[...])
+
+    def update(self, model: KerasModule, gradients: Any, /, **_: Any) -> None:
+        """Change the trained variables, and those of the optimizer."""
+        parameters = [getattr(model, name) for name in model.trained]
+        new, state = self.apply(
+            [x[...] for x in self.opt_state],
+            [gradients[name][...] for name in model.trained],
+            [x[...] for x in parameters],
+        )
+        for variable, value in zip((*parameters, *self.opt_state), (*new, *state), strict=True):
+            variable[...] = value
+        self.step[...] += 1
