@@ -1,8 +1,8 @@
 """Optimizers: ``state_dict()`` and ``load_state_dict()`` are their file, whatever they keep inside.
 
-``place`` moves the state of an optimizer by torch's own policy, and its direct tensor attributes.
-It moves the same of the optimizers that it wraps. One scan finds the tensors that ``state_dict``
-lacks.
+``place`` moves the state of an optimizer by torch's own policy, and the tensors in its attributes
+and their containers. It moves the same of the optimizers that it wraps. One scan finds the tensors
+that ``state_dict`` lacks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache
 from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -89,12 +90,12 @@ def list_members(optimizer: Optimizer) -> Iterator[Member]:
             if type(value) not in _PLAIN and not (key == "step" and _stays_on_host(value, group)):
                 yield join_path(f"state.{number}", key), value, state.__setitem__, key
     for name, value in _attributes(optimizer):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
+            for key, inner in value.items():
+                number = known[id(key)][0] if id(key) in known else ""
+                yield f"{name}.{number}", inner, value.__setitem__, key
+        elif type(value) not in _PLAIN:
             yield name, value, vars(optimizer).__setitem__, name
-        elif isinstance(value, (list, tuple, dict, Optimizer)):
-            for path, inner in _walk(value, name, {}):
-                if isinstance(inner, Optimizer):
-                    yield path, inner, None, None
 
 
 def _stays_on_host(value: Any, group: Mapping[str, Any]) -> bool:
@@ -174,11 +175,19 @@ def _walk(x: Any, name: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
 def state_of(optimizer: Optimizer) -> Any:
     """Return what ``state_dict`` of an optimizer returns.
 
+    Without settings that no file can hold, such as dtypes and functions: a program gives them.
+
     Raises:
         UnsupportedValueError: if it fails.
     """
     try:
-        return optimizer.state_dict()
+        own = optimizer.state_dict()
+        if not _has_groups(own):
+            return own
+        groups = [
+            {key: x for key, x in group.items() if _is_held(x)} for group in own["param_groups"]
+        ]
+        return {**own, "param_groups": groups}
     except Exception as error:
         cls = type(optimizer).__name__
         raise UnsupportedValueError(
@@ -186,6 +195,19 @@ def state_of(optimizer: Optimizer) -> Any:
             f"its state_dict() fails: {text_of(error)}",
             f"define state_dict() and load_state_dict() in {cls}",
         ) from error
+
+
+def _has_groups(own: Any) -> bool:
+    """Return whether a state has groups with settings, as torch's own ``state_dict`` has."""
+    groups = own.get("param_groups") if isinstance(own, Mapping) else None
+    return isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
+
+
+def _is_held(x: Any) -> bool:
+    """Return whether a file can hold a setting."""
+    if isinstance(x, (list, tuple, dict)):
+        return all(map(_is_held, x.values() if isinstance(x, dict) else x))
+    return type(x) in _PLAIN or isinstance(x, (torch.Tensor, np.generic, np.ndarray))
 
 
 def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
@@ -206,14 +228,14 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
         own = map_tensors(
             lambda x: x if stay and not x.dim() else x.to(device), own, kinds, _ATTEMPTED
         )
-    is_plain = type(optimizer).load_state_dict is Optimizer.load_state_dict
-    if is_plain:
-        # Settings of a scheduler, or of a newer torch, may be on one side only.
+    if _has_groups(own) and len(own["param_groups"]) == len(groups):
+        # A file lacks some settings. A scheduler, or a newer torch, may have added others here.
         merged = [
             {**mine, **theirs, **{key: mine[key] for key in ("param_names",) if key in mine}}
             for mine, theirs in zip(groups, own["param_groups"], strict=True)
         ]
         own = {**own, "param_groups": merged}
+    is_plain = type(optimizer).load_state_dict is Optimizer.load_state_dict
 
     def load() -> None:
         optimizer.load_state_dict(own)

@@ -281,7 +281,7 @@ def _prepare_state(
         raise
     except Exception as error:  # whatever another kind of state makes the backend raise
         name = type(optimizer).__name__
-        match.different.append(f"the state is none of this {name}: {shorten(error)}")
+        match.different.append(f"the state does not fit this {name}: {shorten(error)}")
         return None
 
 

@@ -45,6 +45,24 @@ class OfAll(Momenta):
         return momenta.setdefault(str(number), torch.zeros_like(x))
 
 
+class ByParameter(Momenta):
+    """Has its momenta in a dict by its parameters, and settings that no file can hold."""
+
+    def begin(self):
+        self.momenta = {}
+        self.param_groups[0].update(dtype=torch.float32, function=torch.zeros_like)
+
+    def momentum_of(self, number, x):
+        return self.momenta.setdefault(x, self.param_groups[0]["function"](x))
+
+    def state_dict(self):
+        return {**super().state_dict(), "momenta": [*self.momenta.values()]}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({key: state[key] for key in ("state", "param_groups")})
+        self.momenta = dict(zip(self.parameters, state["momenta"], strict=False))
+
+
 class Told(Momenta):
     """Has its momenta in the variables of a function, and a state_dict that has them."""
 
@@ -74,6 +92,7 @@ MAKERS = {
     "in an attribute": Flat,
     "around another": lambda parameters: Around(Adam(parameters, 0.05)),
     "around one around another": lambda parameters: Around(Around(SGD(parameters, 0.1, 0.9))),
+    "by parameter": ByParameter,
     "of all parameters": OfAll,
     "hooks": with_hooks,
     "fused": lambda parameters: Adam(parameters, 0.05, fused=True),
@@ -353,6 +372,27 @@ def test_an_optimizer_that_has_names_is_read_by_them(torch_backend, tmp_path):
     _, third = of_names("ad", Adam, 1)
     with pytest.raises(CheckpointError, match="parameters: d only here, c only in the file"):
         torch_backend.load_into(third, path)
+
+
+def test_parameters_outside_of_the_model_have_the_order_of_the_rest(torch_backend, tmp_path):
+    def build(first):
+        torch.manual_seed(len(first))
+        net, scale = torch.nn.Linear(3, 2), torch.nn.Parameter(torch.ones(2))
+        groups = {"scale": [scale], "net": [*net.parameters()]}
+        optimizer = SGD([x for name in first for x in groups[name]], 0.1, 0.9)
+        for x in (*net.parameters(), scale):
+            x.grad = torch.randn_like(x)
+        optimizer.step()
+        momenta = [optimizer.state[x]["momentum_buffer"].tolist() for x in (scale, net.bias)]
+        return {"net": net, "optimizer": optimizer}, scale, momenta
+
+    saved, _, momenta = build(["scale", "net"])
+    torch_backend.save(saved, tmp_path / "both.safetensors")
+    given, scale, _ = build(["net", "scale"])
+    torch_backend.load_into(given, tmp_path / "both.safetensors")
+    state = given["optimizer"].state
+    found = [state[x]["momentum_buffer"].tolist() for x in (scale, given["net"].bias)]
+    assert found == momenta
 
 
 def test_a_state_of_an_earlier_version_is_read_by_position(torch_backend, tmp_path, monkeypatch):

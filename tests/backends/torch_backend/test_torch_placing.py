@@ -137,6 +137,14 @@ def test_a_learning_rate_on_the_host_stays_there(ledger):
     assert ledger.device_of(lr) is cpu()
 
 
+@pytest.mark.parametrize("flag", ["capturable", "fused"])
+def test_a_learning_rate_that_the_kernel_reads_moves(ledger, flag):
+    _, optimizer, *_ = twins("adam-tensor-lr")
+    optimizer.param_groups[0][flag] = True
+    ledger.place(optimizer, gpu())
+    assert ledger.device_of(optimizer.param_groups[0]["lr"]) is gpu()
+
+
 def test_an_optimizer_alone_takes_its_parameters_with_it(ledger):
     net, *_ = regression()
     optimizer = optim.SGD(net.parameters(), lr=0.1)
