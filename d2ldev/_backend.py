@@ -1311,7 +1311,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Args:
             obj: an object with the names, shapes and dtypes of the saved one. Each tensor stays on
-                its device. It is filled in place where ``place`` moves in place.
+                its device. Values go into the memory of a model's tensors, where the framework has
+                memory that can be written. Other tensors are replaced.
             path: of a file that ``save`` of any backend wrote, or of any other safetensors file
                 with the names of ``named_tensors(obj)``. Or a mapping from these names to tensors
                 of this backend and NumPy arrays, which are copied.

@@ -17,7 +17,10 @@ from jax.flatten_util import ravel_pytree
 from d2ldev.framework import Device
 from d2ldev.framework.testing import Contents, Orders
 
-CANNOT = {"gradients": "JAX returns gradients, and keeps none"}
+CANNOT = {
+    "gradients": "JAX returns gradients, and keeps none",
+    "views": "JAX's arrays are immutable",
+}
 
 
 class Everything(nnx.Module):

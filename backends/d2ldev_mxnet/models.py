@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -149,11 +149,11 @@ class MXNetModels(Models):
     def refill(self, x: Tensor, new: Tensor) -> None:
         x.handle, new.handle = new.handle, x.handle
 
-    def write(self, x: Tensor, new: Tensor) -> None:
+    def plan_writes(
+        self, values: Sequence[tuple[Tensor, Tensor, bool]]
+    ) -> list[Callable[[], object] | None]:
         # The memory has the mark of a gradient, and stays.
-        if new.size:
-            with NumPyShapes(), mx.autograd.pause():
-                new.as_nd_ndarray().copyto(x.as_nd_ndarray())
+        return [partial(_write, x, new) if self.is_refilled(x) else None for x, new, _ in values]
 
     @contextmanager
     def place_context(self, device: Device) -> Iterator[None]:
@@ -183,6 +183,12 @@ class NumPyBlock(mx.gluon.Block):
 
 class NumPySequential(NumPyBlock, mx.gluon.nn.HybridSequential):
     """Layers, one after the other, that are called with NumPy arrays."""
+
+
+def _write(x: Tensor, new: Tensor) -> None:
+    if new.size:
+        with NumPyShapes(), mx.autograd.pause():
+            new.as_nd_ndarray().copyto(x.as_nd_ndarray())
 
 
 def initialise(parameter: Any, values: Any) -> None:

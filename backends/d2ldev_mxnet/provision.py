@@ -154,6 +154,18 @@ def ties(backend: Any) -> Contents:
     return {"layers": (build, lambda net: [layer.weight.data() for layer in net])}
 
 
+def views(backend: Any) -> Contents:
+    """Return a builder of a block whose arrays others hold, too."""
+
+    def build(seed: int, device: Device) -> Any:
+        net = backend.mlp([3, 2], seed=seed, device=device)
+        with NumPySemantics():
+            net[0].bias.set_data(backend.rand(2, seed=seed, device=device))
+        return net
+
+    return {"mlp": (build, lambda net: [x.data().detach() for x in net.collect_params().values()])}
+
+
 def optimizer_states(backend: Any) -> Contents:
     """Return builders of trainers after two steps, by name, with their momenta and means."""
 

@@ -17,6 +17,7 @@ _WITHOUT_LAYERS = (
 )
 CANNOT = {
     **dict.fromkeys(_WITHOUT_LAYERS, "array-api-strict has no layers and no optimizers"),
+    "views": "models of arrays are immutable here, and get other arrays",
     "gradients": "array-api-strict has no gradients",
     "composites": "array-api-strict has no containers of arrays",
     "hostile_tensors": "array-api-strict has no arrays but dense ones",

@@ -31,6 +31,7 @@ from d2ldev.framework import (
 )
 from d2ldev_tensorflow.models import (
     all_optimizers,
+    assign,
     find_slots,
     inner_optimizers,
     is_of_keras,
@@ -184,7 +185,7 @@ class TensorFlowFiles(Files):
 
         def put() -> None:
             for variable, value in pairs:
-                framework.models.write(variable, value)
+                assign(variable, value)
 
         return put
 

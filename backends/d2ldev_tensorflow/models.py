@@ -217,10 +217,10 @@ class TensorFlowModels(Models):
     def refill(self, x: Tensor, new: Tensor) -> None:
         _refill(x, new)
 
-    def write(self, x: Tensor, new: Tensor) -> None:
-        # Keep the memory: a traced function computes with it.
-        with tf.device(x.device):
-            x.assign(new)
+    def plan_writes(
+        self, values: Sequence[tuple[Tensor, Tensor, bool]]
+    ) -> list[Callable[[], object] | None]:
+        return [partial(assign, x, new) if self.is_refilled(x) else None for x, new, _ in values]
 
     def finish(self, obj: Any) -> None:
         # Functions that were traced with the old memory are traced again.
@@ -490,6 +490,12 @@ def _name_variables(variables: list[Any]) -> Iterator[tuple[str, Any]]:
             name = f"{name}_{index}" if name in names else name
             names.add(name)
             yield name, variable
+
+
+def assign(x: tf.Variable, new: tf.Tensor) -> None:
+    """Write a value into a variable, whose memory stays: a traced function computes with it."""
+    with tf.device(x.device):
+        x.assign(new)
 
 
 def _refill(x: tf.Variable, new: tf.Tensor) -> None:

@@ -230,6 +230,18 @@ def ties(backend: Any) -> Contents:
     return {"module": (build, lambda module: [module.encoder, module.decoder])}
 
 
+def views(backend: Any) -> Contents:
+    """Return a builder of a model whose variables others hold, too."""
+
+    def build(seed: int, device: Device) -> Any:
+        net = backend.mlp([3, 2], seed=seed, device=device)
+        with backend.on(device):
+            net.layers[-1].bias.assign(backend.rand(2, seed=seed))
+        return net
+
+    return {"mlp": (build, lambda net: [each.value for each in net.variables])}
+
+
 def optimizer_states(backend: Any) -> Contents:
     """Return builders of optimizers after two steps, by name, with their momenta and means."""
 

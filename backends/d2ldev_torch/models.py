@@ -7,7 +7,7 @@ to them stay valid, above all those of an optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
 from types import MemberDescriptorType
@@ -18,6 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from d2ldev.framework import Device, Member, Models, Tensor, is_refused, keras_elsewhere
 from d2ldev_torch import optimizers
+from d2ldev_torch.writing import extent, plan_writes
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
@@ -142,7 +143,7 @@ class TorchModels(Models):
             x = xs[index]
             if begin < end:
                 yield last, x
-            its_end = begin + (x.nbytes if x.is_contiguous() else _extent(x))
+            its_end = begin + (x.nbytes if x.is_contiguous() else extent(x))
             if begin and its_end > end:
                 end, last = its_end, x
 
@@ -157,6 +158,11 @@ class TorchModels(Models):
             new = torch.nn.Parameter(new, x.requires_grad)
         swap: Any = torch.utils.swap_tensors
         swap(x, new.requires_grad_(x.requires_grad))
+
+    def plan_writes(
+        self, values: Sequence[tuple[Tensor, Tensor, bool]]
+    ) -> list[Callable[[], object] | None]:
+        return plan_writes(values)
 
     def finish(self, obj: Any) -> None:
         obj = original(obj)
@@ -174,14 +180,6 @@ class TorchModels(Models):
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         return stack
-
-
-def _extent(x: torch.Tensor) -> int:
-    """Return the number of bytes from the first element of a tensor to the end of its last one."""
-    if not x.numel():
-        return 0
-    steps = zip(x.shape, x.stride(), strict=True)
-    return (sum((size - 1) * stride for size, stride in steps) + 1) * x.element_size()
 
 
 def original(obj: Any) -> Any:

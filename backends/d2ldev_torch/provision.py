@@ -115,6 +115,44 @@ def ties(backend: Any) -> Contents:
     return {"layers": (build, lambda layers: [layer.weight for layer in layers])}
 
 
+def views(backend: Any) -> Contents:
+    """Return builders of modules, by name, whose memory others hold, too."""
+
+    def build(seed: int, device: Device) -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3))
+            net[1].running_mean += seed
+            net[1].running_var += seed
+            torch.nn.init.normal_(net[1].weight)
+            torch.nn.init.normal_(net[1].bias)
+        net.register_buffer("count", torch.tensor([seed]))
+        del net[1].num_batches_tracked
+        return net.to(backend.native(device))
+
+    def turn(seed: int, device: Device) -> torch.nn.Module:
+        return build(seed, device).to(memory_format=torch.channels_last)
+
+    def join(seed: int, device: Device) -> torch.nn.Module:
+        net = build(seed, device)
+        joined = torch.cat([x.detach().reshape(-1) for x in net.parameters()])
+        begin = 0
+        for x in net.parameters():
+            x.data = joined[begin : begin + x.numel()].view_as(x)
+            begin += x.numel()
+        net.joined = joined
+        return net
+
+    def list_tensors(net: torch.nn.Module) -> list[Tensor]:
+        return [x.detach() for x in (*net.parameters(), *net.buffers())]
+
+    return {
+        "module": (build, list_tensors),
+        "channels last": (turn, list_tensors),
+        "one buffer": (join, lambda net: [net.joined, *list_tensors(net)]),
+    }
+
+
 def optimizer_states(backend: Any) -> Contents:
     """Return builders of optimizers after two steps, by name, with their momenta and means."""
 

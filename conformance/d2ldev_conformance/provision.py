@@ -20,8 +20,7 @@ from d2ldev.framework.testing import Builders, Classifiers, Contents, Freezables
 MODULE_OF_KIND = {
     "hostile_tensors": "tensors",
     **dict.fromkeys(("buffers", "gradients", "ties", "optimizer_states", "loops"), "models"),
-    "composites": "files",
-    "parameter_orders": "files",
+    **dict.fromkeys(("composites", "parameter_orders", "views"), "files"),
     "own_tensors": "strict",
     **dict.fromkeys(
         (
@@ -182,6 +181,15 @@ def composites(
     plain values.
     """
     return _call_provision(backend, "composites")
+
+
+def views(backend: Backend) -> Contents:
+    """Return models of the framework's own, by name, for a framework whose memory can be written.
+
+    The second function returns what another holder of the parameters has. That is views of the same
+    memory, or the variables themselves.
+    """
+    return _call_provision(backend, "views")
 
 
 def models_without_parameters(backend: Backend) -> Builders:

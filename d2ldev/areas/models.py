@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -176,12 +176,24 @@ class Models:
         Called only where ``is_refilled(x)``; ``new`` is nobody else's.
         """
 
-    def write(self, x: Tensor, new: Tensor) -> None:
-        """Write the values of ``new`` into ``x``, which is on the same device.
+    def plan_writes(
+        self, values: Sequence[tuple[Tensor, Tensor, bool]]
+    ) -> Sequence[Callable[[], object] | None]:
+        """Return functions that write new values into the memory of tensors.
 
-        Called by ``load_into``, only where ``is_refilled(x)``. It must not fail.
+        Called by ``load_into``. The functions must not fail. By default there are none.
+
+        Args:
+            values: a tensor, its new value, and whether the tensor is refilled, or in the
+                framework's own list of a model. Any other tensor is a plain attribute, or in a
+                container: it is written only if it has the memory of a tensor that is. The new
+                value has the same shape, dtype and device.
+
+        Returns:
+            A function for each of them, or None. Then the tensor is refilled or replaced. Its
+            memory must not be written, or other tensors of that memory have other new values.
         """
-        self.refill(x, new)
+        return [None] * len(values)
 
     def finish(self, obj: Any) -> None:
         """Update an object of ``types`` whose members were moved or loaded. It must not fail."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from operator import is_
 from typing import Any, NamedTuple
@@ -300,16 +301,30 @@ class _Putting:
     ) -> None:
         self._framework, self._attempted, self._match = framework, attempted, match
         self._news: dict[Place, Any] = dict(match.values)
-        self._refilled = []
-        for key, (value, *_) in match.pairs.items():
-            if match.is_refilled(value):
-                self._refilled.append((value, news[key]))
+        # Functions that put values into tensors, which stay.
+        self._fills = dict(self._plan_fills(news))
         for place, key in match.places.items():
-            if not match.is_refilled(match.pairs[key].value):
+            if key not in self._fills:
                 self._news[place] = news[key]
         self._models = {id(model.model): path for path, model in match.models.items()}
         # id of a container and of its new children -> the new container.
         self._made: dict[tuple[int, ...], Any] = {}
+
+    def _plan_fills(
+        self, news: Mapping[tuple[int, str], Any]
+    ) -> Iterator[tuple[tuple[int, str], Callable[[], object]]]:
+        match, models = self._match, self._framework.models
+        values = {
+            key: (x, news[key], id(x) in match.listed or match.is_refilled(x))
+            for key, (x, *_) in match.pairs.items()
+            if not isinstance(x, np.ndarray)
+        }
+        plans = models.plan_writes([*values.values()])
+        for (key, (x, new, _)), plan in zip(values.items(), plans, strict=True):
+            if plan is not None:
+                yield key, plan
+            elif match.is_refilled(x):
+                yield key, partial(models.refill, x, new)
 
     def prepare(self, obj: Any, puts: Sequence[Callable[[], object]]) -> Callable[[], Any]:
         """Make the containers; return a function that cannot fail, see ``prepare`` above."""
@@ -323,8 +338,8 @@ class _Putting:
         objects = [obj for model in self._match.models.values() for obj in model.objects]
 
         def put() -> Any:
-            for tensor, new in self._refilled:
-                models.write(tensor, new)
+            for fill in self._fills.values():
+                fill()
             for value, new, put, key in members:
                 if new is not value:
                     put(key, new)

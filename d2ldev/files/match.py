@@ -89,6 +89,7 @@ class Match:
         different: in words, the differences of shape, dtype or kind.
         pairs: the tensors to read, each once: by the id of the tensor here and its name there.
         places: for each place the key of its pair.
+        listed: the ids of tensors in the framework's own list of a model.
         ties: pairs of such keys whose values have to be equal.
         values: for each place the number or the text of the file.
         states: optimizers, and the state of each in the file.
@@ -118,6 +119,7 @@ class Match:
         self.different: list[str] = []
         self.pairs: dict[tuple[int, str], Pair] = {}
         self.places: dict[Place, tuple[int, str]] = {}
+        self.listed: set[int] = set()
         self.ties: list[tuple[tuple[int, str], tuple[int, str]]] = []
         self.values: dict[Place, Any] = {}
         self.states: list[tuple[Any, Outline]] = []
@@ -320,6 +322,8 @@ class Match:
             self._used.add(its_name)
             if its_name in theirs:
                 self._match_tensor(name, Place(place, id(x)), x, theirs[its_name])
+                if isinstance(place, str) and name not in unlisted:
+                    self.listed.add(id(x))
             else:
                 self.missing.append(name)
 

@@ -40,6 +40,7 @@ from d2ldev_conformance.provision import (
     samples,
     ties,
     untrainable_models,
+    views,
 )
 from d2ldev_conformance.requirement import module_of
 
@@ -79,6 +80,7 @@ PROVIDED = {
     "optimized": optimizer_states,
     "parameter_order": parameter_orders,
     "tied": ties,
+    "viewed": views,
 }
 
 

@@ -18,6 +18,7 @@ CANNOT = {
     "composites": "tinygrad has no containers",
     "modules": "tinygrad has no class for D2L's Module",
     "parameter_orders": "the state of tinygrad's optimizers has numbers, and no names",
+    "views": "a tensor of tinygrad gets other memory when a value is assigned",
 }
 # Of the pool of processes that compiles kernels.
 LASTING_THREADS = ("Thread-* (_handle_*)",)

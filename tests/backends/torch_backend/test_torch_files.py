@@ -650,3 +650,95 @@ def test_a_sparse_tensor_in_an_attribute_of_a_model_is_named(torch_backend, path
     assert sorted(torch_backend.load(path)) == ["bias", "weight"]
     other = torch_backend.load_into(model(), path)
     assert torch.equal(other.weight, net.weight)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _over_bytes():
+    data = bytes(16)
+    return torch.frombuffer(data, dtype=torch.float32).view(2, 2), lambda: data == bytes(16)
+
+
+def _over_a_read_only_map(path):
+    np.save(path, np.zeros((2, 2), "float32"))
+    return torch.from_numpy(np.load(path, mmap_mode="r")), lambda: not np.load(path).any()
+
+
+def _over_one_row():
+    row = torch.zeros(1, 2)
+    return row.expand(2, 2), lambda: not row.any()
+
+
+def _over_an_inference_tensor():
+    with torch.inference_mode():
+        return torch.zeros(2, 2), lambda: True
+
+
+@pytest.mark.filterwarnings("ignore:The given")  # torch's own, of memory that is not writable
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+@pytest.mark.parametrize(
+    "make", [_over_bytes, _over_a_read_only_map, _over_one_row, _over_an_inference_tensor]
+)
+def test_memory_that_cannot_be_written_is_replaced(torch_backend, tmp_path, make, kind):
+    x, is_unchanged = make(tmp_path / "x.npy") if make is _over_a_read_only_map else make()
+    module = torch.nn.Module()
+    if kind == "buffer":
+        module.register_buffer("x", x)
+    else:
+        module.x = torch.nn.Parameter(torch.zeros(2, 2))
+        module.x.data = x
+    values = np.arange(4, dtype="float32").reshape(2, 2)
+    torch_backend.load_into(module, {"x": values})
+    assert module.x.tolist() == values.tolist()
+    assert is_unchanged()
+
+
+def test_a_model_in_shared_memory_stays_there(torch_backend):
+    net, other = (torch_backend.mlp([3, 2], seed=seed) for seed in (0, 1))
+    net.share_memory()
+    addresses = [x.data_ptr() for x in net.parameters()]
+    torch_backend.load_into(net, torch_backend.named_tensors(other))
+    assert same(net, other)
+    assert [x.data_ptr() for x in net.parameters()] == addresses
+    assert all(x.is_shared() for x in net.parameters())
+
+
+class Joined(torch.nn.Module):
+    """A module whose weights are views of a buffer, interleaved."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.register_buffer("joined", torch.tensor(values))
+        self.even, self.odd = (torch.nn.Parameter(self.joined[begin::2]) for begin in (0, 1))
+
+
+def test_tensors_of_one_memory_with_values_that_agree_stay_in_it(torch_backend):
+    module = Joined([0.0] * 4)
+    values = torch_backend.named_tensors(Joined([1.0, 2.0, 3.0, 4.0]))
+    address = module.joined.data_ptr()
+    torch_backend.load_into(module, values)
+    assert module.joined.tolist() == [1, 2, 3, 4]
+    assert (module.even.tolist(), module.odd.tolist()) == ([1, 3], [2, 4])
+    assert module.joined.data_ptr() == module.even.data_ptr() == address
+
+
+def test_tensors_of_one_memory_with_other_values_are_separated(torch_backend):
+    module = Joined([0.0] * 4)
+    even = module.even
+    values = {"joined": torch.ones(4), "even": torch.full((2,), 2.0), "odd": torch.full((2,), 3.0)}
+    torch_backend.load_into(module, values)
+    assert module.even is even
+    assert module.joined.tolist() == [1] * 4
+    assert (module.even.tolist(), module.odd.tolist()) == ([2] * 2, [3] * 2)
+
+
+def test_what_a_call_left_in_an_attribute_is_not_written_into(torch_backend, path):
+    """The batch is the caller's."""
+    net, batch = torch.nn.Linear(2, 1), torch.zeros(3, 2)
+    net.last = torch.ones(3, 2)
+    torch_backend.save(net, path)
+    net.last = batch
+    torch_backend.load_into(net, path)
+    assert net.last.tolist() == [[1, 1]] * 3
+    assert not batch.any()

@@ -1,10 +1,10 @@
 """Backends that are each broken in one way, and one that is sound but works asynchronously.
 
-The conformance suite is tried on them: ``tests/suite/test_mutants.py`` gives each of them to the
+The conformance suite is tried on them. ``tests/suite/test_mutants.py`` gives each of them to the
 suite, and each requirement in its ``caught_by`` has to fail.
 
-A fault of a module is a nested class of the module's name; a fault in what a user calls is a nested
-``Backend``.
+A fault of a module is a nested class of the module's name. A fault in a method that users call is a
+nested ``Backend``.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ class ReferenceModels(d2ldev_reference.models.ReferenceModels):
 
     def refill(self, x, new):
         x._array, x._device = new._array, new._device
+
+    def plan_writes(self, values):
+        return [partial(x.__setitem__, ..., new) if is_kept else None for x, new, is_kept in values]
 
 
 class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):

@@ -203,6 +203,14 @@ class KeepsOneForTwo(Mutant, caught_by="io.load-into-separates-what-is-two"):
             return {"net": [net], "average": [net]}
 
 
+class ReplacesWhatOthersHold(
+    Mutant, caught_by=("io.load-into-writes-in-place", "fit.resumes-in-place")
+):
+    class Models(ReferenceModels):
+        def plan_writes(self, values):
+            return [None for _ in values]
+
+
 class LoadsNoNetwork(Mutant, caught_by="io.load-into-gives-shapes"):
     class Backend(Backend):
         def load_into(self, obj, path):

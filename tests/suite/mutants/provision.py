@@ -95,7 +95,7 @@ class Doubled(MLP):
 
 @dataclasses.dataclass(frozen=True)
 class Layers(MLP):
-    """What of a D2L ``Module`` is placed."""
+    """The part of a D2L ``Module`` that is placed."""
 
     lr: float = 0.0
 
@@ -125,7 +125,7 @@ class Frozen(MLP):
 
 @dataclasses.dataclass
 class Factor:
-    """A tensor, and what is none."""
+    """A tensor, and a number."""
 
     x: object
     factor: float
@@ -389,6 +389,15 @@ def ties(backend):
         return Kept(weight=weight, tied=weight)
 
     return {"tied": (build, lambda obj: [obj.weight, obj.tied])}
+
+
+def views(backend):
+    """Return a model whose memory others hold, too."""
+
+    def build(seed, device):
+        return Kept(weight=_draw(backend, seed, device))
+
+    return {"kept": (build, lambda obj: [obj.weight[...]])}
 
 
 def optimizer_states(backend):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from d2ldev import CheckpointError
-from d2ldev_conformance.provision import buffers, optimizer_states, parameter_orders
+from d2ldev_conformance.provision import buffers, optimizer_states, parameter_orders, views
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, read_contents
 
@@ -78,3 +78,42 @@ def test_the_state_of_an_optimizer_of_other_parameters_is_refused(
     with pytest.raises(CheckpointError):
         backend.load_into(second, tmp_path / "saved")
     assert read_states(backend, read, second) == expected
+
+
+@requirement("io.load-into-writes-in-place", section=SECTION)
+def test_another_holder_of_the_memory_of_a_model_sees_what_is_loaded(
+    backend, place, viewed, tmp_path
+):
+    """Write into the memory of a model, where the framework's memory can be written.
+
+    A process with which a model is shared, or a buffer of all weights, would keep the old values.
+    """
+    build, list_views = views(backend)[viewed]
+    first, second = build(1, place), build(2, place)
+    saved, held = read_contents(backend, list_views(first)), list_views(second)
+    for value, x in zip(saved, held, strict=True):
+        assert value.tobytes() != backend.to_numpy(x).tobytes()
+    backend.save(first, tmp_path / "saved")
+    backend.load_into(second, tmp_path / "saved")
+    for x, value in zip(held, saved, strict=True):
+        assert_same(backend.to_numpy(x), value)
+
+
+@requirement("io.load-into-writes-in-place", section=SECTION)
+def test_a_file_whose_last_bit_is_damaged_writes_nothing(backend, place, viewed, tmp_path):
+    """Write nothing before the checksums of all tensors are compared.
+
+    Half of a model would be of the file.
+    """
+    build, list_views = views(backend)[viewed]
+    first, second = build(1, place), build(2, place)
+    held = list_views(second)
+    before = read_contents(backend, held)
+    backend.save(first, tmp_path / "saved")
+    data = bytearray((tmp_path / "saved").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "saved").write_bytes(data)
+    with pytest.raises(CheckpointError):
+        backend.load_into(second, tmp_path / "saved")
+    for x, value in zip(held, before, strict=True):
+        assert_same(backend.to_numpy(x), value)

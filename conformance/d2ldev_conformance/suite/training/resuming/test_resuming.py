@@ -13,9 +13,9 @@ import pytest
 
 from d2ldev import ArrayLoader
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.provision import freezables, networks, own_optimizers
+from d2ldev_conformance.provision import freezables, networks, own_optimizers, views
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, values_of
+from d2ldev_conformance.suite.data import assert_same, assert_same_values, values_of
 
 SECTION = "6.7.3"
 SOURCE = "contract, Resuming a run"
@@ -65,6 +65,22 @@ def test_a_run_resumed_on_another_device_stays_there_and_ends_close(
     values = values_of(backend, resumed.model)
     for name, value in values_of(backend, unbroken.model).items():
         np.testing.assert_allclose(values[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@requirement("fit.resumes-in-place", section=SECTION)
+def test_a_resumed_run_writes_into_the_memory_of_its_model(backend, viewed, tmp_path):
+    """Write into the memory of the model of a resumed run, where that memory can be written.
+
+    Other processes may have the model in shared memory.
+    """
+    build, list_views = views(backend)[viewed]
+    first, second = build(1, backend.cpu()), build(2, backend.cpu())
+    held = list_views(second)
+    options = {"checkpoint": tmp_path / "run.safetensors"}
+    Trainer(0, 0, backend=backend).fit(first, [], **options)
+    Trainer(0, 0, backend=backend).fit(second, [], resume=True, **options)
+    for x, value in zip(held, list_views(first), strict=True):
+        assert_same(backend.to_numpy(x), backend.to_numpy(value))
 
 
 @requirement("fit.resumes-own-optimizers", section=SECTION)
