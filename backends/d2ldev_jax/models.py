@@ -118,7 +118,10 @@ class JaxModels(Models):
     def find_unlisted(self, obj: Any) -> Collection[str]:
         nnx = sys.modules.get("flax.nnx")
         if _is_variable(obj):
-            return ("value",) if isinstance(obj, sys.modules["flax.nnx"].Intermediate) else ()
+            # A subclass says what it holds: a parameter, statistics, random numbers. A bare
+            # variable says nothing, and these two are for what a call leaves.
+            left = type(obj) is nnx.Variable or isinstance(obj, (nnx.Intermediate, nnx.Cache))
+            return ("value",) if left else ()
         is_model = is_linen(obj) or (nnx is not None and isinstance(obj, nnx.Module))
         return tuple(map(str, vars(obj))) if is_model else ()
 

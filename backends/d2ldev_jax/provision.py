@@ -142,6 +142,23 @@ class Sowing(nnx.Module):
         return self.net(x)
 
 
+class Assigning(nnx.Module):
+    """A module that assigns its attention weights to a variable that it has from its start.
+
+    Args:
+        net: maps two features to a number.
+    """
+
+    def __init__(self, net: nnx.Module) -> None:
+        self.net = net
+        self.attention_weights = nnx.Variable(jnp.zeros((1, 2)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        self.attention_weights.value = jax.nn.softmax(self.net.layers[0](x))
+        return self.net(x)
+
+
 class MaskedLinen(linen.Module):
     """The same in linen."""
 
@@ -419,7 +436,8 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     def make(cls: type, device: Device) -> Any:
         return backend.place(cls(backend.mlp([2, 2, 1])), device)
 
-    return {"attribute": partial(make, Attentive), "intermediate": partial(make, Sowing)}
+    classes = {"attribute": Attentive, "intermediate": Sowing, "variable": Assigning}
+    return {name: partial(make, cls) for name, cls in classes.items()}
 
 
 def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
