@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.framework import Files, Layer, Tensor, turn, turn_after_flattening
+from d2ldev_jax.keras import KerasObject
 from d2ldev_jax.models import value_of
 from d2ldev_jax.tensors import JaxTensors, numbers_of
 
@@ -45,6 +46,13 @@ class JaxFiles(Files):
         made = self.tensors.adopt(array, native)
         is_key = dtype in _GENERATORS
         return jax.random.wrap_key_data(made, impl=_GENERATORS[dtype]) if is_key else made
+
+    def list_parameters(self, optimizer: Any) -> Sequence[tuple[str, Tensor]]:
+        keras: Any = sys.modules.get("keras")
+        if not isinstance(optimizer, KerasObject) or not isinstance(optimizer, keras.Optimizer):
+            return ()
+        # Private; the variables of an optimizer have only numbers.
+        return [("", x.value) for x in getattr(optimizer, "_trainable_variables", ())]
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
         nnx: Any = sys.modules.get("flax.nnx")

@@ -16,7 +16,7 @@ import optax
 import pytest
 from flax import nnx
 
-from d2ldev import Trainer, UnsupportedValueError, gpu
+from d2ldev import CheckpointError, Trainer, UnsupportedValueError, gpu
 
 with suppress(ImportError):
     import tensorflow  # noqa: F401  # Keras imports it later, where it is installed
@@ -355,3 +355,23 @@ def test_a_loss_of_keras_is_called_as_keras_does(backend):
     model = fit(backend, build(make_line), loss=keras.losses.Huber(), optimizer="sgd")
     loss = keras.losses.Huber()(Y, model(jax.device_put(X, backend.native("gpu:0"))))
     assert float(loss) < float(keras.losses.Huber()(Y, build(make_line)(X)))
+
+
+def test_an_optimizer_with_its_variables_in_another_order_is_refused(backend, tmp_path):
+    def build(order):
+        layers = {name: keras.layers.Dense(3, use_bias=False) for name in "ac"}
+        for layer in layers.values():
+            layer.build((None, 3))
+        optimizer = keras.optimizers.Adam()
+        variables = [layers[name].kernel for name in order]
+        optimizer.build(variables)
+        optimizer.apply([jnp.full((3, 3), float(ord(name))) for name in order], variables)
+        return {"layers": layers, "optimizer": optimizer}
+
+    saved = build("ac")
+    backend.save(saved, tmp_path / "both")
+    found = backend.load_into(build("ac"), tmp_path / "both")["optimizer"].variables
+    for x, other in zip(found, saved["optimizer"].variables, strict=True):
+        assert np.array_equal(x.value, other.value)
+    with pytest.raises(CheckpointError, match="optimizer: it has the parameters in another order"):
+        backend.load_into(build("ca"), tmp_path / "both")
