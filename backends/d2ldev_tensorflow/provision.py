@@ -291,6 +291,7 @@ def parameter_orders(backend: Any) -> Orders:
         return {name: xs for name, xs in found.items() if xs}
 
     scaling = keras.optimizers.LossScaleOptimizer
+    makers: dict[str, Callable[[], Any]]
     makers = {**_OPTIMIZERS, "scaling": lambda: scaling(keras.optimizers.Adam(0.1))}
     return {name: (partial(build, make), read) for name, make in makers.items()}
 

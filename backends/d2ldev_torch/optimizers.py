@@ -92,8 +92,8 @@ def list_members(optimizer: Optimizer) -> Iterator[Member]:
     for name, value in _attributes(optimizer):
         if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
             for key, inner in value.items():
-                number = known[id(key)][0] if id(key) in known else ""
-                yield f"{name}.{number}", inner, value.__setitem__, key
+                label = known[id(key)][0] if id(key) in known else ""
+                yield f"{name}.{label}", inner, value.__setitem__, key
         elif type(value) not in _PLAIN:
             yield name, value, vars(optimizer).__setitem__, name
 
@@ -155,7 +155,7 @@ def _walk(x: Any, name: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     inner: Any = ()
     if isinstance(x, Optimizer):
         yield name, x
-        inner = [("state", x.state), *_attributes(x)]
+        inner = [("state", x.state), ("param_groups", x.param_groups), *_attributes(x)]
     elif isinstance(x, torch.nn.Module):
         inner = [*x.named_parameters(), *x.named_buffers()]
     elif isinstance(x, Mapping):
@@ -242,19 +242,13 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
         if is_plain:
             _keep_dtypes(optimizer, own)
 
-    restore = _remember(optimizer)
-    # A class of the user's may write into the tensors that are there.
-    there = [] if is_plain else [x for _, x in _walk([state_of(optimizer), optimizer], "", {})]
-    values = [(x, x.detach().to("cpu", copy=True)) for x in there if isinstance(x, torch.Tensor)]
+    restore = _remember(optimizer, with_values=not is_plain)
     try:
         load()
     except Exception as error:
         raise ValueError(f"its load_state_dict() fails: {text_of(error)}") from error
     finally:
         restore()
-        with torch.no_grad():
-            for x, value in values:
-                x.copy_(value)
     return load
 
 
@@ -270,28 +264,29 @@ def _keep_dtypes(optimizer: Optimizer, own: Mapping[str, Any]) -> None:
                 now[key] = x.to(now[key].device)
 
 
-def _remember(optimizer: Optimizer) -> Callable[[], None]:
-    """Return a function that gives an optimizer the present contents of all its containers."""
-    kept: dict[int, tuple[Any, Any]] = {}
+def _remember(optimizer: Optimizer, *, with_values: bool) -> Callable[[], None]:
+    """Return a function that gives an optimizer the present contents of all its containers.
 
-    def keep(x: Any) -> None:
-        if id(x) in kept or not isinstance(x, (Optimizer, dict, list, tuple, deque, set)):
-            return
-        is_mutable = not isinstance(x, (Optimizer, tuple))
-        kept[id(x)] = x, copy.copy(x) if is_mutable else None
-        if isinstance(x, Optimizer):
-            keep(vars(x))
-        else:
-            for inner in x.values() if isinstance(x, dict) else x:
-                keep(inner)
+    Args:
+        optimizer: the optimizer.
+        with_values: whether it also writes the present values into the tensors.
+    """
+    seen: dict[int, Any] = {}
+    found = [x for _, x in _walk([optimizer, state_of(optimizer)], "", seen)]
+    tensors = [x for x in found if isinstance(x, torch.Tensor) and with_values]
+    values = [(x, x.detach().to("cpu", copy=True)) for x in tensors]
+    holders = [vars(x) if isinstance(x, Optimizer) else x for x in seen.values()]
+    mutable = (dict, list, deque, set)
+    kept = [(x, copy.copy(x)) for x in holders if isinstance(x, mutable)]
 
+    @torch.no_grad()
     def restore() -> None:
-        for x, contents in kept.values():
-            if contents is not None:
-                x.clear()
-                (x.update if isinstance(x, (dict, set)) else x.extend)(contents)
+        for x, contents in kept:
+            x.clear()
+            (x.update if isinstance(x, (dict, set)) else x.extend)(contents)
+        for tensor, value in values:
+            tensor.copy_(value)
 
-    keep(optimizer)
     return restore
 
 
