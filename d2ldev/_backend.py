@@ -1372,7 +1372,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         Args:
             model: a model of the framework, already placed.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function of ``(prediction, y)``
-                that returns a scalar tensor. None is the loss of a compiled Keras model, else
+                that returns a scalar tensor. ``'model'`` is the loss that the model returns itself,
+                and ``y`` is None in each step. None is the loss of a compiled Keras model, else
                 ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, or an
                 optimizer of the framework. None is the optimizer of a compiled Keras model, else

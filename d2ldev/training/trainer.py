@@ -300,11 +300,11 @@ class Trainer(TrainerState):
                 ``DataModule``: ``fit`` calls its ``train_dataloader()`` and ``val_dataloader()``
                 once.
 
-                The target is the last item of a tuple. In a dict it is ``'y'``, or else the last
-                value. A model may take several inputs. A dict passes them by name if each key
-                names an input of the model, and otherwise by position. An input without a value
-                may not come before one with a value. Names come from the parameters of
-                ``forward``, ``__call__`` or ``call``, or from a functional model's inputs.
+                The target is the last item of a tuple. A mapping gives the inputs by name, in any
+                order. Its target is ``'y'``, or else the one key that names no input. A single key
+                goes to a model that needs one input. Any other key is an error. Names come from the
+                parameters of ``forward``, ``__call__`` or ``call``, or from a functional model's
+                inputs. ``(mapping, y)`` is a mapping of inputs and the target.
 
                 ``'sample_weight'`` in a dict weights the examples, with shape ``(n,)`` or the
                 first axes of ``y``. The loss is the weighted mean, or 0 if all weights are 0.
@@ -318,7 +318,8 @@ class Trainer(TrainerState):
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function ``(prediction, y) ->
                 scalar tensor``. If its first parameter is ``y_true``, it gets ``y`` first, as in
                 Keras. A function of the prediction alone goes with batches without a target:
-                ``X``, ``(X,)``, or several inputs. None is the model's own loss or that of a
+                ``X``, ``(X,)``, or several inputs. ``'model'`` is the loss that the model computes
+                from its labels, and returns as ``loss``. None is the model's own loss or that of a
                 compiled Keras model, else ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'`` or ``'adagrad'``, built
                 after the model is placed. Or the framework's own optimizer, which is placed too.
@@ -327,6 +328,7 @@ class Trainer(TrainerState):
                 own, so ``lr`` is an error then.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples. A function of ``(y_true, y_pred)``, with these names, works too.
+                With ``loss='model'`` they are functions of the model's output and the batch.
                 Objects that keep a running value, such as Keras's and Gluon's, are refused. An
                 empty list takes the metrics of a compiled Keras model that are means over examples.
             checkpoint: a file for the state of the run, saved at the start and after each epoch. A
@@ -704,8 +706,8 @@ class Trainer(TrainerState):
 
         Args:
             model: see ``fit``. All of its parameters may be frozen.
-            data: batches as in ``fit``. The target of ``(X, y)`` is ignored. A batch without a
-                target is ``X``, ``(X,)``, or a dict with only inputs of the model. Several inputs
+            data: batches as in ``fit``. The target of ``(X, y)``, or the key ``'y'``, is left out.
+                A batch without a target is ``X``, ``(X,)``, or a mapping of inputs. Several inputs
                 without a target are ``(X1, X2, None)``. Or a ``DataModule`` with
                 ``predict_dataloader()``, or else ``val_dataloader()``.
 

@@ -34,7 +34,7 @@ def _predict(trainer, net, batch):
 @pytest.mark.parametrize("call", [_fit, _validate, _predict])
 @pytest.mark.parametrize("beside", [{"y": Y}, {}], ids=["with y", "without y"])
 def test_a_misspelt_key_is_refused(backend, num_gpus, masked_model, call, beside):
-    """Refuse a key of a batch that is no input of the model, and name the nearest one.
+    """Refuse a key of a batch that names no input of the model, and name the nearest one.
 
     Otherwise a misspelt mask would be the target, or another input.
     """
