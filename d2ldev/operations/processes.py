@@ -233,6 +233,8 @@ class _Taken(NamedTuple):
 
 def _share_of_weights(framework: Framework, batch: Any, shard: Any) -> float | None:
     """Return what share the weights of a shard have; None if the batch has none, or they are 0."""
+    if isinstance(batch, (list, tuple)) and batch:  # a mapping of inputs, and the target
+        batch, shard = batch[0], None if shard is None else shard[0]
     if not isinstance(batch, Mapping) or "sample_weight" not in batch:
         return None
     total = _sum(framework, batch["sample_weight"])

@@ -112,6 +112,8 @@ def output_refusal(attempted: str, output: Any, argument: str) -> UnsupportedVal
         hint = ", or loss='model' for the loss that it computes" if "loss" in keys else ""
     elif isinstance(output, (tuple, list)):
         part = "out[0]"
+    elif hasattr(output, "logits"):
+        part = "out.logits"
     text = f"lambda out, y: f({part}, y)"
     fix = f"loss={text}, with a function f of the framework{hint}"
     if argument == "metrics":

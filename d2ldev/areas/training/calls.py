@@ -111,7 +111,7 @@ def find_roles(keys: tuple[Any, ...], signature: Signature, rule: TargetRule) ->
     others = [key for key in rest if key not in known]
     if rule == "compared" and target is None:
         if len(rest) < 2:
-            raise _no_inputs_refusal(keys, rule)
+            raise _no_inputs_refusal(f"with {_list(keys) or 'no keys'}", rule)
         if not others:
             raise _no_target_refusal(known)
         if known and len(others) == 1 and isinstance(others[0], str):
@@ -119,7 +119,7 @@ def find_roles(keys: tuple[Any, ...], signature: Signature, rule: TargetRule) ->
             _check_target(target, known, signature)
             others = []
     if not known and not others:
-        raise _no_inputs_refusal(keys, rule)
+        raise _no_inputs_refusal(f"with {_list(keys) or 'no keys'}", rule)
     if len(rest) == 1 and rest[0] not in names and signature.takes_one:
         return Roles((rest[0],), is_named=False, target=target, weights=weights)
     if not known and rule == "given" and signature.takes_one and not signature.takes_names:
@@ -174,10 +174,10 @@ def separate(batch: Any, signature: Signature, rule: TargetRule) -> tuple[Inputs
         return _separate_pair(fields, signature, rule)
     has_target = rule == "compared" or (rule == "left out" and len(fields) > 1)
     if has_target and len(fields) < 2:
-        raise _no_inputs_refusal(batch, rule)
+        raise _no_inputs_refusal(describe(batch), rule)
     inputs, target = (fields[:-1], fields[-1]) if has_target else (fields, None)
     if not inputs:
-        raise _no_inputs_refusal(batch, rule)
+        raise _no_inputs_refusal(describe(batch), rule)
     if signature.most is not None and len(inputs) > signature.most:
         raise _too_many_refusal(len(inputs), signature, has_target=has_target)
     return inputs, target
@@ -213,7 +213,7 @@ def _take(batch: Mapping[Any, Any], roles: Roles) -> tuple[Inputs, Any]:
 
 
 def _list(names: Iterable[Any]) -> str:
-    return ", ".join(map(repr, names)) or "none with a name"
+    return ", ".join(map(repr, names))
 
 
 def _no_target_refusal(known: list[Any]) -> UnsupportedValueError:
@@ -231,15 +231,16 @@ def _check_target(key: Any, known: list[Any], signature: Signature) -> None:
         raise _unknown_refusal([key], known, signature, "compared")
 
 
-def _no_inputs_refusal(batch: Any, rule: TargetRule) -> UnsupportedValueError:
+def _no_inputs_refusal(batch: str, rule: TargetRule) -> UnsupportedValueError:
+    """Return the error of a batch, which ``batch`` describes, without an input or a target."""
     if rule == "compared":
         return UnsupportedValueError(
-            f"train on a batch, {describe(batch)}",
+            f"train on a batch {batch}",
             "a batch has inputs and a target",
             "yield (X, y) from the data, or override Trainer.prepare_batch",
         )
     return UnsupportedValueError(
-        f"call a model with a batch, {describe(batch)}",
+        f"call a model with a batch {batch}",
         "it is empty, or has no input",
         "yield (X,) from the data",
     )
@@ -269,6 +270,8 @@ def _unknown_refusal(
     key = unknown[0]
     near = _find_near(key, known, signature)
     problem = f"the inputs of the model are {_list(signature.names)}"
+    if not signature.names:
+        problem = "the inputs of the model have no names"
     if key in signature.switches:
         problem += f", and {key!r} is set by the framework"
     if near:
@@ -278,7 +281,7 @@ def _unknown_refusal(
         fix = f"name it {near!r}"
     elif not signature.names:
         fix = "yield a tuple, whose items are given by position: (X1, X2, y)"
-    elif len(unknown) > 1:
+    elif len(unknown) > 1 or not known:
         fix = f"name the inputs as the model does, {_list(signature.names)}"
     if rule == "compared":
         fix += "; the target is 'y'"

@@ -139,8 +139,9 @@ def test_weights_are_those_of_the_whole_batch(backend, weights):
     A part may have no weight at all.
     """
     (x, y), *_ = _data()
-    data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
-    assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+    inputs = {"x": x, "sample_weight": np.array(weights, "float32")}
+    for data in ([{**inputs, "y": y}], [(inputs, y)]):
+        assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
 
 
 @requirement("several.loss-of-the-model", section=SECTION, source="contract, Several GPUs")
