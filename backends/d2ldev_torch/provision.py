@@ -511,7 +511,7 @@ class WithLoss(torch.nn.Module):
         self.net = net
 
     def forward(
-        self, x: Tensor | None = None, z: Tensor | None = None, labels: Tensor | None = None
+        self, x: Any = None, z: Any = None, labels: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return the logits of ``x``, or of ``2 * z``."""
         logits = self.net(2 * z if x is None else x)

@@ -27,7 +27,8 @@ from d2ldev.framework import (
     describe,
     read_signature,
 )
-from d2ldev_jax.training.learner import SWITCHES, clip, make_optimizer, name_failed_update
+from d2ldev_jax.training.learner import clip, make_optimizer, name_failed_update
+from d2ldev_jax.training.wrappers import SWITCHES
 
 
 class BooksState(TrainState):

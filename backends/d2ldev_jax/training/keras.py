@@ -91,7 +91,9 @@ class KerasModule(Wrapper):
     def read_signature(self) -> Signature:
         model = self.unwrap()
         if not hasattr(model, "inputs"):
-            return read_signature(model.call, switches=("training", "mask"))
+            is_keras_own = getattr(model.call, "__module__", "").startswith("keras.")
+            own = ("mask",) if is_keras_own else ()
+            return read_signature(model.call, switches=("training", *own))
         names = self._list_inputs()
         optional = {each.name for each in model.layers if getattr(each, "optional", False)}
         return Signature(names, frozenset(names) - optional, len(names))
