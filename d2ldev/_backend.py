@@ -1139,8 +1139,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Args:
             obj: a model, an optimizer with its state, or a nesting of them and of tensors. A model
-                moves with its parameters, gradients, buffers, and the tensors in its plain
-                attributes. Shared tensors stay shared.
+                moves with all that its framework counts, and with the tensors in its plain
+                attributes. A list, tuple or dict of it moves if something in it is trained. A
+                warning names other tensors. Shared tensors stay shared.
             device: the target.
 
         Returns:

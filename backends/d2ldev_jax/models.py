@@ -55,7 +55,6 @@ class JaxModels(Models):
     """Flax's ``nnx``, and Keras; parameter pytrees are containers, and need no members."""
 
     types = (FlaxObject, KerasObject)
-    packages = ("jax", "jaxlib", "flax", "optax")
 
     def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
         return n_in, n_out
@@ -114,6 +113,9 @@ class JaxModels(Models):
         # Which of them an optimizer changes, it says itself.
         is_parameter = _is_variable(obj) and isinstance(obj, sys.modules["flax.nnx"].Param)
         return {"value": True} if is_parameter else {}
+
+    def counts(self, obj: Any, name: str) -> bool:
+        return True  # ``nnx.state`` has each array, in lists, tuples and dicts as well
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
         nnx = sys.modules.get("flax.nnx")

@@ -47,8 +47,6 @@ class MXNetModels(Models):
     """Blocks, parameters, and trainers."""
 
     types = (_Block, _Parameter, _ParameterDict, _Trainer)
-    whole_types = (_Trainer,)
-    packages = ("mxnet",)
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
@@ -111,6 +109,11 @@ class MXNetModels(Models):
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
         return vars(obj).keys() - _OWN_ATTRIBUTES if isinstance(obj, _Block) else ()
+
+    def registration(self, obj: Any, name: str) -> str:
+        if isinstance(obj, _Block):
+            return f"self.{name} = self.params.get_constant({name!r}, x)"
+        return super().registration(obj, name)
 
     def list_attached(self, x: Tensor) -> Iterator[Member]:
         gradient = self._gradient_of(x)

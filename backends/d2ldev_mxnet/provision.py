@@ -42,7 +42,9 @@ class Everything(mx.gluon.Block):
         self.plain = make((2,))
         self.scratch = make((2, 2))
         self.scratch.attach_grad()
-        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
+        trained = make((2,))
+        trained.attach_grad()
+        self.kept = {"masks": [trained, (make((1,)), None, "a string")]}
         self.same = self.kept["masks"][0]
         unregistered = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
         initialise(unregistered.weight, make((1, 1)))

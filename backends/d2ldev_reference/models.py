@@ -23,8 +23,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class ReferenceModels(Models):
     """MLPs."""
 
-    packages = ("array_api_strict",)
-
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
         return MLP([{"weight": weight, "bias": bias} for weight, bias in layers], activation)
 

@@ -117,7 +117,6 @@ class TensorFlowModels(Models):
     """Keras objects, modules and generators."""
 
     types = (tf.Module, tf.random.Generator, KerasObject)
-    packages = ("tensorflow", "keras")
 
     def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices
@@ -210,6 +209,10 @@ class TensorFlowModels(Models):
         # Keras weights and the weights of a ``tf.Module`` are variables: other tensors are not.
         is_model = not isinstance(obj, KerasObject) or is_of_keras(obj, "Layer")
         return vars(obj).keys() if is_model else ()
+
+    def registration(self, obj: Any, name: str) -> str:
+        cls = "keras" if is_of_keras(obj, "Layer") else "tf"
+        return f"self.{name} = {cls}.Variable(x, trainable=False)"
 
     def is_refilled(self, x: Tensor) -> bool:
         return isinstance(x, tf.Variable)
@@ -532,7 +535,11 @@ def _attributes(
 
 
 def _stays_on_the_host(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype in OF_THE_HOST
+    # A table of a layer that looks up text is such a resource.
+    is_resource = isinstance(value, tf.saved_model.experimental.TrackableResource)
+    return is_resource or (
+        isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype in OF_THE_HOST
+    )
 
 
 @lru_cache(1)

@@ -34,7 +34,7 @@ class Everything(tf.Module):
         self.tied = self.weight
         self.frozen = tf.Variable(make((3,)), trainable=False)
         self.plain = make((2,))
-        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
+        self.kept = {"masks": [tf.Variable(make((2,))), (make((1,)), None, "a string")]}
         self.same = self.kept["masks"][0]
         self.pair = (tf.Variable(make((1,))), {"scale": make((1,))})
         self.inner = [tf.Module()]
@@ -165,7 +165,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
                 [keras.Input((3,)), tied, keras.layers.BatchNormalization(), noise, tied]
             )
             net.mask = backend.ones(3)
-            net.kept = [backend.zeros(1), {"scale": backend.ones(1)}]
+            net.kept = [tf.Variable(backend.zeros(1)), {"scale": backend.ones(1)}]
             return net
 
     def train(make: Callable[[], Any], device: Device) -> Any:

@@ -1,8 +1,8 @@
 """Models: the tensors of a torch module, optimizer and tensor.
 
-``Module.to`` moves parameters and buffers. ``place`` also moves plain tensor attributes, tensors
-and modules in a module's lists and dicts, and optimizers. Parameters move in place. So references
-to them stay valid, above all those of an optimizer.
+``Module.to`` moves parameters and buffers, and what a module's own ``_apply`` moves. ``place`` also
+moves tensors that are attributes, lists and dicts with trained tensors, and optimizers. Parameters
+move in place. So references to them stay valid, above all those of an optimizer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ class TorchModels(Models):
 
     types = (torch.nn.Module, torch.optim.Optimizer)
     bound_types = (torch.Generator, torch.Stream)
-    whole_types = (torch.optim.Optimizer,)
-    packages = ("torch", "torchvision")
-    searched = ("torch.distributions",)
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -111,6 +108,18 @@ class TorchModels(Models):
     def find_unsaved(self, model: Any) -> Sequence[str]:
         is_optimizer = isinstance(model, torch.optim.Optimizer)
         return [name for name, _ in optimizers.find_hidden(model)] if is_optimizer else ()
+
+    def apply(self, obj: Any, function: Callable[[Tensor], Tensor]) -> None:
+        # torch's own modules keep nothing there that is not among their members.
+        if isinstance(obj, torch.nn.Module) and not type(obj)._apply.__module__.startswith(
+            "torch."
+        ):
+            obj._apply(function)
+
+    def registration(self, obj: Any, name: str) -> str:
+        if isinstance(obj, torch.nn.Module):
+            return f"self.register_buffer({name!r}, x)"
+        return super().registration(obj, name)
 
     def find_remade(self, obj: Any) -> Collection[str]:
         # The hooks of weight_norm and of pruning leave a tensor with memory of its own.

@@ -559,6 +559,7 @@ class Everything(torch.nn.Module):
         self.register_buffer("hidden", make((3,)), persistent=False)
         self.plain = make((2,))
         self.scratch = make((2, 2)).requires_grad_()
-        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
+        trained = make((2,)).requires_grad_()
+        self.kept = {"masks": [trained, (make((1,)), None, "a string")]}
         self.same = self.kept["masks"][0]
         self.layers = [torch.nn.BatchNorm1d(3, device=self.weight.device)]

@@ -32,7 +32,7 @@ from typing import ClassVar
 
 from d2ldev.areas.devices import Devices, Memory
 from d2ldev.areas.files import Files, Layer, Layout
-from d2ldev.areas.models import Models, NoTensor
+from d2ldev.areas.models import Member, Models, NoTensor, Put
 from d2ldev.areas.parallel import Parallel
 from d2ldev.areas.state import FrameworkState
 from d2ldev.areas.strict import Strict, Strictness
@@ -47,7 +47,6 @@ from d2ldev.areas.training import (
     Weighted,
 )
 from d2ldev.errors import DeviceUnavailableError
-from d2ldev.nesting.objects import Member, Put
 from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 __all__ = [

@@ -8,8 +8,20 @@ from typing import Any
 
 from d2ldev.areas.tensors import Tensor
 from d2ldev.device import Device
-from d2ldev.errors import NotBegunError, UnsupportedValueError, describe
-from d2ldev.nesting.objects import Member
+from d2ldev.errors import NotBegunError
+
+Put = Callable[[Any, Any], object]
+"""A function that stores a value under a key, like a dict's ``__setitem__``. It must not fail."""
+
+# A plain tuple: a named one takes five times as long to make, for each parameter of a model.
+Member = tuple[str, Any, Put | None, Any]
+"""One thing that a framework's object keeps: ``(name, value, put, key)``.
+
+``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
+tensor, a nesting, another object of the framework, any other object, or a ``NoTensor``.
+``put(key, other)`` stores another value in its place. ``put`` is None for what is never replaced:
+an object, or a tensor that is refilled.
+"""
 
 
 class NoTensor:
@@ -40,19 +52,10 @@ class Models:
         types: the classes of the models, optimizers and other objects that ``members`` takes apart.
         bound_types: the classes of objects that stay on one device, such as a generator of random
             numbers.
-        whole_types: the classes of objects whose tensors must all move. They are optimizers that
-            use every tensor they hold, also in variables of a function.
-        packages: the names of the framework's packages. The search in a model skips objects of
-            their classes, and enters objects of other classes.
-        searched: modules of these packages whose objects the search enters, because they are
-            plain: ``'torch.distributions'``.
     """
 
     types: tuple[type, ...] = ()
     bound_types: tuple[type, ...] = ()
-    whole_types: tuple[type, ...] = ()
-    packages: tuple[str, ...] = ()
-    searched: tuple[str, ...] = ()
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -101,6 +104,26 @@ class Models:
         Called by ``place``, ``placement``, ``save`` and ``load_into``.
         """
         return ()
+
+    def counts(self, obj: Any, name: str) -> bool:
+        """Return whether the framework itself counts all tensors in a member as the model's.
+
+        Called by ``place`` for a member that is a container, such as a list. If not, the container
+        moves only if it holds a tensor that is refilled, or an object of ``types``. By default
+        each member counts that is not in ``find_unlisted``.
+        """
+        return name not in self.find_unlisted(obj)
+
+    def apply(self, obj: Any, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace the tensors that an object moves by a method of its own, such as ``_apply``.
+
+        Called by ``place`` twice: with a function that returns its argument, to find the tensors,
+        and after the move. The members need not be among them. By default an object has none.
+        """
+
+    def registration(self, obj: Any, name: str) -> str:
+        """Return the line by which an object of ``types`` registers a tensor ``x`` as its own."""
+        return f"self.{name} = x"
 
     def scratch(self, obj: Any) -> Sequence[Member]:
         """Return the working tensors of an object of ``types``, which move and are not saved.
@@ -207,16 +230,3 @@ class Models:
 
         Called by ``place`` and ``mlp`` for every object in a nesting. It must not fail.
         """
-
-
-def optimizer_refusal(
-    attempted: str, optimizer: Any, path: str, value: Any
-) -> UnsupportedValueError:
-    """Return the error for an object in an optimizer that cannot be saved or replaced."""
-    cls = type(optimizer).__name__
-    return UnsupportedValueError(
-        attempted,
-        f"nothing can put another value in the place of {path} of the {cls}, {describe(value)}",
-        f"keep it in an attribute of the {cls} or in its state. To save it, a state_dict() and a "
-        "load_state_dict() are enough",
-    )

@@ -8,7 +8,6 @@ from d2ldev.areas.precision import Switch
 from d2ldev.areas.strict import Strictness
 from d2ldev.device import Device
 from d2ldev.nesting.kinds import Kinds
-from d2ldev.nesting.objects import Keepers
 from d2ldev.scopes import Contexts, Scopes
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ class FrameworkState:
         strictness: the blocks ``with backend.strict():``.
         matmul_switch: the switch of ``backend.matmul_precision``.
         kinds: the kind of each type: a tensor, an object, a container, or plain.
-        keepers: what objects of each type may keep tensors in.
         known_devices: devices that exist, by every spelling in which they were asked for.
         known_natives: the framework's own objects for these devices.
     """
@@ -40,6 +38,5 @@ class FrameworkState:
         self.strictness = Strictness(framework)
         self.matmul_switch = Switch(framework)
         self.kinds = Kinds(framework)
-        self.keepers = Keepers(framework)
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}

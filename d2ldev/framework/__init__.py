@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.areas import INTERFACE, Framework
 from d2ldev.areas.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
 from d2ldev.areas.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
-from d2ldev.areas.models import Models, NoTensor, optimizer_refusal
+from d2ldev.areas.models import Member, Models, NoTensor, Put
 from d2ldev.areas.parallel import (
     Parallel,
     deep_copy,
@@ -71,7 +71,6 @@ from d2ldev.errors import (
 from d2ldev.locks import Lock
 from d2ldev.nesting.containers import DICT, LIST, TUPLE, Broadcast, Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind, Kinds
-from d2ldev.nesting.objects import Keepers, Member, Put
 from d2ldev.nesting.walk import (
     flatten,
     join_path,
@@ -154,7 +153,6 @@ __all__ = [
     "Group",
     "Inputs",
     "Inventory",
-    "Keepers",
     "Kind",
     "Kinds",
     "Labels",
@@ -224,7 +222,6 @@ __all__ = [
     "nvml",
     "on",
     "operands_of",
-    "optimizer_refusal",
     "own_loss",
     "place",
     "quote",

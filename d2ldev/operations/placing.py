@@ -2,7 +2,14 @@
 
 To this module a framework's object (a module, an optimizer) is a list of *members*. A member has a
 name, a value, and a place where the object keeps it. The value is a tensor, a nesting of tensors,
-or another object. There are three steps, in an order in which an error changes nothing:
+or another object.
+
+- All that the framework counts moves, and so does each tensor that is itself a member.
+- Other containers move if they hold a trained tensor, or an object of the framework.
+- Other tensors in containers stay, and so do the tensors in attributes of other objects. A warning
+  names them. Further objects are not entered.
+
+There are three steps, in an order in which an error changes nothing:
 
 1. find every tensor of the object;
 2. copy the tensors on other devices, and make containers for the copies;
@@ -14,30 +21,28 @@ Held by the requirements ``place.*`` of the conformance suite.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
-from d2ldev.areas.models import optimizer_refusal
 from d2ldev.device import Device
 from d2ldev.display import MOST_ROWS, format_html_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
 from d2ldev.nesting.containers import TUPLE
-from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN
-from d2ldev.nesting.objects import Keeper
+from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import depth_refusal, find, flatten_all, join_path, leaves
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend, whose_object
 
 T = TypeVar("T")
 
-# More than that is not a model's: a program's own objects that a model refers to.
-_MOST_LEVELS = 50
-_MOST_OBJECTS = 10_000
-# A search notes values of these types, beside the framework's ``bound_types``.
-_NOTED_TYPES = (NoTensor, Device)
+# A walk for plain values enters so many containers.
+_MOST_CONTAINERS = 10_000
+# Whose attributes are a program's, and not a model's.
+_NOT_SCANNED = (type, ModuleType, BaseException)
 
 
 class Search:
@@ -57,23 +62,23 @@ class Search:
     # Of the class, because most models have none, and ``place`` is called again and again.
     again: Mapping[str, str] = MappingProxyType({})
     """The other names of objects, and for each the first."""
-    fixed: Sequence[tuple[str, Any]] = ()
-    """The tensors, and objects of ``bound_types``, that stay where they are."""
-    plain: Sequence[tuple[str, Any]] = ()
-    """The values of ``plain_types`` among the members, such as a device that a model has noted."""
+    uncounted: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+    """The tensors among the entries that do not move under this name.
+
+    Each with the line that registers it.
+    """
+    stays: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+    """Those of them that do not move under another name, either."""
+    notes: Sequence[tuple[str, Any]] = ()
+    """Members that stay, and are no tensors, such as a device that a model has noted."""
     without_tensors: Sequence[tuple[str, NoTensor]] = ()
     """Where the framework has no tensor yet."""
     foreign: Sequence[tuple[str, str]] = ()
     """The names of objects of other frameworks, and clauses that name these."""
-    unsearched: Sequence[str] = ()
-    """The name of the first object that was not looked through: too deep, or one too many."""
+    moved_by_objects: Sequence[Any] = ()
+    """The tensors that objects move by their own functions; see ``Models.apply``."""
     has_notes = False
-    """Whether there is anything in these five."""
-    # What keeps tensors that cannot be replaced: looked through when all others are known.
-    _fixing: Sequence[tuple[str, Iterable[Member]]] = ()
-    # The members of objects that the framework does not know, by the names of the objects.
-    _others: Sequence[tuple[str, Iterable[Member]]] = ()
-    _depth = 0
+    """Whether there is anything in these, except ``again``."""
 
     def __init__(
         self, framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
@@ -81,7 +86,7 @@ class Search:
         self.framework = framework
         self._kinds = framework.state.kinds
         self.attempted = attempted
-        self._top = obj
+        self._top, self._is_saved = obj, is_saved
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
         self.members: list[tuple[str, Any, Put, Any]] = []
@@ -101,8 +106,12 @@ class Search:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
-        if self._fixing:
-            self._add_fixed()
+        if self.uncounted:
+            moved = {id(x) for name, x in self.entries if name not in self.uncounted}
+            moved.update(map(id, self.moved_by_objects))
+            self.stays = {
+                name: item for name, item in self.uncounted.items() if id(item[0]) not in moved
+            }
         if not is_saved:
             self._add_attached()
 
@@ -123,7 +132,9 @@ class Search:
             f"derive its class from a model of {self.framework.name}, or place the tensors in it: "
             "obj.x = backend.place(obj.x, device)"
         )
-        if callable(value):
+        if self._kinds.method_of(value, 0):
+            fix = "x = backend.to(x, device) moves an object by its own method"
+        elif callable(value):
             fix = f"give a model of {self.framework.name}, such as net = backend.mlp([2, 1])"
         return UnsupportedValueError(
             self.attempted,
@@ -132,8 +143,8 @@ class Search:
             fix,
         )
 
-    def _add_object(self, name: str, value: Any, keeper: Keeper | None = None) -> None:
-        """Add what an object keeps: one of the framework's, or another one with a keeper."""
+    def _add_object(self, name: str, value: Any) -> None:
+        """Add what an object of the framework keeps."""
         if id(value) in self._seen:
             # Gluon has a child under its name twice: as an attribute, too.
             if self._seen[id(value)] != name:
@@ -143,20 +154,17 @@ class Search:
         kinds = self._kinds
         add_entry, may_be_put_back = self.entries.append, self.members.append
         prefix = f"{name}." if name else ""
+        self.objects.append(value)
+        models = self.framework.models
         try:
-            if keeper is None:
-                self.objects.append(value)
-                members = self.framework.models.members(value)
-            else:
-                members = self._own(keeper.members(value))
+            members = models.members(value)
             if type(members) is not list:
                 members = tuple(members)  # all of them, so that whatever goes wrong does so here
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
-        if keeper is not None:
-            vars(self).setdefault("_others", []).append((name, members))
+        moves_itself = not self._is_saved and self._note_own_moves(name, value)
         for member_name, inner, put, key in members:
             full_name = prefix + member_name
             kind = kinds[type(inner)]
@@ -167,18 +175,37 @@ class Search:
             elif kind is OBJECT:
                 self._add_object(full_name, inner)
             elif kind is UNKNOWN:
-                # Of most there is nothing to say, and a call takes longer than these questions.
-                framework = self.framework
-                is_noted = isinstance(inner, (_NOTED_TYPES, framework.models.bound_types))
-                if is_noted or framework.state.keepers[type(inner)] is not None:
-                    self._add_other(full_name, inner)
+                self._add_other(value, prefix, full_name, inner)
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
             elif kind is PLAIN:
-                if isinstance(inner, self.framework.tensors.plain_types):
-                    self._note("plain", (full_name, inner))
-            elif self._add_nesting(full_name, inner) and put is not None:
-                may_be_put_back((full_name, inner, put, key))
+                # One that moves its tensors itself keeps up with its device, too.
+                if isinstance(inner, self.framework.tensors.plain_types) and not moves_itself:
+                    self._note("notes", (full_name, inner))
+            elif not self._is_plain(inner):
+                self._add_nesting(value, prefix, member_name, inner)
+                if put is not None:
+                    may_be_put_back((full_name, inner, put, key))
+
+    def _note_own_moves(self, name: str, value: Any) -> bool:
+        """Note the tensors that an object moves by its own method; tell whether it has one."""
+        models = self.framework.models
+        if type(models).apply is Models.apply:
+            return False
+        found: list[Any] = []
+        try:
+            models.apply(value, lambda x: found.append(x) or x)
+        except Exception as error:  # whatever a user's method raises
+            where = f" at {name}" if name else ""
+            raise UnsupportedValueError(
+                self.attempted,
+                f"the method by which the {type(value).__name__}{where} moves its tensors raised "
+                f"{type(error).__name__}: {text_of(error)}",
+                "it has to take a function that returns its argument",
+            ) from error
+        if found:
+            vars(self).setdefault("moved_by_objects", []).extend(found)
+        return bool(found)
 
     def check_tensors(self, *, is_saved: bool = False) -> None:
         """Refuse an object that lacks tensors.
@@ -195,112 +222,48 @@ class Search:
                 )
 
     def find_unsaved(self) -> list[str]:
-        """Return the names in ``foreign``, and of the tensors in ``fixed``, that no file has."""
-        known = {id(x) for _, x in self.entries}
-        return [
-            *(name for name, _ in self.foreign),
-            *(
-                name
-                for name, x in self.fixed
-                if self._kinds[type(x)] is TENSOR and id(x) not in known
-            ),
-        ]
+        """Return the names of objects in a model that no file has."""
+        by_themselves = [n for n, x in self.notes if self._kinds.method_of(x, 0) is not None]
+        return [*(name for name, _ in self.foreign), *by_themselves]
 
     def find_remade(self) -> set[str]:
         """Return the names of what objects make anew; see ``Models.find_remade``."""
         names = self.framework.models.find_remade
         return {join_path(self._seen[id(obj)], name) for obj in self.objects for name in names(obj)}
 
-    def whole_with(self, name: str) -> Any:
-        """Return the object of ``whole_types`` that something of this name is in, if one is."""
-        for obj in self.objects:
-            first = self._seen[id(obj)]
-            if isinstance(obj, self.framework.models.whole_types) and (
-                not first or name.startswith(f"{first}.")
-            ):
-                return obj
-        return None
-
     def _note(self, attribute: str, item: Any) -> None:
         vars(self).setdefault(attribute, []).append(item)
         self.has_notes = True
 
-    # -- objects that are not containers -----------------------------------------------------------
-
-    def _add_other(self, name: str, value: Any) -> None:
-        """Search an object that the framework does not know."""
-        keeper = self.framework.state.keepers[type(value)]
-        if whose := whose_object(self.framework, value):
+    def _add_other(self, owner: Any, prefix: str, name: str, value: Any) -> None:
+        """Note what stays of an object that the framework does not know, in one of its own."""
+        if isinstance(value, NoTensor):
+            self._note("without_tensors", (name, value))
+        elif isinstance(value, (Device, *self.framework.models.bound_types)):
+            self._note("notes", (name, value))
+        elif whose := whose_object(self.framework, value):
             self._note("foreign", (name, whose))
+        elif self._kinds.method_of(value, 0) is not None:
+            self._note("notes", (name, value))
+        elif type(value).__dictoffset__ and not isinstance(value, _NOT_SCANNED):
+            self._scan(owner, prefix, name, value)
+
+    def _scan(self, owner: Any, prefix: str, name: str, value: Any) -> None:
+        """Find the tensors in the attributes of an object, and in containers there: they stay."""
+        attributes = object.__getattribute__(value, "__dict__")
+        if not attributes or id(value) in self._seen:
             return
-        if keeper is None or id(value) in self._seen:
-            if isinstance(value, self.framework.models.bound_types):
-                self._note("fixed", (name, value))
-            elif isinstance(value, NoTensor):
-                self._note("without_tensors", (name, value))
-            elif isinstance(value, Device):
-                self._note("plain", (name, value))
-            return
-        if keeper.is_fixed:
-            self._seen[id(value)] = name
-            if kept := keeper.members(value):
-                vars(self).setdefault("_fixing", []).append((name, kept))
-        elif self._depth >= _MOST_LEVELS or len(self._seen) - len(self.objects) >= _MOST_OBJECTS:
-            if not self.unsearched:  # the first says it
-                self._note("unsearched", name)
-        else:
-            self._depth += 1
-            self._add_object(name, value, keeper)
-            self._depth -= 1
-
-    def _own(self, members: Iterable[Member]) -> Iterator[Member]:
-        """Leave out models that hold the placed object, such as a module's parent."""
-        for member in members:
-            value = member[1]
-            is_new = self._kinds[type(value)] is OBJECT and id(value) not in self._seen
-            if not (is_new and self._is_parent(value)):
-                yield member
-
-    def _is_parent(self, value: Any) -> bool:
-        """Tell whether one of the objects that are placed is in another one."""
-        top = leaves(self._top, self._kinds)
-        roots, entered = {id(x) for _, x, kind in top if kind is OBJECT}, {id(value)}
-        waiting = [value]
-        while waiting:
-            for member in self.framework.models.members(waiting.pop()):
-                for _, inner, kind in leaves(member[1], self._kinds):
-                    if kind is OBJECT and id(inner) not in entered:
-                        entered.add(id(inner))
-                        waiting.append(inner)
-        return not roots.isdisjoint(entered)
-
-    def _add_fixed(self) -> None:
-        """Add the tensors in what cannot be changed, such as the variables of a closure."""
-        for name, kept in self._fixing:
-            for member_name, inner, _, _ in kept:
-                if self._kinds[type(inner)] is not PLAIN:
-                    self._fix(join_path(name, member_name), inner, 1)
-
-    def _fix(self, name: str, value: Any, level: int) -> None:
-        """Add the contents of a value that an unchangeable object keeps."""
-        for path, x, kind in leaves(value, self._kinds, name, self.attempted):
-            if kind is TENSOR or isinstance(x, self.framework.models.bound_types):
-                self._note("fixed", (path, x))
-            if kind is PLAIN or kind is TENSOR or id(x) in self._seen:
+        self._seen[id(value)] = name
+        for key, inner in attributes.items():
+            kind = self._kinds[type(inner)]
+            if kind is not TENSOR and (isinstance(kind, Kind) or self._is_plain(inner)):
                 continue
-            members: Iterable[Member] = ()
-            if kind is OBJECT:
-                if not self._is_parent(x):
-                    members = self.framework.models.members(x)
-            elif (keeper := self.framework.state.keepers[type(x)]) is not None:
-                members = keeper.members(x)
-            self._seen[id(x)] = path
-            if members and (level > _MOST_LEVELS or len(self._seen) > _MOST_OBJECTS):
-                if not self.unsearched:
-                    self._note("unsearched", path)
-                continue
-            for member_name, inner, _, _ in members:
-                self._fix(join_path(path, member_name), inner, level + 1)
+            with suppress(UnsupportedValueError):  # a container that cannot be walked
+                found = leaves(inner, self._kinds, f"{name}.{key}", self.attempted)
+                if tensors := [(path, leaf) for path, leaf, kind in found if kind is TENSOR]:
+                    self.entries += tensors
+                    self.members.append((f"{name}.{key}", inner, attributes.__setitem__, key))
+                    self._note_uncounted(owner, prefix, tensors)
 
     def _add_attached(self) -> None:
         """Add values that are attached to the found tensors, each once, and scratch memory."""
@@ -330,22 +293,31 @@ class Search:
             "make it whole first: super().__init__() in its __init__",
         )
 
-    def _add_nesting(self, name: str, value: Any) -> bool:
-        """Tell whether there is anything in a container that may have to be put back."""
-        if self._is_plain(value):
-            return False
-        found = False
-        for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
+    def _add_nesting(self, owner: Any, prefix: str, name: str, value: Any) -> None:
+        """Add the contents of a container: all of its tensors move, or stay."""
+        models, tensors = self.framework.models, []
+        is_counted = models.counts(owner, name)
+        for path, leaf, kind in leaves(value, self._kinds, prefix + name, self.attempted):
             if kind is TENSOR:
-                self.entries.append((path, leaf))
-                found = True
+                tensors.append((path, leaf))
+                is_counted = is_counted or models.is_refilled(leaf)
             elif kind is OBJECT:
                 self._add_object(path, leaf)
+                is_counted = True
             elif kind is UNKNOWN:
-                self._add_other(path, leaf)
+                self._add_other(owner, prefix, path, leaf)
             elif kind is REFUSED:
                 raise self._refusal(path, leaf)
-        return found
+        self.entries += tensors
+        if not is_counted:
+            self._note_uncounted(owner, prefix, tensors)
+
+    def _note_uncounted(self, owner: Any, prefix: str, tensors: list[tuple[str, Any]]) -> None:
+        uncounted = vars(self).setdefault("uncounted", {})
+        for path, x in tensors:
+            identifier = path.removeprefix(prefix).replace(".", "_")
+            uncounted[path] = x, self.framework.models.registration(owner, identifier)
+            self.has_notes = True
 
     def _is_plain(self, value: Any) -> bool:
         """Return whether all leaves of a nesting are plain values, as in a configuration.
@@ -354,7 +326,7 @@ class Search:
         """
         try:
             # No tensor has the answer None.
-            return not find((value,), TUPLE, self._kinds, id, None, {}, [], [_MOST_OBJECTS])
+            return not find((value,), TUPLE, self._kinds, id, None, {}, [], [_MOST_CONTAINERS])
         except Exception:  # the walk that names the leaves raises the error
             return False
 
@@ -378,22 +350,20 @@ class Inventory(Search):
             self._note_unlisted(
                 self._seen[id(each)], models.members(each), models.find_unlisted(each)
             )
-        for name, members in self._others:
-            self._note_unlisted(name, members, None)
+        self.unlisted.update(self.uncounted)
         if self.unlisted or self.without_values:
             self._take_out()
         if not is_saved:
             self._add_attached()
 
     def _note_unlisted(
-        self, name: str, members: Iterable[Member], unlisted: Collection[str] | None
+        self, name: str, members: Iterable[Member], unlisted: Collection[str]
     ) -> None:
-        """Note the tensors in members that an object does not need; None means all of them."""
+        """Note the tensors in members that an object does not need."""
         has_values = self.framework.tensors.has_values
         is_refilled = self.framework.models.is_refilled
         for member_name, value, _, _ in members:
-            is_listed = unlisted is not None and member_name not in unlisted
-            if is_listed or self._is_plain(value):
+            if member_name not in unlisted or self._is_plain(value):
                 continue
             full_name = f"{name}.{member_name}" if name else member_name
             for path, leaf, kind in leaves(value, self._kinds, full_name, self.attempted):
@@ -448,18 +418,30 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     flat = flatten_all([*nestings, ("", obj)], framework.state.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     if search.has_notes or apart:
-        moved = {id(tensor) for tensor, _ in refilled}
-        _tell_what_stays(search, obj, device, moved, elsewhere, apart)
+        _tell_what_stays(search, obj, device, elsewhere, apart)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
     for (_, value, put, key), new in zip(members, values, strict=True):
         if new is not value:
             put(key, new)
+    if search.moved_by_objects:
+        _apply(search, replaced, device)
     for each in search.objects:
         models.finish(each)
     _settle(search, device)
     return placed
+
+
+def _apply(search: Search, replaced: Mapping[int, Any], device: Device) -> None:
+    """Let objects keep the copies of the tensors that they move by their own functions."""
+
+    def replace(x: Any) -> Any:
+        # An object may make a tensor for its function, which shows it the device.
+        return replaced[id(x)] if id(x) in replaced else moving.to(search.framework, x, device)
+
+    for each in search.objects:
+        search.framework.models.apply(each, replace)
 
 
 def _ask_tensors(
@@ -482,8 +464,9 @@ def _ask_tensors(
 
 def _elsewhere(search: Search, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
-    device_of = search.framework.tensors.device_committed_to
-    found = [x for _, x in search.entries if device_of(x) is not device]
+    device_of, stays = search.framework.tensors.device_committed_to, search.stays
+    found = [x for name, x in search.entries if device_of(x) is not device and name not in stays]
+    found += [x for x in search.moved_by_objects if device_of(x) is not device]
     if not found:
         return found
     stays = moving.select_host_rule(search.framework, device)
@@ -533,7 +516,6 @@ def _tell_what_stays(
     search: Search,
     obj: Any,
     device: Device,
-    moved: Collection[int] = (),
     elsewhere: Collection[Any] = (),
     apart: Sequence[tuple[str, str]] = (),
 ) -> None:
@@ -543,34 +525,32 @@ def _tell_what_stays(
         search: of the object.
         obj: the object that the user gave.
         device: where it is placed.
-        moved: the ids of the tensors that stay the same objects, and move.
         elsewhere: the tensors that move.
         apart: what ``_find_broken_ties`` returned.
-
-    Raises:
-        UnsupportedValueError: if it is a tensor of an optimizer, which could take no step then.
     """
     framework, cls = search.framework, type(obj)
     found = []
-    for name, x in search.fixed:
-        place = place_of_fixed(framework, x)
-        if place is not None and place is not device and id(x) not in moved:
-            whole = search.whole_with(name)
-            if whole is not None and framework.state.kinds[type(x)] is TENSOR:
-                raise optimizer_refusal(f"place {cls.__name__} on {device}", whole, name, x)
+    # Each tensor by its first name.
+    once = {id(x): (name, x, line) for name, (x, line) in reversed(search.stays.items())}
+    for name, x, line in reversed(once.values()):
+        place = framework.tensors.device_of(x)
+        if place is not device:
+            found.append((name, f"is on {place}, and stays there; {line} registers it"))
+    sources = {framework.tensors.device_of(x) for x in elsewhere}
+    for name, x in search.notes:
+        if framework.state.kinds.method_of(x, 0) is not None:
+            found.append((name, "stays: it moves by a method of its own, which you call"))
+            continue
+        is_bound = isinstance(x, framework.models.bound_types)
+        native = framework.models.device_of_bound(x) if is_bound else x
+        place = x if isinstance(x, Device) else framework.devices.from_native(native)
+        if is_bound and place is not device:
             found.append((name, f"is on {place}, and nothing can put another one in its place"))
-    sources = {framework.tensors.device_of(x) for x in elsewhere} if search.plain else ()
-    for name, x in search.plain:
-        place = x if isinstance(x, Device) else framework.devices.from_native(x)
-        if place in sources and place is not device:
+        elif place in sources and place is not device:
             found.append((name, f"names {place}, and stays as it is"))
     found += search.foreign
     found += [
         (name, f"shares memory with {other}, and is a copy from now on") for name, other in apart
-    ]
-    found += [
-        (name, "and others were not looked through: they are too many, or nested too deeply")
-        for name in search.unsearched
     ]
     told = _told.setdefault(cls, set())
     news = [(name, text) for name, text in found if f"{name} {text}" not in told]
@@ -578,24 +558,14 @@ def _tell_what_stays(
         return
     lines = [f"  {join_path(cls.__name__, name)} {text}" for name, text in news[:_SHOWN]]
     more = [f"  and {len(news) - _SHOWN} more"] if len(news) > _SHOWN else []
-    beginning = f"place {cls.__name__} on {device} leaves behind what it cannot move:"
-    fix = "  fix: keep tensors in attributes of the model, and ask backend.device_of(x)"
+    beginning = f"place {cls.__name__} on {device} leaves behind what it does not move:"
+    fix = "  fix: register what has to move, and ask backend.device_of(x) for a device"
     warn("\n".join([beginning, *lines, *more, fix]))
     told.update(f"{name} {text}" for name, text in news)
 
 
 _SHOWN = 8
 """How many names a warning has."""
-
-
-def place_of_fixed(framework: Framework, x: Any) -> Device | None:
-    """Return the device of something in ``Search.fixed``; None where it cannot be told."""
-    if framework.state.kinds[type(x)] is not TENSOR:
-        return framework.devices.from_native(framework.models.device_of_bound(x))
-    try:
-        return framework.tensors.device_of(x)
-    except UnsupportedValueError:  # one that is traced, for example
-        return None
 
 
 class Placement(dict[str, Device]):
@@ -612,17 +582,17 @@ class Placement(dict[str, Device]):
 
 def placement(framework: Framework, obj: Any) -> Placement:
     """Return where everything is that ``obj`` holds; see ``Backend.placement``."""
-    search, places = _ask_tensors(framework, obj, "list the tensors of an object", _list_places)
-    for name, x in search.fixed:
-        place = place_of_fixed(framework, x)
-        if place is not None:
-            places[name] = place
-    return places
+    return _ask_tensors(framework, obj, "list the tensors of an object", _list_places)[1]
 
 
 def _list_places(search: Search) -> Placement:
-    device_of = search.framework.tensors.device_of
-    return Placement({name: device_of(x) for name, x in search.entries})
+    framework = search.framework
+    places = Placement({name: framework.tensors.device_of(x) for name, x in search.entries})
+    for name, x in search.notes:
+        if isinstance(x, framework.models.bound_types):
+            place = framework.devices.from_native(framework.models.device_of_bound(x))
+            places.update({} if place is None else {name: place})
+    return places
 
 
 def _settle(search: Search, device: Device) -> None:

@@ -16,7 +16,7 @@ from d2ldev.areas import Framework
 from d2ldev.device import Device
 from d2ldev.display import format_html_table, format_text_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
-from d2ldev.nesting.kinds import PLAIN, TENSOR, UNKNOWN
+from d2ldev.nesting.kinds import PLAIN, UNKNOWN
 from d2ldev.nesting.walk import leaves
 from d2ldev.operations.placing import Inventory
 from d2ldev.registry.selection import other_backend_of
@@ -172,8 +172,7 @@ class _Walk(Inventory):
     def summarize(self) -> Summary:
         """Return the sizes of the modules."""
         known: dict[int, str] = {}
-        fixed = [(name, x) for name, x in self.fixed if self._kinds[type(x)] is TENSOR]
-        for name, x in [*self.entries, *fixed]:
+        for name, x in self.entries:
             if id(x) not in known:
                 self._count(name, x)
                 known[id(x)] = name

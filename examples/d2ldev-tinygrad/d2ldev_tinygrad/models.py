@@ -52,7 +52,6 @@ class TinygradModels(Models):
     """Models, layers and optimizers of tinygrad."""
 
     types = (Model, *_LAYERS, nn.optim.Optimizer)
-    packages = ("tinygrad",)
 
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> MLP:
         return MLP([linear(*each) for each in layers], activation)

@@ -584,13 +584,13 @@ def test_tensors_in_wrapped_containers_are_replaced_in_them(backend):
 
 
 def test_a_moved_module_is_tracked_as_before(backend, tmp_path):
-    module = Holder(mapping={"x": tf.ones(2), "v": on("cpu", 1.0)}, pair=(tf.ones(1), {"w": 2}))
+    module = Holder(mapping={"x": tf.ones(2), "v": on("cpu", 1.0)}, pair=(on("cpu", 1.0), {"w": 2}))
     backend.place(module, "gpu:1")
     module.mapping["new"] = tf.Variable(5.0)
     path = tf.train.Checkpoint(m=module).save(str(tmp_path / "m"))
     names = [name for name, _ in tf.train.list_variables(path)]
     assert any("mapping/new" in name for name in names)
-    assert len(module.variables) == 2
+    assert len(module.variables) == 3
 
 
 def test_strings_in_a_module_stay_on_the_host(backend):

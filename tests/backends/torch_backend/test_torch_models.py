@@ -413,7 +413,8 @@ def test_an_attribute_of_an_unknown_type_is_passed_over(ledger):
 
 
 def test_tensors_in_an_attribute_s_containers_move_and_the_containers_are_made_anew(ledger):
-    kept = {"a": [torch.ones(1), (torch.ones(1), 2)], "b": deque([torch.ones(1)], maxlen=3)}
+    trained = torch.ones(1, requires_grad=True)
+    kept = {"a": [torch.ones(1), (torch.ones(1), 2)], "b": deque([trained], maxlen=3)}
     before = kept["a"][0]
     net = ledger.place(keep(kept=kept), gpu())
     assert set(ledger.placement(net).values()) == {gpu()}

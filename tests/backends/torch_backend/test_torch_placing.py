@@ -236,7 +236,7 @@ def test_a_step_that_is_no_number_on_the_host_moves(ledger):
 def build_model():
     """Return a model with buffers, gradients, a plain tensor and an optimizer with state."""
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    net.table = [torch.ones(2)]
+    net.table = [torch.ones(2, requires_grad=True)]
     optimizer = optim.Adam(net.parameters())
     net(torch.rand(4, 2)).sum().backward()
     optimizer.step()
@@ -270,7 +270,7 @@ def test_an_attribute_that_cannot_be_rebuilt_leaves_everything_in_place(ledger):
             raise RuntimeError("one of a kind")
 
     net, optimizer = build_model()
-    net.kept = Table(x=torch.ones(1))
+    net.kept = Table(x=torch.ones(1, requires_grad=True), y=torch.ones(1))
     before = everything(net, optimizer)
     with pytest.raises(TypeError, match="one of a kind"):
         ledger.place((net, optimizer), gpu())

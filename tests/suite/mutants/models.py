@@ -282,19 +282,24 @@ class WithObjects(Mutant):
             put = vars(obj).__setitem__
             return [(name, value, put, name) for name, value in vars(obj).items()]
 
+        def find_unlisted(self, obj):
+            return vars(obj).keys() - {"layers", "activation"}
 
-class LeavesObjectsBehind(WithObjects, caught_by="place.objects-of-a-model"):
+
+class LeavesPlainAttributesBehind(WithObjects, caught_by="place.moves-attributes"):
     class Models(WithObjects.Models):
         def members(self, obj):
             return [member for member in super().members(obj) if member[0] == "layers"]
 
 
-class MovesObjectsFirst(WithObjects, caught_by="place.objects-move-with-the-rest"):
+class MovesOneNameAlone(WithObjects, caught_by="place.moves-all-names"):
     class Backend(Backend):
         def place(self, obj, device):
-            kept = vars(getattr(obj, "kept", None) or Net([]))
-            kept.update({key: self.to(x, device) for key, x in kept.items() if key == "x"})
-            return super().place(obj, device)
+            kept = getattr(obj, "kept", None)
+            placed = super().place(obj, device)
+            if kept is not None:
+                obj.kept = kept
+            return placed
 
 
 class IsSilentOfWhatStays(WithObjects, caught_by="place.names-what-stays"):
@@ -317,7 +322,7 @@ class MovesTheTrainerToo(WithObjects, caught_by="place.leaves-other-objects"):
     class Backend(Backend):
         def place(self, obj, device):
             kept = getattr(obj, "kept", None)
-            if "trainer" in getattr(kept, "__dict__", ()):
+            if type(kept).__name__ == "Own":
                 trainer = vars(vars(kept)["trainer"])
                 trainer["x"] = self.to(trainer["x"], device)
             return super().place(obj, device)

@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from d2ldev import UnsupportedValueError
+from d2ldev import D2LDevWarning, UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.registry.discovery import find_backends
 from d2ldev_conformance.requirement import requirement
 
@@ -65,3 +66,18 @@ def test_an_object_of_another_backend_is_named_with_the_line_that_chooses_it(
     assert f"the {backend.name} backend" in caught.value.problem
     assert "D2LDEV_BACKEND=other" in caught.value.fix
     assert "d2ldev.get_backend('other')" in caught.value.fix
+
+
+@requirement("files.names-what-no-file-has", section=SECTION, source="contract, Files")
+def test_save_names_what_it_cannot_save(backend, place, model_of_another_backend, tmp_path):
+    """Warn in ``save`` of an object in a model that no file can have, by its name.
+
+    A loaded model would lack it without a sign.
+    """
+    net, path = backend.mlp([2, 1], device=place), tmp_path / "net.safetensors"
+    if not isinstance(net, framework_of(backend).models.types):
+        pytest.skip("its models are containers, which hold nothing else")
+    net.kept = model_of_another_backend
+    with pytest.warns(D2LDevWarning, match=r"has no kept"):
+        backend.save(net, path)
+    assert not [name for name in backend.load(path) if name.startswith("kept")]
