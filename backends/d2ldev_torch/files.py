@@ -132,7 +132,7 @@ class TorchFiles(Files):
     def list_parameters(self, optimizer: Any) -> Sequence[tuple[str, Tensor]]:
         if not isinstance(optimizer, torch.optim.Optimizer):
             return ()
-        return optimizers.list_parameters(optimizer)
+        return [(plain_name(label), x) for label, x in optimizers.list_parameters(optimizer)]
 
     def prepare_state(
         self, optimizer: Any, state: Any, order: Sequence[int] | None = None

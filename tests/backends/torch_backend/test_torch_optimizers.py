@@ -337,9 +337,10 @@ def test_a_state_that_is_refused_changes_nothing(virtual, tmp_path, other):
     assert torch.equal(momenta, before)
 
 
-SGD_WITH_MOMENTUM = partial(SGD, lr=0.1, momentum=0.9)
-
 # -- parameters by their names ---------------------------------------------------------------------
+
+
+SGD_WITH_MOMENTUM = partial(SGD, lr=0.1, momentum=0.9)
 
 
 def of_names(names, make, seed, *, is_named=True):
@@ -353,12 +354,6 @@ def of_names(names, make, seed, *, is_named=True):
     return parameters, optimizer
 
 
-@pytest.mark.skipif(
-    "param_names" not in SGD([("x", torch.ones(1))], 1.0).param_groups[0]
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
-    else True,
-    reason="optimizers have no names before torch 2.6",
-)
 def test_an_optimizer_that_has_names_is_read_by_them(torch_backend, tmp_path):
     path = tmp_path / "state.safetensors"
     mine, optimizer = of_names("ac", Adam, 0)
@@ -409,6 +404,13 @@ def test_a_state_of_an_earlier_version_is_read_by_position(torch_backend, tmp_pa
     for name in "ac":
         found, saved = other.state[theirs[name]], optimizer.state[mine[name]]
         assert torch.equal(found["momentum_buffer"], saved["momentum_buffer"])
+
+
+def test_the_names_of_a_compiled_model_are_those_of_the_model(torch_backend):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    optimizer = SGD(torch.compile(net).named_parameters(), 0.1)
+    labels = framework_of(torch_backend).files.list_parameters(optimizer)
+    assert [label for label, _ in labels] == ["0.weight", "0.bias"]
 
 
 def test_groups_are_those_of_their_parameters(torch_backend, tmp_path):
