@@ -118,7 +118,7 @@ class JaxModels(Models):
         return True  # ``nnx.state`` has each array, in lists, tuples and dicts as well
 
     def find_unlisted(self, obj: Any) -> Collection[str]:
-        nnx = sys.modules.get("flax.nnx")
+        nnx: Any = sys.modules.get("flax.nnx")
         if _is_variable(obj):
             # A subclass says what it holds: a parameter, statistics, random numbers. A bare
             # variable says nothing, and these two are for what a call leaves.

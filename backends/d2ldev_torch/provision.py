@@ -118,10 +118,10 @@ def ties(backend: Any) -> Contents:
 def views(backend: Any) -> Contents:
     """Return builders of modules, by name, whose memory others hold, too."""
 
-    def build(seed: int, device: Device) -> torch.nn.Module:
+    def build(seed: int, device: Device) -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3))
+            net: Any = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3))
             net[1].running_mean += seed
             net[1].running_var += seed
             torch.nn.init.normal_(net[1].weight)
@@ -130,10 +130,10 @@ def views(backend: Any) -> Contents:
         del net[1].num_batches_tracked
         return net.to(backend.native(device))
 
-    def turn(seed: int, device: Device) -> torch.nn.Module:
+    def turn(seed: int, device: Device) -> Any:
         return build(seed, device).to(memory_format=torch.channels_last)
 
-    def join(seed: int, device: Device) -> torch.nn.Module:
+    def join(seed: int, device: Device) -> Any:
         net = build(seed, device)
         joined = torch.cat([x.detach().reshape(-1) for x in net.parameters()])
         begin = 0
