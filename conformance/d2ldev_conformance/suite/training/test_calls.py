@@ -117,7 +117,10 @@ def test_a_model_computes_its_loss_itself(backend, num_gpus, loss_model):
 
 @requirement("fit.loss-of-the-model", section=SECTION)
 def test_batches_with_a_loss_of_the_model_accumulate(backend, num_gpus, loss_model):
-    """Make one step from several batches, as from one batch of all."""
+    """Make one step from several batches with a loss of the model, as from one batch of all.
+
+    The batches count by their examples.
+    """
     whole = _batch()
     halves = [{**_batch(X[i : i + 3]), "labels": LABELS[i : i + 3]} for i in (0, 3)]
     found = []
