@@ -1234,7 +1234,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                 path holds the old file or the new one.
 
         The file is a safetensors file, so other programs can read its tensors. It has no gradients.
-        A tensor in two places is written once, and loaded as one tensor.
+        A tensor in two places is written once, and loaded as one tensor. A warning names the
+        tensors of an optimizer that its own ``state_dict()`` lacks.
 
         Raises:
             UnsupportedValueError: if ``obj`` holds anything else; the message names its place.
@@ -1329,6 +1330,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Frameworks name the same layers differently, and transpose kernels. d2ldev converts layers
         that it knows, as in models of ``mlp``. Otherwise the names and shapes have to be the same.
+        The state of an optimizer belongs to the names of its parameters, where these are in the
+        model beside it. Without names the order decides.
 
         Raises:
             CheckpointError: if the file is unreadable or does not fit. The message lists the names
