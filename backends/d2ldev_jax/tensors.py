@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
-from types import SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -67,6 +67,11 @@ _NARROW = (
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu"),
 )
+# Functions and classes, which pytrees of JAX have among their leaves.
+_FUNCTIONS = (
+    *(FunctionType, BuiltinFunctionType, type, np.ufunc, jnp.ufunc),
+    *(type(jax.jit(len)), jax.custom_jvp, jax.custom_vjp),
+)
 # The label of a node's static value, if it has no name.
 _STATIC = "static"
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
@@ -89,7 +94,7 @@ class JaxTensors(Tensors):
 
     # In newer releases a tracer is an instance of ``jax.Array``, and its class is not a subclass.
     types = (jax.Array, jax.core.Tracer)
-    plain_types = (np.dtype, type(jnp.float32), jax.Device, jax.sharding.Sharding)
+    plain_types = (np.dtype, type(jnp.float32), jax.Device, jax.sharding.Sharding, *_FUNCTIONS)
 
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
@@ -218,6 +223,8 @@ class JaxTensors(Tensors):
 
         Examples are ``FrozenDict``, and the data fields of ``flax.struct`` dataclasses.
         """
+        if cls is partial:  # an activation with its options
+            return _PARTIAL
         # No public function tells whether a class is registered. d2ldev's own walk preserves more
         # of Python's containers: the order of a dict, and attributes.
         if cls not in _registry or issubclass(cls, (dict, list, tuple)):
@@ -537,6 +544,17 @@ def _children(x: Any) -> list[tuple[Any, Any]]:
 def _rebuild(old: Any, new: list[Any]) -> Any:
     structure = jax.tree.structure(old, is_leaf=lambda child: child is not old)
     return jax.tree.unflatten(structure, new)
+
+
+_PARTIAL = Container(
+    lambda x: [*x.args, *x.keywords.values()],
+    lambda x: [*range(len(x.args)), *x.keywords],
+    lambda old, new: partial(
+        old.func,
+        *new[: len(old.args)],
+        **dict(zip(old.keywords, new[len(old.args) :], strict=True)),
+    ),
+)
 
 
 def _node_data(x: Any) -> Any:

@@ -36,7 +36,7 @@ from d2ldev.files.format.container import (
 )
 from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
-from d2ldev.nesting.kinds import TENSOR, Kind
+from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import depth_refusal, join_path, label_children
 from d2ldev.operations.moving import copy_refusal
 from d2ldev.operations.other_backends import of_another_backend
@@ -180,6 +180,9 @@ class Structure:
         self._done: dict[int, tuple[Any, Any]] = {}
         # The parameters of optimizers, and where the description has them.
         self._parameters: list[tuple[Any, list[Any]]] = []
+        # Whether the current value is in a container of the framework's own. Functions may be among
+        # its values, and the program makes them again.
+        self._has_functions = False
         try:
             self._root = self._node(obj, "")
         except RecursionError:
@@ -217,13 +220,15 @@ class Structure:
             return _leaf_node(x)
         except TypeError:
             pass
+        kind = self._framework.state.kinds[type(x)]
+        if kind is PLAIN and self._has_functions:
+            return None
         if id(x) in self._done:
             node = self._done[id(x)][1]
             if node is None:
                 raise self._refusal(x, path, "it contains itself")
             return node
         self._done[id(x)] = (x, None)
-        kind = self._framework.state.kinds[type(x)]
         if kind is TENSOR:
             dtype = self._framework.tensors.dtype_of(x)
             node = self._tensor("tensor", x, dtype, self._borrow(x, path), path)
@@ -321,7 +326,11 @@ class Structure:
             row["maxlen"] = x.maxlen
         if isinstance(x, NamedTensors) and x.unlisted:
             row["unlisted"] = sorted(x.unlisted)
-        return self._row(row, x, items, path)
+        had_functions = self._has_functions
+        self._has_functions = had_functions or kind.saved is not None
+        made = self._row(row, x, items, path)
+        self._has_functions = had_functions
+        return made
 
     def _find_lost_attributes(
         self, x: Any, kind: Container, items: list[tuple[Any, Any]], path: str
@@ -419,6 +428,15 @@ def _leaf_node(x: Any) -> Any:
     if isinstance(x, np.generic) and storage_of(x.dtype.name) is not None:
         return {"scalar": [x.dtype.name, x.tobytes().hex()]}
     raise TypeError
+
+
+def is_plain_leaf(x: Any) -> bool:
+    """Return whether a file can hold a value as itself: None, text, or a number."""
+    try:
+        _leaf_node(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _are_alike(keys: Collection[Any]) -> bool:

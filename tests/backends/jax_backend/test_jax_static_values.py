@@ -1,4 +1,6 @@
-"""What JAX takes for a part of a node's type: files have it, if a file can."""
+"""What JAX takes for a part of a node's type, and functions among the leaves."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from d2ldev_jax.provision import Scaled
 from flax import nnx, struct
 from jax.experimental import sparse
 
-from d2ldev import CheckpointError
+from d2ldev import CheckpointError, Trainer, UnsupportedValueError, gpu
 
 
 @pytest.fixture
@@ -100,3 +102,91 @@ def test_a_model_takes_no_node_with_another_static_value(backend, path, make, sa
     for only, obj in (("", {"net": net}), ("net", net)):
         with pytest.raises(CheckpointError, match=told):
             backend.load_into(obj, path, only=only)
+
+
+# -- functions among the leaves --------------------------------------------------------------------
+
+
+@jax.tree_util.register_pytree_node_class
+class Net:
+    """A node with functions and other values among its leaves, as Equinox's modules have them."""
+
+    def __init__(self, layers, dtype=jnp.float32):
+        self.layers, self.dtype = layers, dtype
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x) if callable(layer) else x @ layer
+        return x.astype(self.dtype)
+
+    def tree_flatten(self):
+        return (self.layers, self.dtype), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def make_net(value=0.5):
+    gelu = functools.partial(jax.nn.gelu, approximate=False)
+    layers = [jnp.full((2, 3), value), jax.nn.relu, jnp.full((3, 2), value), jax.nn.relu]
+    return Net([*layers, lambda x: x + 1, jax.jit(jnp.sin), gelu, None, "text", 2])
+
+
+def test_functions_among_the_leaves_stay_as_they_are(backend):
+    net = make_net()
+    x = jnp.ones((1, 2))
+    made = {
+        "place": backend.place(net, "gpu:1"),
+        "to": backend.to(net, "gpu:1"),
+        "copy": backend.copy(net, "gpu:1"),
+        "replicate": backend.replicate(net, ["gpu:0", "gpu:1"])[1],
+    }
+    net.layers = net.layers[:7]
+    for each in made.values():
+        assert backend.placement(each) == {"0.0": gpu(1), "0.2": gpu(1)}
+        assert each.layers[1] is each.layers[3] is jax.nn.relu
+        assert each.layers[4] is net.layers[4]
+        assert (each.layers[7:], each.dtype) == ([None, "text", 2], jnp.float32)
+        each.layers = each.layers[:7]
+        np.testing.assert_allclose(each(backend.to(x, "gpu:1")), net(x), rtol=1e-5)
+
+
+def test_a_file_leaves_out_functions_and_load_into_keeps_them(backend, path):
+    backend.save([make_net(), 1], path)
+    assert backend.load(path)[0][0][1] is None
+    old = make_net(0.0)
+    net, _ = backend.load_into([old, 0], path)
+    assert np.all(np.asarray(net.layers[0]) == 0.5)
+    for index in (1, 3, 4, 5):
+        assert net.layers[index] is old.layers[index]
+    assert net.layers[6].keywords == {"approximate": False}
+    assert "0.0" in str(backend.summarize(net))
+
+
+def test_a_function_in_a_plain_container_is_in_no_file(backend, path):
+    with pytest.raises(UnsupportedValueError, match="at f cannot be saved"):
+        backend.save({"net": make_net(), "f": jax.nn.relu}, path)
+
+
+def test_tensors_in_a_partial_are_moved_and_saved(backend, path):
+    x = jnp.ones(2)
+    scale = functools.partial(jnp.multiply, x)
+    placed = backend.place(Net([scale]), "gpu:0")
+    assert backend.placement(placed) == {"0.0.0": gpu(0)}
+    backend.save(placed, path)
+    loaded = backend.load_into(Net([functools.partial(jnp.multiply, x * 0)]), path)
+    assert np.array_equal(loaded.layers[0](x), x)
+
+
+def test_a_net_with_functions_is_trained(backend):
+    class Trained(Net):
+        pass
+
+    jax.tree_util.register_pytree_node_class(Trained)
+    x = np.ones((4, 2), "float32")
+    net = Trained([jnp.full((2, 3), 0.1), jax.nn.relu, jnp.full((3, 1), 0.1)])
+    trainer = Trainer(5, num_gpus=1, backend=backend)
+    history = trainer.fit(net, [(x, x[:, :1])], lr=0.1)
+    assert history["loss"][-1] < history["loss"][0]
+    assert trainer.model.layers[1] is jax.nn.relu

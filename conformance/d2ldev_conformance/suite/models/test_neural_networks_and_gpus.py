@@ -262,7 +262,7 @@ def test_several_objects_are_placed_at_once(backend, route, sample):
 
 @requirement("place.refuses-others", section=SECTION)
 @pytest.mark.parametrize(
-    "value", [object(), {"net": len}, np.zeros(2)], ids=lambda value: type(value).__name__
+    "value", [object(), {"net": object()}, np.zeros(2)], ids=lambda value: type(value).__name__
 )
 def test_an_object_that_is_not_a_model_is_refused(backend, place, value):
     """Refuse an object that is not a model, an optimizer or a nesting of tensors.
