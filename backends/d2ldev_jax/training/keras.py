@@ -147,7 +147,7 @@ class KerasModule(Wrapper):
         return losses
 
 
-class KerasOptimizer(nnx.Optimizer):  # type: ignore[misc]
+class KerasOptimizer(nnx.Optimizer):
     """An optimizer of Keras for the trained variables of a model.
 
     Args:
