@@ -118,7 +118,8 @@ class KerasModule(Wrapper):
         )
         for name, value in zip(self.others, others, strict=True):
             getattr(self, name)[...] = value
-        vars(self)["losses"] = losses
+        # Not through ``setattr``, which would make it a part of the state.
+        self.__dict__["losses"] = losses
         return prediction
 
     def _join(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -143,7 +144,7 @@ class KerasModule(Wrapper):
         return list(inputs)
 
     def take_losses(self) -> list[Tensor]:
-        losses: list[Tensor] = vars(self).pop("losses", [])
+        losses: list[Tensor] = self.__dict__.pop("losses", [])
         return losses
 
 
