@@ -114,7 +114,8 @@ class TorchModels(Models):
         if isinstance(obj, torch.nn.Module) and not type(obj)._apply.__module__.startswith(
             "torch."
         ):
-            obj._apply(function)
+            own: Any = obj  # torch gives the method no types
+            own._apply(function)
 
     def registration(self, obj: Any, name: str) -> str:
         if isinstance(obj, torch.nn.Module):

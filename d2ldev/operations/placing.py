@@ -193,8 +193,13 @@ class Search:
         if type(models).apply is Models.apply:
             return False
         found: list[Any] = []
+
+        def note(x: Any) -> Any:
+            found.append(x)
+            return x
+
         try:
-            models.apply(value, lambda x: found.append(x) or x)
+            models.apply(value, note)
         except Exception as error:  # whatever a user's method raises
             where = f" at {name}" if name else ""
             raise UnsupportedValueError(
@@ -350,7 +355,11 @@ class Inventory(Search):
             self._note_unlisted(
                 self._seen[id(each)], models.members(each), models.find_unlisted(each)
             )
-        self.unlisted.update(self.uncounted)
+        for name, (x, _) in self.uncounted.items():
+            if framework.tensors.has_values(x):
+                self.unlisted.add(name)
+            else:
+                self.without_values[id(x)] = x
         if self.unlisted or self.without_values:
             self._take_out()
         if not is_saved:
@@ -464,8 +473,8 @@ def _ask_tensors(
 
 def _elsewhere(search: Search, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
-    device_of, stays = search.framework.tensors.device_committed_to, search.stays
-    found = [x for name, x in search.entries if device_of(x) is not device and name not in stays]
+    device_of, left = search.framework.tensors.device_committed_to, search.stays
+    found = [x for name, x in search.entries if name not in left and device_of(x) is not device]
     found += [x for x in search.moved_by_objects if device_of(x) is not device]
     if not found:
         return found
@@ -531,10 +540,11 @@ def _tell_what_stays(
     framework, cls = search.framework, type(obj)
     found = []
     # Each tensor by its first name.
-    once = {id(x): (name, x, line) for name, (x, line) in reversed(search.stays.items())}
-    for name, x, line in reversed(once.values()):
-        place = framework.tensors.device_of(x)
-        if place is not device:
+    told_of: set[int] = set()
+    for name, (x, line) in search.stays.items():
+        place = _find_place(framework, x)
+        if place not in (None, device) and id(x) not in told_of:
+            told_of.add(id(x))
             found.append((name, f"is on {place}, and stays there; {line} registers it"))
     sources = {framework.tensors.device_of(x) for x in elsewhere}
     for name, x in search.notes:
@@ -543,11 +553,13 @@ def _tell_what_stays(
             continue
         is_bound = isinstance(x, framework.models.bound_types)
         native = framework.models.device_of_bound(x) if is_bound else x
-        place = x if isinstance(x, Device) else framework.devices.from_native(native)
-        if is_bound and place is not device:
-            found.append((name, f"is on {place}, and nothing can put another one in its place"))
-        elif place in sources and place is not device:
-            found.append((name, f"names {place}, and stays as it is"))
+        noted = x if isinstance(x, Device) else framework.devices.from_native(native)
+        if noted is device:
+            continue
+        if is_bound and noted is not None:
+            found.append((name, f"is on {noted}, and nothing can put another one in its place"))
+        elif noted in sources:
+            found.append((name, f"names {noted}, and stays as it is"))
     found += search.foreign
     found += [
         (name, f"shares memory with {other}, and is a copy from now on") for name, other in apart
@@ -566,6 +578,14 @@ def _tell_what_stays(
 
 _SHOWN = 8
 """How many names a warning has."""
+
+
+def _find_place(framework: Framework, x: Any) -> Device | None:
+    """Return the device of a tensor that stays; None if it has none, as in a traced call."""
+    try:
+        return framework.tensors.device_of(x)
+    except UnsupportedValueError:
+        return None
 
 
 class Placement(dict[str, Device]):
@@ -587,7 +607,13 @@ def placement(framework: Framework, obj: Any) -> Placement:
 
 def _list_places(search: Search) -> Placement:
     framework = search.framework
-    places = Placement({name: framework.tensors.device_of(x) for name, x in search.entries})
+    places = Placement()
+    for name, x in search.entries:
+        place = (
+            _find_place(framework, x) if name in search.stays else framework.tensors.device_of(x)
+        )
+        if place is not None:
+            places[name] = place
     for name, x in search.notes:
         if isinstance(x, framework.models.bound_types):
             place = framework.devices.from_native(framework.models.device_of_bound(x))

@@ -238,3 +238,11 @@ def test_a_list_that_contains_itself_hides_no_tensor(virtual):
     net.words = ["a"]
     net.words += [net.words, torch.ones(3)]
     assert list(virtual.placement(net)) == ["weight", "bias", "words.2"]
+
+
+def test_a_tensor_that_stays_and_has_no_bytes_is_passed_over(virtual, recwarn):
+    net = nn.Linear(2, 1)
+    net.shapes = [torch.ones(3, device="meta")]
+    virtual.place(net, gpu(1))
+    assert {*virtual.placement(net).values()} == {gpu(1)}
+    assert not [each for each in recwarn if issubclass(each.category, D2LDevWarning)]
