@@ -42,7 +42,7 @@ from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, widen
 from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
 from d2ldev_tensorflow.training.precision import compute_in, find_policy
 
-# The parameters that the framework sets: in any call, and also in Keras' own ones.
+# The parameters that the framework sets: in any call, and also in those of Keras itself.
 _SWITCHES = ("training", "mask")
 
 

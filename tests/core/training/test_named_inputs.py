@@ -79,8 +79,8 @@ def test_a_gap_between_inputs_without_names_is_refused():
 @pytest.mark.parametrize(
     ("batch", "signature", "words"),
     [
-        ({"x": 1, "maks": 2, "y": 4}, MASKED, r"did you mean 'mask'\?\n  fix: name it 'mask'"),
-        ({"x": 1, "maks": 2}, MASKED, "did you mean 'mask'"),  # it could be the target
+        ({"x": 1, "mmask": 2, "y": 4}, MASKED, r"did you mean 'mask'\?\n  fix: name it 'mask'"),
+        ({"x": 1, "mmask": 2}, MASKED, "did you mean 'mask'"),  # it could be the target
         ({"x": 1, "Label": 2}, OPEN, "did you mean 'labels'"),
         ({"x": 1, "other": 2, "y": 4}, MASKED, "the key 'other' .* 'x', 'scale', 'mask'"),
         ({"a": 1, "b": 2, "y": 4}, DENSE, "the keys 'a', 'b'"),

@@ -40,8 +40,8 @@ def test_a_misspelt_key_is_refused(backend, num_gpus, masked_model, call, beside
     """
     trainer = Trainer(1, num_gpus, backend=backend)
     net = models_with_masks(backend)[masked_model](trainer.device)
-    with pytest.raises(UnsupportedValueError, match=r"'maks'.*did you mean 'mask'"):
-        call(trainer, net, {"maks": X, "x": X, **beside})
+    with pytest.raises(UnsupportedValueError, match=r"'mmask'.*did you mean 'mask'"):
+        call(trainer, net, {"mmask": X, "x": X, **beside})
 
 
 @requirement("fit.one-input-by-any-name", section=SECTION)

@@ -290,7 +290,7 @@ class TakesOtherNamesForTheTarget(Mutant, caught_by="fit.refuses-other-names"):
             inputs = {key: batch[key] for key in others if key in signature.names}
             return calls.separate({**inputs, "y": batch[last]}, signature, rule)
 
-        feed.separate = lambda batch, *how: (take if "maks" in batch else calls.separate)(
+        feed.separate = lambda batch, *how: (take if "mmask" in batch else calls.separate)(
             batch, *how
         )
 
