@@ -83,12 +83,15 @@ def list_members(optimizer: Optimizer) -> Iterator[Member]:
                 yield f"param_groups.{i}.{key}", value, group.__setitem__, key
     for owner, state in optimizer.state.items():
         number, group = known.get(id(owner), (owner, _NO_SETTINGS))
+        name = f"state.{number}"
         if not isinstance(state, dict):
-            yield f"state.{number}", state, optimizer.state.__setitem__, owner
+            yield name, state, optimizer.state.__setitem__, owner
             continue
+        put = state.__setitem__
         for key, value in state.items():
             if type(value) not in _PLAIN and not (key == "step" and _stays_on_host(value, group)):
-                yield join_path(f"state.{number}", key), value, state.__setitem__, key
+                # Most keys are text, and the other function takes longer.
+                yield f"{name}.{key}" if type(key) is str else join_path(name, key), value, put, key
     for name, value in _attributes(optimizer):
         if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
             for key, inner in value.items():
