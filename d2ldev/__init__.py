@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from d2ldev.active import backend, backend_of, get_backend, set_backend, show, use_backend
     from d2ldev.areas import Learner, Memory
     from d2ldev.areas.leaks import Leak
+    from d2ldev.areas.training import WeightedLoss
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.files.load_into import Loaded
     from d2ldev.history import History
@@ -114,6 +115,7 @@ _RARE = {
     "Timer": "training.timer",
     "Timing": "operations.timing",
     "Trainer": "training.trainer",
+    "WeightedLoss": "areas.training",
     "find_leaks": "leaks.finding",
 }
 # A module that is half imported cannot be imported by a forked child.
@@ -161,6 +163,7 @@ __all__ = [
     "Trainer",
     "UnknownBackendError",
     "UnsupportedValueError",
+    "WeightedLoss",
     "available_backends",
     "backend",
     "backend_of",

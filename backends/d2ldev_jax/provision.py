@@ -109,6 +109,16 @@ class WithLoss(nnx.Module):
         return {"logits": logits, "loss": losses.mean()}
 
 
+class Branching(nnx.Module):
+    """A module that computes with one of two, which the number of examples chooses."""
+
+    def __init__(self, large: Any, small: Any) -> None:
+        self.large, self.small = large, small
+
+    def __call__(self, x: jax.Array) -> Any:
+        return (self.large if len(x) > 4 else self.small)(x)
+
+
 class Attentive(nnx.Module):
     """A module that leaves its attention weights in an attribute.
 
@@ -443,6 +453,15 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that computes its loss itself."""
     return {"module": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
+
+
+def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module that computes with one of two layers."""
+
+    def build(device: Device) -> Branching:
+        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
+
+    return {"module": build}
 
 
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

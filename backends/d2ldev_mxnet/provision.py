@@ -263,6 +263,17 @@ class WithLoss(NumPyBlock):
         return {"logits": logits, "loss": mx.gluon.loss.SoftmaxCELoss()(logits, labels).mean()}
 
 
+class Branching(NumPyBlock):
+    """A block that computes with one of two, which the number of examples chooses."""
+
+    def __init__(self, large: Any, small: Any) -> None:
+        super().__init__()
+        self.large, self.small = large, small
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.large if len(x) > 4 else self.small)(x)
+
+
 class Attentive(NumPyBlock):
     """A block that leaves its attention weights in attributes.
 
@@ -474,6 +485,15 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a block that computes its loss itself."""
     return {"block": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
+
+
+def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a block that computes with one of two layers."""
+
+    def build(device: Device) -> Branching:
+        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
+
+    return {"block": build}
 
 
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -39,6 +39,6 @@ class ReferenceFramework(Framework):
         self.tensors = ReferenceTensors()
         self.models = ReferenceModels()
         self.files = ReferenceFiles(self.tensors)
-        self.training = ReferenceTraining(self.tensors)
+        self.training = ReferenceTraining(self)
         self.strict = ReferenceStrict(self)
         self.parallel = ReferenceParallel(self)

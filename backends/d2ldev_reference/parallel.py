@@ -9,7 +9,7 @@ import array_api_strict as xp
 import numpy as np
 
 from d2ldev.framework import (
-    NO_LABEL,
+    LEAST_WEIGHT,
     BatchShard,
     Device,
     Framework,
@@ -17,10 +17,7 @@ from d2ldev.framework import (
     Learner,
     Parallel,
     Tensor,
-    Tensors,
     TrainingSettings,
-    Weighted,
-    may_leave_out,
     shard_batch,
     to,
     unwrap_broadcasts,
@@ -42,7 +39,7 @@ class ReferenceParallel(Parallel):
         return ReferenceParallelLearner(self._framework, model, settings, devices)
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
-        return ReferenceGroupLearner(self._framework.tensors, model, settings, group)
+        return ReferenceGroupLearner(self._framework, model, settings, group)
 
 
 class ReferenceParallelLearner(ReferenceLearner):
@@ -59,46 +56,39 @@ class ReferenceParallelLearner(ReferenceLearner):
         settings: TrainingSettings,
         devices: Sequence[Device],
     ) -> None:
-        super().__init__(framework.tensors, model, settings)
-        self._framework = framework
+        super().__init__(framework, model, settings)
         self._devices = devices
 
     def _differentiate(self, model: MLP, inputs: Inputs, y: Any) -> tuple[Tensor, Tensor, Layers]:
         first = self._devices[0]
-        found = []
-        shards = shard_batch(self._framework, model, self.settings, (inputs, y), self._devices)
-        for device, share, shard in zip(
-            self._devices, self._compute_shares(y, shards), shards, strict=True
-        ):
+        found, weights = [], []
+        shards = self._split(model, inputs, y)
+        for device, shard in zip(self._devices, shards, strict=True):
             if shard.number:
                 there = to(self._framework, model, device)
                 results = super()._differentiate(there, *shard.operands)
-                loss, prediction, gradients = to(self._framework, results, first)
-                scaled = each_of(lambda x, share=share: x * share, gradients)
-                found.append((loss * share, prediction, scaled))
-        losses, predictions, gradients = zip(*found, strict=True)
+                found.append(to(self._framework, results, first))
+                weights.append(self._weigh(shard))
+        total = sum(weights)
+        parts = []
+        for (loss, prediction, gradients), weight in zip(found, weights, strict=True):
+            share = weight / total
+            scaled = each_of(lambda x, share=share: x * share, gradients)
+            parts.append((loss * share, prediction, scaled))
+        losses, predictions, gradients = zip(*parts, strict=True)
+        # That of the whole batch.
+        self.weight = None if self.weight is None else total
         return sum(losses), xp.concat(predictions), each_of(lambda *xs: sum(xs), *gradients)
+
+    def _split(self, model: MLP, inputs: Inputs, y: Any) -> list[BatchShard]:
+        return shard_batch(self._framework, model, self.settings, (inputs, y), self._devices)
+
+    def _weigh(self, shard: BatchShard) -> float:
+        """Return the weight of the loss of a shard."""
+        return shard.share if self.weight is None else self.weight + shard.share * LEAST_WEIGHT
 
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         return super().evaluate(*unwrap_broadcasts((inputs, y), self._framework.state.kinds))
-
-    def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[float]:
-        """Return the share of each shard in the loss of the batch."""
-        leaves_out = may_leave_out(self)
-        if not isinstance(y, Weighted) and not leaves_out:
-            return [shard.share for shard in shards]
-        total = self._sum_weights(y, leaves_out) or 1.0  # the loss is 0 if all weights are 0
-        return [self._sum_weights(shard.operands[1], leaves_out) / total for shard in shards]
-
-    def _sum_weights(self, y: Any, leaves_out: bool) -> float:
-        """Return the sum of the targets' weights; a label that does not count has none."""
-        y, weights = y if isinstance(y, Weighted) else (y, None)
-        if weights is not None and not leaves_out:
-            return float(xp.sum(weights))
-        counts = xp.astype(xp.astype(y, xp.int64) != NO_LABEL, xp.float32)
-        if weights is not None:
-            counts = counts * xp.reshape(weights, (*weights.shape, *[1] * (y.ndim - weights.ndim)))
-        return float(xp.sum(counts))
 
 
 class ReferenceGroupLearner(ReferenceLearner):
@@ -108,25 +98,24 @@ class ReferenceGroupLearner(ReferenceLearner):
     """
 
     def __init__(
-        self, tensors: Tensors, model: Any, settings: TrainingSettings, group: Group
+        self, framework: Framework, model: Any, settings: TrainingSettings, group: Group
     ) -> None:
-        super().__init__(tensors, model, settings)
+        super().__init__(framework, model, settings)
         self._group = group
         first = group.gather("the parameters", each_of(self._text, self._model.layers))[0]
         self._model = MLP(_sums(self._model.layers, [first]), self._model.activation)
 
-    def _differentiate(self, model: MLP, inputs: Inputs, y: Any) -> tuple[Tensor, Tensor, Layers]:
-        assert self.portion is not None
-        share = self.portion.share
-        loss, prediction, gradients = super()._differentiate(model, inputs, y)
-        texts = each_of(lambda x: self._text(x * share), gradients)
-        return loss, prediction, _sums(gradients, self._group.gather("the gradients", texts))
+    def _take_mean(self, sums: Layers) -> Layers:
+        own = self._total, each_of(self._text, sums)
+        totals, texts = zip(*self._group.gather("the gradients", own), strict=True)
+        self._total = sum(totals)
+        return super()._take_mean(_sums(sums, texts))
 
     def _text(self, x: Tensor) -> str:
-        return self._tensors.to_numpy(x).astype("<f4").tobytes().hex()
+        return self._framework.tensors.to_numpy(x).astype("<f4").tobytes().hex()
 
 
-def _sums(layers: Layers, processes: list[list[dict[str, str]]]) -> Layers:
+def _sums(layers: Layers, processes: Sequence[list[dict[str, str]]]) -> Layers:
     """Return the sums over the processes, as tensors like those of the layers."""
 
     def total(like: Tensor, *texts: str) -> Tensor:

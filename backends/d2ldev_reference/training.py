@@ -20,11 +20,11 @@ from d2ldev.framework import (
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
+    Framework,
     Inputs,
     Learner,
     Signature,
     Tensor,
-    Tensors,
     Training,
     TrainingSettings,
     UnsupportedValueError,
@@ -34,6 +34,7 @@ from d2ldev.framework import (
     check_weights,
     describe,
     read_signature,
+    weigh_batch,
 )
 from d2ldev_reference.models import MLP, Layers
 
@@ -48,11 +49,11 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
 class ReferenceTraining(Training):
     """Steps of training, and accuracy."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
-        return ReferenceLearner(self._tensors, model, settings)
+        return ReferenceLearner(self._framework, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         labels = xp.astype(y, xp.int64)
@@ -72,9 +73,9 @@ class ReferenceTraining(Training):
 class ReferenceLearner(Learner):
     """Train the reference backend's MLP, with gradients that are written out."""
 
-    def __init__(self, tensors: Tensors, model: Any, settings: TrainingSettings) -> None:
+    def __init__(self, framework: Framework, model: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
-        self._tensors = tensors
+        self._framework = framework
         is_written = isinstance(settings.loss, str) and settings.methods is None
         if not isinstance(model, MLP) or not is_written:
             raise UnsupportedValueError(
@@ -89,6 +90,8 @@ class ReferenceLearner(Learner):
                 "optimizer='sgd'",
             )
         self._model = model
+        # Of the batches of a step: the sum of their factors, and the reference of these.
+        self._total, self._reference = 0.0, 1.0
         kept = ("first", "second", "sums")[: 3 if settings.accumulate_grad_batches > 1 else 2]
         self._optimizer: dict[str, Any] = {name: self._zeros() for name in kept} | {"steps": 0}
 
@@ -108,8 +111,10 @@ class ReferenceLearner(Learner):
 
     def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         loss, prediction, gradients = self._differentiate(self._model, inputs, y)
+        factor = self._find_factor(inputs, y)
+        gradients = each_of(lambda x: x * factor, gradients)
         if self.settings.accumulate_grad_batches == 1:
-            self._update(self._clip(gradients))
+            self._update(self._clip(self._take_mean(gradients)))
             return loss, prediction
         sums = each_of(lambda a, b: a + b, self._optimizer["sums"], gradients)
         self._optimizer = {**self._optimizer, "sums": sums}
@@ -117,6 +122,19 @@ class ReferenceLearner(Learner):
         if self.pending == self.settings.accumulate_grad_batches:
             self.flush()
         return loss, prediction
+
+    def _find_factor(self, inputs: Inputs, y: Any) -> float:
+        """Return the factor of the loss of a batch or a shard in a step, and add it up."""
+        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        if not self.pending:
+            self._total, self._reference = 0.0, batch.whole
+        factor: float = batch.relative(self.weight, self._reference)
+        self._total += factor
+        return factor
+
+    def _take_mean(self, sums: Layers) -> Layers:
+        """Return the gradients of a step, of the sums over its batches."""
+        return each_of(lambda x: x / self._total, sums)
 
     def _differentiate(self, model: MLP, inputs: Inputs, y: Any) -> tuple[Tensor, Tensor, Layers]:
         """Return the loss of a model, its prediction, and the gradients of its parameters."""
@@ -126,8 +144,7 @@ class ReferenceLearner(Learner):
 
     def flush(self) -> None:
         if self.pending:
-            means = each_of(lambda x: x / self.pending, self._optimizer["sums"])
-            self._update(self._clip(means))
+            self._update(self._clip(self._take_mean(self._optimizer["sums"])))
             self._optimizer = {**self._optimizer, "sums": self._zeros()}
             self.pending = 0
 
@@ -139,7 +156,7 @@ class ReferenceLearner(Learner):
         return self._model(*self.arrange(inputs))
 
     def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
-        """Return the loss, and its derivative by the prediction."""
+        """Return the loss and its derivative by the prediction; note the weight of the loss."""
         y, weights = y if isinstance(y, Weighted) else (y, None)
         losses, errors, counts = self._losses(prediction, y)
         if weights is not None:
@@ -150,9 +167,12 @@ class ReferenceLearner(Learner):
         elif counts is not None:
             weights = counts
         if weights is None:
+            self.weight = None
             return xp.mean(losses), errors / losses.size
-        # The share of each loss in the mean.
         total = xp.sum(weights)
+        # Of all elements, as without weights.
+        self.weight = float(total) * (losses.size / weights.size)
+        # The share of each loss in the mean.
         total = xp.where(total == 0, xp.ones_like(total), total)  # the loss is 0 then
         parts = weights / total * (weights.size / losses.size)
         parts = _with_axes(parts, losses.ndim)
@@ -178,7 +198,7 @@ class ReferenceLearner(Learner):
         return losses + xp.log1p(small), larger / (1 + small) - y, None
 
     def _cross_entropy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        check_labels(prediction.shape, y.shape, self._tensors.dtype_of(y))
+        check_labels(prediction.shape, y.shape, self._framework.tensors.dtype_of(y))
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
         classes = xp.arange(prediction.shape[-1], device=y.device)

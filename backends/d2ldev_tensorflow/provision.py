@@ -67,6 +67,18 @@ class MaskedLayers(keras.Model):
         return self.dense(x) * mask
 
 
+class Branching(keras.Model):
+    """A model that computes with one of two, which the number of examples chooses."""
+
+    def __init__(self, large: Any, small: Any) -> None:
+        super().__init__()
+        self.large, self.small = large, small
+
+    def call(self, x: Tensor) -> Tensor:
+        """Map two features to a number."""
+        return (self.large if x.shape[0] > 4 else self.small)(x)
+
+
 class Attentive(keras.Model):
     """A model that leaves its attention weights in attributes, built with the first batch."""
 
@@ -478,6 +490,15 @@ def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a model that computes its loss itself."""
     return {"model": lambda device: backend.place(WithLoss(), device)}
+
+
+def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a model that computes with one of two layers."""
+
+    def build(device: Device) -> Branching:
+        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
+
+    return {"model": build}
 
 
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -402,6 +402,15 @@ def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
 
 
+def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module that computes with one of two layers."""
+
+    def build(device: Device) -> Branching:
+        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
+
+    return {"module": build}
+
+
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules whose call leaves a tensor in an attribute, by name."""
     return {
@@ -519,6 +528,19 @@ class WithLoss(torch.nn.Module):
             return {"logits": logits}
         loss = torch.nn.functional.cross_entropy(logits, labels.long())
         return {"logits": logits, "loss": loss}
+
+
+class Branching(torch.nn.Module):
+    """A module that computes with one of two, which the number of examples chooses."""
+
+    def __init__(self, large: torch.nn.Module, small: torch.nn.Module) -> None:
+        super().__init__()
+        self.large, self.small = large, small
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map two features to a number."""
+        prediction: Tensor = (self.large if len(x) > 4 else self.small)(x)
+        return prediction
 
 
 class Attentive(torch.nn.Module):

@@ -26,7 +26,7 @@ MODULE_OF_KIND = {
         (
             *("networks", "networks_with_batch_norm", "freezables", "own_optimizers"),
             *("untrainable_models", "models_without_parameters", "models_with_masks"),
-            *("models_with_losses", "attention_models", "modules"),
+            *("models_with_losses", "models_with_branches", "attention_models", "modules"),
         ),
         "training",
     ),
@@ -160,6 +160,15 @@ def models_with_losses(backend: Backend) -> Builders:
     with the same values whenever it is made.
     """
     return _call_provision(backend, "models_with_losses")
+
+
+def models_with_branches(backend: Backend) -> Builders:
+    """Return builders of models that compute with one of two layers, by name.
+
+    They map two features to a number. A batch of more than four examples takes one of the layers,
+    and a smaller batch the other one.
+    """
+    return _call_provision(backend, "models_with_branches")
 
 
 def attention_models(backend: Backend) -> Builders:

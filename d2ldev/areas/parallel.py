@@ -163,8 +163,9 @@ class Parallel:
 
         Returns:
             A learner for this process's shard of a batch: inputs, targets, losses and predictions.
-            The loss of a step may be that of the whole batch, in all processes. ``portion`` is set
-            before each ``step``. A step uses the gradients of the mean over the whole batch,
+            The loss of a step may be that of the whole batch, in all processes. Its ``weight`` is
+            always this process's part of the batch's weight. ``portion`` is set before each
+            ``step``. A step uses the gradients of the mean over the whole batch,
             clipped by their global norm. So all processes have the same parameters after it.
             ``evaluate``, ``predict`` and ``components`` belong to this process alone.
 

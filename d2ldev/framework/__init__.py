@@ -44,6 +44,7 @@ from d2ldev.areas.training import (
     Training,
     TrainingSettings,
     Weighted,
+    WeightedLoss,
     bounds,
     shard_refusal,
     state_refusal,
@@ -97,18 +98,21 @@ from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 if TYPE_CHECKING:
     from d2ldev.areas.leaks import Stray, Watch
-    from d2ldev.operations.labels import may_leave_out
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
     from d2ldev.operations.programs import Programs, ProgramUsers
     from d2ldev.operations.steps import (
+        LEAST_WEIGHT,
+        BatchWeight,
         check_labels,
         check_loss,
         check_own_loss,
         check_shapes,
         check_weights,
         loss_among,
+        mean_and_weight,
         own_loss,
         read_signature,
+        weigh_batch,
     )
     from d2ldev.processes.group import Group
 
@@ -119,6 +123,7 @@ __all__ = [
     "CPU",
     "DICT",
     "INTERFACE",
+    "LEAST_WEIGHT",
     "LIST",
     "MOMENTUM",
     "NO_LABEL",
@@ -133,6 +138,7 @@ __all__ = [
     "WEIGHT_DECAY",
     "BackendNotInstalledError",
     "BatchShard",
+    "BatchWeight",
     "Broadcast",
     "CheckpointError",
     "Container",
@@ -187,6 +193,7 @@ __all__ = [
     "UnsupportedValueError",
     "Watch",
     "Weighted",
+    "WeightedLoss",
     "bounds",
     "check_labels",
     "check_loss",
@@ -216,7 +223,7 @@ __all__ = [
     "loss_among",
     "make_change",
     "map_tensors",
-    "may_leave_out",
+    "mean_and_weight",
     "memory_of_the_machine",
     "mismatch",
     "nvml",
@@ -243,6 +250,7 @@ __all__ = [
     "user_has_chosen",
     "warn",
     "warn_too_late",
+    "weigh_batch",
 ]
 
 # The names that few programs need, and their modules: imported at their first use.
@@ -254,12 +262,12 @@ _RARE = {
         # Only a search for leaks needs them.
         "d2ldev.areas.leaks": ("Stray", "Watch"),
         # Only training needs them.
-        "d2ldev.operations.labels": ("may_leave_out",),
         "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
         "d2ldev.operations.programs": ("ProgramUsers", "Programs"),
         "d2ldev.operations.steps": (
             *("check_labels", "check_loss", "check_own_loss", "check_shapes", "check_weights"),
-            *("loss_among", "own_loss", "read_signature"),
+            *("BatchWeight", "LEAST_WEIGHT", "loss_among", "mean_and_weight", "own_loss"),
+            *("read_signature", "weigh_batch"),
         ),
     }.items()
     for name in names

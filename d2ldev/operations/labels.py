@@ -18,6 +18,7 @@ from d2ldev.areas.training import NO_LABEL, Inputs, Labels
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.kinds import TENSOR
+from d2ldev.operations.steps import is_named
 
 # How many steps may pass before ranges that wait on a device are read.
 _MOST_PENDING = 1024
@@ -25,14 +26,7 @@ _MOST_PENDING = 1024
 
 def has_labels(settings: TrainingSettings) -> bool:
     """Tell whether the targets of a training are labels."""
-    is_named = isinstance(settings.loss, str) and settings.methods is None
-    return is_named and settings.loss == "cross_entropy"
-
-
-def may_leave_out(learner: Learner) -> bool:
-    """Tell whether a label of the next batch may be one that is left out."""
-    is_known = learner.labels is not None and learner.labels.counts is None
-    return has_labels(learner.settings) and not is_known
+    return is_named(settings) and settings.loss == "cross_entropy"
 
 
 def look_at(
@@ -95,17 +89,16 @@ def _on_the_host(framework: Framework, x: Any, is_drawn: bool, waits: bool) -> A
 
 
 def _look_closely(found: np.ndarray[Any, Any], weights: Any) -> Labels:
-    counts, sums = found != NO_LABEL, None
+    counts = found != NO_LABEL
     if weights is not None:
         known = weights.reshape(*weights.shape, *[1] * (found.ndim - weights.ndim))
-        sums = (counts * known.astype("float64")).sum(tuple(range(1, found.ndim)))
         labels = found[counts & (known != 0)]
     else:
         labels = found[counts]
     extremes = (int(labels.min()), int(labels.max())) if labels.size else (0, 0)
     if counts.all():
         return Labels(*extremes)
-    return Labels(*extremes, counts.reshape(len(found), -1).sum(1), sums)
+    return Labels(*extremes, counts.reshape(len(found), -1).sum(1))
 
 
 def check(framework: Framework, learner: Learner) -> Learner:
@@ -125,7 +118,9 @@ def _make_looking_class(cls: type[Learner]) -> type[Learner]:
             labels, is_traced = self.labels, False
             if labels is None:
                 try:
-                    self.labels = labels = look_at(self._watch.framework, y)
+                    labels = look_at(self._watch.framework, y)
+                    if self.portion is None:  # else they are not all labels of the batch
+                        self.labels = labels
                 except UnsupportedValueError:  # it has no device, because it is only traced
                     is_traced = True
             try:

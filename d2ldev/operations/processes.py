@@ -8,17 +8,14 @@ from __future__ import annotations
 import os
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from d2ldev.areas import Framework, Portion, Sharded, Weighted
+from d2ldev.areas import Framework, Portion, Sharded
 from d2ldev.areas.abilities import require
-from d2ldev.areas.training import NO_LABEL, Labels, bounds
+from d2ldev.areas.training import bounds
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.examples import Whole
 from d2ldev.operations.moving import to_numpy
 from d2ldev.operations.parallel import empty_batch_refusal
@@ -114,14 +111,11 @@ class Portions:
         """
         attempted = f"split a batch over {self._group.size} processes"
         if isinstance(batch, Sharded):
-            number, length = batch.number, batch.length
-            portion = Portion(number, length, number / length)
+            portion = Portion(batch.number, batch.length)
             self._check_number(portion)
             if "split sequences over processes" in self._framework.cannot:
                 self._check_sharded(batch)
-            self._waiting.append(
-                _Taken(portion, None, f"{length} examples", batch.content, is_sharded=True)
-            )
+            self._waiting.append(_Taken(portion, f"{batch.length} examples", batch.content))
             return batch.operands
         whole = Whole(self._framework, batch, attempted)
         if not whole.length:
@@ -131,62 +125,32 @@ class Portions:
         operands, number = whole.shard(
             self._group.rank, self._group.size, is_filled=True, model=self._model
         )
-        weighted = _share_of_weights(self._framework, batch, operands if number else None)
         shapes, targets = f"shapes {whole.shapes}", f"targets {self._checksum(whole.last)}"
-        portion = Portion(number, whole.length, number / whole.length)
-        self._waiting.append(_Taken(portion, weighted, shapes, targets))
+        self._waiting.append(_Taken(Portion(number, whole.length), shapes, targets))
         return operands
 
-    def next(self, label: str, y: Any, labels: Labels | None) -> Portion:
+    def next(self, label: str) -> Portion:
         """Return what of its batch the next shard is, and compare the batch with the others'.
 
         Args:
             label: of the batch, for a message.
-            y: the target of the shard.
-            labels: what the host has seen of the labels of the whole batch. For a sharded batch,
-                of the labels that this process has read.
 
         Raises:
             PeerLostError: if a process is lost.
             UnsupportedValueError: if the batches of the processes differ.
         """
-        portion, weighted, shapes, targets, is_sharded = self._waiting.popleft()
+        portion, shapes, targets = self._waiting.popleft()
         if shapes == self._shapes:
             self._group.mark(label, f"{shapes} {targets}")
         else:
             # Other shapes in another process may end this one in the engine, so that it waits.
             self._group.gather(label, content=f"{shapes} {targets}")
             self._shapes = shapes
-        if is_sharded and isinstance(y, Weighted):
-            raise UnsupportedValueError(
-                "train on a sharded batch with sample_weight",
-                "no process knows the weights of the whole batch",
-                "trainer.fit(net, data) without trainer.shard_data",
-            )
-        if not isinstance(y, Weighted):
-            weighted = None
-        if labels is not None and labels.counts is not None:
-            if is_sharded:
-                raise UnsupportedValueError(
-                    f"train on a sharded batch with the label {NO_LABEL}, which is left out",
-                    "no process knows how many labels of the whole batch count",
-                    "trainer.fit(net, data) without trainer.shard_data",
-                )
-            share = self.share_of_labels(portion, labels, is_weighted=weighted is not None)
-            return portion._replace(share=share)
-        return portion if weighted is None else portion._replace(share=weighted)
-
-    def share_of_labels(self, portion: Portion, labels: Labels, *, is_weighted: bool) -> float:
-        """Return what share of the labels that count a portion has."""
-        if not portion.number:
-            return 0.0
-        start, stop = bounds(portion.length, self._group.rank, self._group.size)
-        share = labels.share(start, stop, is_weighted=is_weighted)
-        return portion.number / portion.length if share is None else share
+        return portion
 
     def _check_number(self, portion: Portion) -> None:
         """Refuse a shard with fewer examples than the model needs, which the loader has chosen."""
-        number, length, _ = portion
+        number, length = portion
         if self._model is None or length >= 2 * self._group.size:
             return
         least = self._framework.parallel.least_examples(self._model)
@@ -225,24 +189,5 @@ class Portions:
 
 class _Taken(NamedTuple):
     portion: Portion
-    weighted: float | None
     shapes: str
     targets: str
-    is_sharded: bool = False
-
-
-def _share_of_weights(framework: Framework, batch: Any, shard: Any) -> float | None:
-    """Return what share the weights of a shard have; None if the batch has none, or they are 0."""
-    if isinstance(batch, (list, tuple)) and batch:  # a mapping of inputs, and the target
-        batch, shard = batch[0], None if shard is None else shard[0]
-    if not isinstance(batch, Mapping) or "sample_weight" not in batch:
-        return None
-    total = _sum(framework, batch["sample_weight"])
-    own = 0.0 if shard is None else _sum(framework, shard["sample_weight"])
-    return own / total if total else None  # the losses of all shards are 0 then
-
-
-def _sum(framework: Framework, weights: Any) -> float:
-    is_tensor = framework.state.kinds[type(weights)] is TENSOR
-    # NumPy does not read every tensor by itself.
-    return float(np.sum(to_numpy(framework, weights) if is_tensor else weights, dtype="float64"))

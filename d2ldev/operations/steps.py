@@ -6,34 +6,41 @@ Helpers for ``training`` of the backends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.areas import TrainingSettings, Weighted
-from d2ldev.areas.training import Signature
+from d2ldev.areas import Framework, TrainingSettings, Weighted
+from d2ldev.areas.training import Portion, Signature, WeightedLoss
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.operations.examples import number_of_examples
 
 if TYPE_CHECKING:
     import inspect
 
 
 def loss_among(
-    settings: TrainingSettings, losses: Mapping[str, Callable[[Any, Any], Any]]
-) -> Callable[[Any, Any], Any]:
+    settings: TrainingSettings,
+    losses: Mapping[str, Callable[..., tuple[Any, Any]]],
+    take_mean: Callable[[Any, Any], tuple[Any, Any]],
+) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Return the loss of a training: a framework's own of that name, or the function given.
 
     Args:
         settings: of the training; checked already.
-        losses: the framework's own, by the names in ``LOSSES``; their third parameter are weights.
+        losses: the framework's own, by the names in ``LOSSES``: ``(prediction, y, weights)`` to a
+            loss and its ``Learner.weight``.
+        take_mean: see ``mean_and_weight``.
 
     Returns:
-        A function ``(prediction, y) -> loss``, which takes a ``Weighted`` too.
+        A function ``(prediction, y)``, which takes a ``Weighted`` too. It returns the loss and its
+        ``Learner.weight``.
 
     Raises:
         UnsupportedValueError: for a metric that keeps a running value.
     """
     given = settings.loss
     if given == "model":
-        return lambda output, _y: _loss_of_model(output)
+        return lambda output, _y: (_loss_of_model(output), None)
     if isinstance(given, str):
         named = losses[given]
 
@@ -51,14 +58,14 @@ def loss_among(
 
     def compare(prediction: Any, y: Any) -> Any:
         if isinstance(y, Weighted):
-            return weighed(prediction, *y)
+            return mean_and_weight(weighed(prediction, *y), take_mean)
         if needs_weights:
             raise UnsupportedValueError(
                 f"compute the loss {describe(given)}",
                 f"it needs {_WEIGHTS}, and a batch has none",
                 f"yield {{'x': X, 'y': y, {_WEIGHTS!r}: weights}}, or {_WEIGHTS}=None in the loss",
             )
-        return loss(prediction, y)
+        return mean_and_weight(loss(prediction, y), take_mean)
 
     return compare
 
@@ -121,6 +128,97 @@ def output_refusal(attempted: str, output: Any, argument: str) -> UnsupportedVal
     return UnsupportedValueError(
         attempted, f"the model returns no tensor: {describe_output(output)}", fix
     )
+
+
+def mean_and_weight(loss: Any, take_mean: Callable[[Any, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return a loss of the user's own as a mean, and its ``Learner.weight``.
+
+    Args:
+        loss: what the user's function returned.
+        take_mean: returns the quotient of a sum and a weight, 0 for a weight of 0. Also the weight
+            as a scalar of the framework on the device of the sum, without a gradient.
+
+    Raises:
+        UnsupportedValueError: for a ``WeightedLoss`` of something other than scalars.
+    """
+    if not isinstance(loss, WeightedLoss):
+        return loss, None
+    for name, x in loss._asdict().items():
+        shape = getattr(
+            x, "shape", () if name == "weight" and isinstance(x, (int, float)) else None
+        )
+        if shape is None or tuple(shape):
+            found = describe(x) if shape is None else f"of shape {tuple(shape)},"
+            raise UnsupportedValueError(
+                "compute the loss of a batch",
+                f"the {name} of its WeightedLoss is {found} not a scalar",
+                "d2ldev.WeightedLoss((losses * weights).sum(), weights.sum())",
+            )
+    return take_mean(*loss)
+
+
+LEAST_WEIGHT = 1e-20
+"""How much an element of weight 0 counts: so no mean is taken over nothing."""
+
+
+class BatchWeight(NamedTuple):
+    """The weights of a batch in a step, where all elements of its target count alike.
+
+    Args:
+        own: of the examples that this process has; 0 if it has none.
+        whole: of the whole batch.
+    """
+
+    own: float
+    whole: float
+
+    def relative(self, weight: Any, reference: float) -> Any:
+        """Return the factor of the loss in a step of several batches or shards.
+
+        The step takes the gradients of these products. It divides their sum by the sum of the
+        factors. A factor is near 1, so that float16 holds the gradients.
+
+        Args:
+            weight: the ``Learner.weight`` of the loss.
+            reference: the same number for all batches and processes of a step: the ``whole`` of
+                the first batch.
+        """
+        if weight is None or not self.own:
+            return self.own / reference
+        return (weight + self.own * LEAST_WEIGHT) / reference
+
+
+def weigh_batch(
+    framework: Framework,
+    settings: TrainingSettings,
+    inputs: Any,
+    y: Any,
+    portion: Portion | None = None,
+) -> BatchWeight:
+    """Return the weights of a batch in a step, where all elements of its target count alike.
+
+    With a named loss they are the elements of the target, and else the examples.
+
+    Args:
+        framework: whose tensors they are.
+        settings: of the training.
+        inputs, y: of ``Learner.step``.
+        portion: the shard of the batch, if several processes train.
+    """
+    if is_named(settings):
+        shape = tuple((y.y if isinstance(y, Weighted) else y).shape) or (1,)
+        length, each = shape[0], prod(shape[1:])
+    else:
+        batch = inputs[0] if settings.methods is not None else {"inputs": inputs, "y": y}
+        length, each = number_of_examples(framework, batch) or 1, 1
+    number, length = (length, length) if portion is None else portion
+    return BatchWeight(float(number * each), float(max(1, length * each)))
+
+
+def is_named(settings: TrainingSettings) -> bool:
+    """Tell whether the loss of a training is a named one, which compares and knows its weight."""
+    is_named = isinstance(settings.loss, str) and settings.loss != "model"
+    return is_named and settings.methods is None
 
 
 _WEIGHTS = "sample_weight"
@@ -338,29 +436,39 @@ def _loss_refusal(
     return UnsupportedValueError(attempted, f"the loss is {found} not a scalar", fix)
 
 
-def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool) -> Any:
-    """Return the loss of a batch that a model's own method gives, for ``TrainingSettings.methods``.
+def own_loss(
+    model: Any,
+    methods: tuple[str, str],
+    take_mean: Callable[[Any, Any], tuple[Any, Any]],
+    batch: Any,
+    *,
+    is_step: bool,
+) -> tuple[Any, Any]:
+    """Return the loss of a batch that a model's own method gives, and its ``Learner.weight``.
+
+    For ``TrainingSettings.methods``.
 
     Args:
         model: the model in training, or in use.
         methods: that of a step and that of an evaluation, such as ``'training_step'`` and
             ``'validation_step'``.
+        take_mean: see ``mean_and_weight``.
         batch: as the data has it.
         is_step: which of them.
 
     Returns:
-        A scalar. Or None, if a method other than ``training_step`` returned None, because it has
-        logged its loss itself.
+        A scalar and its weight. The scalar is None if a method other than ``training_step``
+        returned None, because it has logged its loss itself.
 
     Raises:
         UnsupportedValueError: if it returned something else.
     """
     in_step, in_evaluation = methods
     method = in_step if is_step else in_evaluation
-    loss = getattr(model, method)(batch)
+    loss, weight = mean_and_weight(getattr(model, method)(batch), take_mean)
     if loss is not None or method == "training_step":
         check_own_loss(loss, model, method)
-    return loss
+    return loss, weight
 
 
 def check_own_loss(loss: Any, model: Any, method: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 from d2ldev._backend import framework_of
@@ -16,7 +17,7 @@ from d2ldev.nesting.walk import Flattened, flatten_changing, leaves, unwrap_broa
 from d2ldev.operations.floats import Cast, dtype_of_model
 from d2ldev.operations.labels import has_labels, look_at
 from d2ldev.operations.prefetching import device_batches, draw_outside
-from d2ldev.operations.steps import takes_target
+from d2ldev.operations.steps import is_named, takes_target
 from d2ldev.training.data import (
     check_target,
     count_of,
@@ -47,6 +48,7 @@ class Feed:
         self._backend = trainer.backend
         self._framework = framework_of(trainer.backend)
         self._kinds = self._framework.state.kinds
+        self._is_named = is_named(learner.settings)
         self._has_labels = has_labels(learner.settings)
         # The user's ``prepare_batch`` may change the labels.
         self._is_overridden = is_overridden(trainer, "prepare_batch")
@@ -54,8 +56,9 @@ class Feed:
         has_target = takes_target(settings.loss)
         self._rule: TargetRule = "compared" if has_target else "none"
         self._is_plain = has_target and settings.methods is None and not self._is_overridden
-        # The labels of each batch on its way, and whether it has a ``Broadcast``.
-        self._scans: deque[tuple[Labels | None, bool]] = deque()
+        # The labels of each batch on its way, and whether it has a ``Broadcast``. Then whether
+        # these are all labels of the batch.
+        self._scans: deque[tuple[Labels | None, bool, bool]] = deque()
         self._cast: Cast | None = None
         # Whether a batch needs no cast, and has no containers within.
         self._stays: Callable[[Any], bool] = partial(is_pair, kinds=self._kinds)
@@ -110,19 +113,23 @@ class Feed:
             whole batch with ``loss='model'``. Then the weights of the batch in the means.
         """
         compared: Any
-        labels, has_marks = self._scans.popleft() if self._scans else (None, None)
+        scan = self._scans.popleft() if self._scans else (None, None, True)
+        labels, has_marks, is_whole = scan
         if self._is_plain and self._is_complete and is_pair(batch, self._kinds):
             inputs, y = batch[:1], batch[1]
             compared, examples = y, length_of_first_axis(y)
         else:
             inputs, y, compared, examples = self._split(*self._finish(batch, has_marks))
-        counts = self._team.count(self._learner, number, y, examples, labels)
-        self._learner.labels = None if self._is_overridden else labels
+        each = 1
+        if self._is_named and len(shape := drop_weights(y).shape) > 1:
+            each = prod(shape[1:])
+        counts = self._team.count(self._learner, number, examples, each, labels)
+        self._learner.labels = labels if is_whole and not self._is_overridden else None
         return inputs, y, compared, counts
 
     def prepare(self, batch: Any) -> Any:
         """Return a batch of ``draw`` with the dtype of the model, and without ``Broadcast``."""
-        _, has_marks = self._scans.popleft() if self._scans else (None, None)
+        has_marks = self._scans.popleft()[1] if self._scans else None
         batch, has_marks = self._finish(batch, has_marks)
         return unwrap_broadcasts(batch, self._kinds) if has_marks else batch
 
@@ -170,7 +177,8 @@ class Feed:
             if is_sharded:
                 operands = Sharded(operands, batch.number, batch.length, batch.content)
             batch = operands
-        self._scans.append((self._find_labels(batch) if self._has_labels else None, has_marks))
+        labels = self._find_labels(batch) if self._has_labels else None
+        self._scans.append((labels, has_marks, not is_sharded))
         return self._team.select(batch) if flat is None else flat
 
     def _walk(self, batch: Any) -> Flattened | None:

@@ -35,7 +35,7 @@ _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
 
 _BLOCK = 16  # calls
 
-_ONE = 1  # the usual weight, which needs no check
+_ONE = 1.0  # the usual weight, which needs no check
 
 
 class DeviceLog(Generic[TensorT]):
@@ -115,7 +115,10 @@ class DeviceLog(Generic[TensorT]):
         return f"<{type(self).__name__} of {names}{place}: {waiting}>"
 
     def add(
-        self, weight: float = _ONE, /, **scalars: TensorT | float | np.generic | NDArray[Any]
+        self,
+        weight: TensorT | float = _ONE,
+        /,
+        **scalars: TensorT | float | np.generic | NDArray[Any],
     ) -> None:
         """Keep scalars, without a wait for the device.
 
@@ -123,7 +126,8 @@ class DeviceLog(Generic[TensorT]):
         before. So at most eight steps are in the queue.
 
         Args:
-            weight: their weight in the means, such as the number of examples.
+            weight: their weight in the means, such as the number of examples. A number, or a
+                scalar tensor as ``learner.weight``.
             scalars: name -> scalar tensor on the log's device, or a number of Python or NumPy. The
                 log does not copy a tensor: do not write into it.
 
@@ -144,9 +148,13 @@ class DeviceLog(Generic[TensorT]):
             self._calls += 1
             return (self._calls - 1) % self._every > 0
 
-    def _keep(self, weight: float, scalars: Mapping[str, Any]) -> Device | None:
+    def _keep(self, weight: Any, scalars: Mapping[str, Any]) -> Device | None:
         """Check and keep the scalars of one call; return the device of the log's tensors."""
-        if weight is not _ONE:
+        kinds, scalar_on, device = self._kinds, self._scalar_on, self._device
+        if weight is not _ONE and kinds[type(weight)] is TENSOR:
+            device = self._check_tensor("weight", weight, device)
+            weight = self._tensors.detach(weight)
+        elif weight is not _ONE:
             if not _is_weight(weight):
                 raise UnsupportedValueError(
                     f"log with the weight {describe(weight)}",
@@ -154,7 +162,6 @@ class DeviceLog(Generic[TensorT]):
                     "log.add(len(y), loss=loss)",
                 )
             weight = float(weight)
-        kinds, scalar_on, device = self._kinds, self._scalar_on, self._device
         entries: list[Any] = []
         for name, x in scalars.items():
             if kinds[type(x)] is not TENSOR:
@@ -220,8 +227,9 @@ class DeviceLog(Generic[TensorT]):
         entries = self._pending[:]
         if not entries:
             return
-        names, weights = entries[::3], entries[1::3]
-        values = self._numbers(entries[2::3])
+        names, number = entries[::3], len(entries) // 3
+        numbers = self._numbers([*entries[1::3], *entries[2::3]])
+        weights, values = numbers[:number], numbers[number:]
         # Only now, so that an error in the transfer loses nothing.
         del self._pending[: len(entries)]
         for name, column in _columns(names, weights, values):
@@ -328,9 +336,9 @@ class BatchedDeviceLog(DeviceLog[TensorT]):
         super().__init__(backend, values=False)
         # No longer than the framework's queue may be.
         self._length = framework_of(backend).tensors.in_flight or _BLOCK
-        self._block: list[tuple[float, dict[str, Any]]] = []
+        self._block: list[tuple[Any, dict[str, Any]]] = []
 
-    def add(self, weight: float = 1, /, **scalars: Any) -> None:
+    def add(self, weight: Any = _ONE, /, **scalars: Any) -> None:
         self._block.append((weight, scalars))
         self._calls += 1
         if self._calls == 1 or not self._calls % self._length:
@@ -347,10 +355,12 @@ class BatchedDeviceLog(DeviceLog[TensorT]):
                 self._device = self._keep(weight, scalars)
 
 
-def means_of(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return name -> weighted sum / sum of weights; NaN if that sum is 0."""
+def means_of(
+    totals: Mapping[str, Sequence[float]], of_nothing: float = float("nan")
+) -> dict[str, float]:
+    """Return name -> weighted sum / sum of weights; ``of_nothing`` if that sum is 0."""
     return {
-        name: total / weights if weights else float("nan")
+        name: total / weights if weights else of_nothing
         for name, (total, weights) in totals.items()
     }
 

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from d2ldev._backend import framework_of
-from d2ldev.areas import Learner
+from d2ldev.areas import Learner, Weighted
 from d2ldev.nesting.walk import unwrap_broadcasts
+from d2ldev.operations.labels import has_labels
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.training.data import drop_weights, empty_data_refusal
 from d2ldev.training.feed import Feed
@@ -101,7 +102,7 @@ class Loop:
         learner.end_epoch()
         if is_stopped or self.interruption.is_pressed:
             return {}
-        means = self._means(log)
+        means = self._means(log, number)
         if progress is not None:
             progress.end_batches(means["loss"])
         return means
@@ -115,32 +116,40 @@ class Loop:
             while (batch := draw_next(batches)) is not END:
                 inputs, y, compared, counts = feed.make_operands(number, batch)
                 loss, prediction = learner.evaluate(inputs, y)
-                if loss is None:  # ``validation_step`` returned nothing
-                    counts, loss = Counts(0, 0, 0, 0), float("nan")
-                self._log(log, counts, loss, prediction, compared)
+                if loss is not None:  # else ``validation_step`` returned nothing
+                    self._log(log, counts, loss, prediction, compared)
                 number += 1
                 self.trainer.val_batch_idx += 1
         learner.check_labels()
-        return {} if self.interruption.is_pressed else self._means(log)
+        if self.interruption.is_pressed:
+            return {}
+        return {"loss": float("nan"), **self._means(log, number)}
 
     def _log(self, log: DeviceLog, counts: Counts, loss: Any, prediction: Any, y: Any) -> None:
         """Log the loss and the metrics of a batch; ``y`` is what the metrics compare with."""
+        # A process without an example has computed with those of another one.
+        own, weight = counts.in_loss, self.learner.weight
+        in_loss = own if weight is None or not own else weight
         if not self.metrics:
-            log.add(counts.in_loss, loss=loss)
+            log.add(in_loss, loss=loss)
             return
+        is_weighted = isinstance(y, Weighted)
         y = unwrap_broadcasts(drop_weights(y), framework_of(self.trainer.backend).state.kinds)
         values = {name: metric(prediction, y) for name, metric in self.metrics.items()}
-        if counts.in_loss == counts.in_metrics == counts.in_accuracy:
-            log.add(counts.in_loss, loss=loss, **values)
+        if in_loss is own and own == counts.in_metrics and counts.in_accuracy is None:
+            log.add(in_loss, loss=loss, **values)
             return
-        log.add(counts.in_loss, loss=loss)
+        in_accuracy: Any = counts.in_accuracy
+        if in_accuracy is None:
+            # The weight of the loss of several processes may be that of the whole batch.
+            has_counted = has_labels(self.learner.settings) and not is_weighted
+            in_accuracy = in_loss if has_counted and not self.team.splits else own
+        log.add(in_loss, loss=loss)
         for name, value in values.items():
             is_accuracy = self.metrics[name] == self.trainer.backend.accuracy
-            weight = counts.in_accuracy if is_accuracy else counts.in_metrics
-            log.add(weight, **{name: value})
+            log.add(in_accuracy if is_accuracy else counts.in_metrics, **{name: value})
 
-    def _means(self, log: DeviceLog) -> dict[str, float]:
-        means = self.team.means(log)
-        if not means:
+    def _means(self, log: DeviceLog, number: int) -> dict[str, float]:
+        if not number:
             raise empty_data_refusal()
-        return means
+        return self.team.means(log)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.areas import Framework, Learner
-from d2ldev.areas.training import Labels
+from d2ldev.areas.training import Labels, bounds
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, text_of
 from d2ldev.files.load import from_bytes
@@ -29,15 +29,15 @@ class Counts(NamedTuple):
 
     Args:
         examples: the number of its examples.
-        in_loss: the weight of this process's loss.
+        in_loss: the weight of this process's loss, unless ``Learner.weight`` is another one.
         in_metrics: the weight of its metrics.
-        in_accuracy: the weight of its accuracy, which ignores some labels.
+        in_accuracy: how many of its labels count; None if all do, or if the host does not know.
     """
 
     examples: int
     in_loss: float
     in_metrics: float
-    in_accuracy: float
+    in_accuracy: float | None = None
 
 
 class Team:
@@ -65,22 +65,25 @@ class Team:
         return batch
 
     def count(
-        self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
+        self, learner: Learner, number: int, examples: int, each: int, labels: Labels | None
     ) -> Counts:
         """Return the weights of the next batch, and set the learner's portion of it.
 
         Args:
             learner: the learner that computes with the batch.
             number: the position of the batch in the epoch, from 0.
-            y: its target.
-            examples: the number of its examples.
-            labels: the range of the labels in the whole batch; None if the host did not see them.
+            examples: the number of its examples here.
+            each: the weight of an example in the loss.
+            labels: the labels as the host has seen them: of the whole batch, or of a ``Sharded``.
         """
-        return _count_alone(examples)
+        if labels is None or labels.counts is None:
+            return _count_alone(examples, each)
+        counted = float(labels.counts.sum())
+        return _count_alone(examples, each)._replace(in_accuracy=counted)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
-        """Return the means over the examples of an epoch."""
-        return log.means()
+        """Return the means over the batches of an epoch; 0 where nothing counts."""
+        return means_of(log.state_dict()["totals"], of_nothing=0.0)
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         """Return the state of a log, with the sums over all processes."""
@@ -130,8 +133,8 @@ class Team:
 
 
 @lru_cache(maxsize=64)  # most batches have as many examples
-def _count_alone(examples: int) -> Counts:
-    return Counts(examples, examples, examples, examples)
+def _count_alone(examples: int, each: int) -> Counts:
+    return Counts(examples, examples * each, examples)
 
 
 class ProcessGroup(Team):
@@ -166,18 +169,21 @@ class ProcessGroup(Team):
         return self._portions.select(batch)
 
     def count(
-        self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
+        self, learner: Learner, number: int, examples: int, each: int, labels: Labels | None
     ) -> Counts:
-        portion = self._portions.next(f"batch {number} of {self._place}", y, labels)
+        portion = self._portions.next(f"batch {number} of {self._place}")
         learner.portion = portion
-        length, in_accuracy = portion.length, float(portion.number)
+        counted = None
         if labels is not None and labels.counts is not None:
-            share = self._portions.share_of_labels(portion, labels, is_weighted=False)
-            in_accuracy = length * share
-        return Counts(length, portion.share * length, portion.number, in_accuracy)
+            counts, length = labels.counts, portion.length
+            if len(counts) == length:  # else they are those of this process
+                start, stop = bounds(length, self._group.rank, self._group.size)
+                counts = counts[start:stop]
+            counted = float(counts.sum()) if portion.number else 0.0
+        return Counts(portion.length, portion.number * each, portion.number, counted)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
-        return means_of(self._totals(log, f"the end of {self._place}"))
+        return means_of(self._totals(log, f"the end of {self._place}"), of_nothing=0.0)
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         return {**log.state_dict(), "totals": self._totals(log, "a checkpoint within an epoch")}

@@ -30,6 +30,7 @@ from d2ldev.framework import (
     ADAM_EPSILON,
     BETAS,
     CPU,
+    LEAST_WEIGHT,
     MOMENTUM,
     WEIGHT_DECAY,
     D2LDevError,
@@ -42,6 +43,7 @@ from d2ldev.framework import (
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
+    Weighted,
     check_labels,
     check_loss,
     check_shapes,
@@ -56,6 +58,7 @@ from d2ldev.framework import (
     read_signature,
     state_refusal,
     text_of,
+    weigh_batch,
 )
 from d2ldev_jax.keras import KerasObject, is_layer
 from d2ldev_jax.models import value_of
@@ -137,11 +140,12 @@ class JaxLearner(Learner):
                 "nnx.bridge.ToNNX(net, rngs=nnx.Rngs(0)).lazy_init(X), or D2L's training_step on "
                 "one device. Put your own parameters into an nnx.Module, as nnx.Param",
             )
-        self._loss = loss_among(settings, _LOSSES)
+        self._loss = loss_among(settings, _LOSSES, _divide)
         self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None
         self._steps: Any = None
         self._is_synced: bool
         self._sums: Any = None
+        self._reference = 1.0  # of the factors of the batches of a step
         # An operand of the programs, so that another rate compiles nothing.
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
         self.replace({"model": wrapped, "optimizer": _make_optimizer(wrapped, settings)})
@@ -210,26 +214,30 @@ class JaxLearner(Learner):
     def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
         if self.settings.accumulate_grad_batches == 1:
-            self._state, loss, prediction = self._program.step(self._state, self._rate, inputs, y)
+            inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
+            self._state, found, prediction = self._program.step(self._state, self._rate, inputs, y)
         else:
+            _, whole = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+            if not self.pending:
+                self._reference = whole
+            inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
             model_arrays, optimizer_arrays, scaler = self._state
-            model_arrays, self._sums, loss, prediction = self._program.accumulate(
-                (model_arrays, [], scaler), self._sums, inputs, y
+            model_arrays, self._sums, found, prediction = self._program.accumulate(
+                (model_arrays, [], scaler), self._sums, (whole, self._reference), inputs, y
             )
             self._state = model_arrays, optimizer_arrays, scaler
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
-        return self._places.take_local(loss), self._places.take_shard(prediction, self.portion)
+        return self._take_loss(found, prediction, y)
 
     def flush(self) -> None:
         if not self.pending:
             return
         if self._is_synced:
             self._take()
-        self._state = self._program.apply(self._state, self._rate, self._sums, self.pending)
+        self._state = self._program.apply(self._state, self._rate, self._sums)
         self._sums, self.pending = None, 0
 
     @_name_text
@@ -238,7 +246,16 @@ class JaxLearner(Learner):
             self._take()
         batch = self.arrange(inputs), y
         arrays, batch = self._places.prepare_alone(self._state[0], batch, self.portion)
-        loss, prediction = self._program.evaluate(arrays, *batch)
+        found, prediction = self._program.evaluate(arrays, *batch)
+        return self._take_loss(found, prediction, y)
+
+    def _take_loss(self, found: tuple[Any, Any], prediction: Any, y: Any) -> tuple[Tensor, Any]:
+        """Return the loss of a program and its prediction, and note the weight of the loss."""
+        loss, weight = found
+        labels = None if isinstance(y, Weighted) else self.labels
+        if labels is not None and labels.are_all_among(prediction.shape[-1]):
+            weight = None  # all count
+        self.weight = self._places.take_weight(weight, self.portion)
         return self._places.take_local(loss), self._places.take_shard(prediction, self.portion)
 
     @_name_text
@@ -460,15 +477,38 @@ def _choose_extra(tx: optax.GradientTransformation, known: dict[str, Any]) -> di
 def _make_with_any_rate(name: str) -> optax.GradientTransformation:
     """Return the one optimizer of a name, because programs depend on the object.
 
-    Its ``update`` takes the learning rate. All these optimizers multiply by it at the end.
+    Its ``update`` takes the learning rate. All these optimizers multiply by it at the end. It also
+    takes which parameters the step uses: the others and their states stay as they are.
     """
     of_rate_1 = _OPTIMIZERS[name](1.0)
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, rate: Tensor, **_more: Any
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        rate: Tensor,
+        used: tuple[bool, ...],
+        **_more: Any,
     ) -> tuple[Any, Any]:
-        updates, state = of_rate_1.update(updates, state, params)
-        return jax.tree.map(lambda x: x * rate.astype(x.dtype), updates), state
+        updates, after = of_rate_1.update(updates, state, params)
+        updates = jax.tree.map(lambda x: x * rate.astype(x.dtype), updates)
+        if all(used):
+            return updates, after
+        structure = jax.tree.structure(updates)
+        are_used = jax.tree.unflatten(structure, used)
+
+        def choose(new: Any, old: Any) -> Any:
+            if jax.tree.structure(new) != structure:  # such as the number of steps
+                return new
+            return jax.tree.map(lambda is_used, a, b: a if is_used else b, are_used, new, old)
+
+        def is_of_parameters(x: Any) -> bool:
+            return bool(jax.tree.structure(x) == structure)
+
+        none = jax.tree.map(jnp.zeros_like, updates)
+        after = jax.tree.map(choose, after, state, is_leaf=is_of_parameters)
+        return choose(updates, none), after
 
     return optax.GradientTransformationExtraArgs(of_rate_1.init, update)
 
@@ -664,34 +704,47 @@ class _Steps:
         return self.structure, self.wrt, how
 
     def step(self, state: _State, rate: Tensor | None, inputs: Inputs, y: Any) -> Any:
-        """Return the state after a step, and the loss and the prediction before it."""
-        model, gradients, value, prediction = self._differentiate(state, inputs, y)
+        """Return the state after a step, and the loss, its weight and the prediction before it."""
+        model, gradients, (_, *found), prediction = self._differentiate(state, None, inputs, y)
 
         def compute_loss(parameters: Any) -> Tensor:
             model = self.model_split.merge(state[0])
             nnx.update(model, parameters)
             _train(model)
-            found: Tensor = self._compare(model, inputs, y, is_step=True)[0]
-            return found
+            (value, _), _ = self._compare(model, inputs, y, is_step=True)
+            loss: Tensor = value
+            return loss
 
-        state = self._update(model, state, rate, gradients, value, value_fn=compute_loss)
-        return state, value, prediction
+        state = self._update(model, state, rate, gradients, found[0], value_fn=compute_loss)
+        return state, found, prediction
 
-    def accumulate(self, state: _State, sums: Any, inputs: Inputs, y: Any) -> Any:
-        """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
-        model, gradients, value, prediction = self._differentiate(state, inputs, y)
-        new = gradients, value
-        sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
+    def accumulate(self, state: _State, sums: Any, alike: Any, inputs: Inputs, y: Any) -> Any:
+        """Return the model's arrays, the sums over the batches of a step, and what ``step`` does.
+
+        Args:
+            state: without the arrays of the optimizer.
+            sums: of gradients, losses and factors; None before the first batch.
+            alike: the weight of the batch if all elements count alike, and the reference.
+            inputs, y: see ``Learner.step``.
+        """
+        model, gradients, (factor, *found), prediction = self._differentiate(
+            state, alike, inputs, y
+        )
+        new = [*gradients, found[0] * factor, factor]
+        if sums is not None:
+            pairs = zip(sums, new, strict=True)
+            new = [a if b is None else b if a is None else a + b for a, b in pairs]
         arrays = _list_arrays(model, self.model_split, state[0])
-        return self._spread_again(arrays), self._spread_again(sums), value, prediction
+        return self._spread_again(arrays), self._spread_again(new), found, prediction
 
-    def apply(self, state: _State, rate: Tensor | None, sums: Any, number: Any) -> _State:
-        """Return the state after a step with the mean of ``number`` gradients."""
-        gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
+    def apply(self, state: _State, rate: Tensor | None, sums: Any) -> _State:
+        """Return the state after a step with the mean of the gradients."""
+        *sums, total = sums
+        *gradients, value = jax.tree.map(lambda x: (x / total).astype(x.dtype), sums)
         return self._update(self.model_split.merge(state[0]), state, rate, gradients, value)
 
-    def evaluate(self, model_arrays: list[Tensor], inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
-        """Return the loss and the prediction in evaluation mode."""
+    def evaluate(self, model_arrays: list[Tensor], inputs: Inputs, y: Any) -> tuple[Any, Any]:
+        """Return the loss with its weight, and the prediction, in evaluation mode."""
         return self._compare(self._prepare_evaluation(model_arrays), inputs, y, is_step=False)
 
     def predict(self, model_arrays: list[Tensor], inputs: Inputs) -> Any:
@@ -719,30 +772,52 @@ class _Steps:
         return _cast(prediction, narrow, jnp.float32)
 
     def _compare(self, model: Any, inputs: Inputs, y: Any, *, is_step: bool) -> Any:
-        """Return the loss and the prediction."""
+        """Return the loss with its weight, and the prediction."""
         if self.settings.methods is not None:
-            return own_loss(model, self.settings.methods, *inputs, is_step=is_step), None
+            methods = self.settings.methods
+            return own_loss(model, methods, _divide, *inputs, is_step=is_step), None
         prediction = self._compute_prediction(model, inputs)
-        value = self.loss(prediction, y)
+        value, weight = self.loss(prediction, y)
         check_loss(getattr(value, "shape", None), value, self.settings.loss)
         if isinstance(model, Wrapper):
             value = sum(model.take_losses(), value)
-        return value, prediction
+        return (value, weight), prediction
 
-    def _differentiate(self, state: _State, inputs: Inputs, y: Any) -> Any:
-        """Return the model, the gradients, the loss and the prediction."""
+    def _differentiate(self, state: _State, alike: Any, inputs: Inputs, y: Any) -> Any:
+        """Return the model, the gradients, the loss and the prediction.
+
+        Args:
+            state, alike, inputs, y: see ``accumulate``. With None as ``alike`` the factor is 1.
+
+        Returns:
+            The model, the gradients, a tuple, and the prediction. The gradients are those of the
+            product of a factor and the loss. A parameter that the program does not use has None.
+            The tuple has the factor, the loss and its weight.
+        """
         arrays, _, scaler = state
         model = self.model_split.merge(arrays)
+        used: set[int] = set()
 
         def compare(model: Any) -> Any:
-            value, prediction = self._compare(model, inputs, y, is_step=True)
-            return value if scaler is None else value * scaler.scale, (value, prediction)
+            leaves, structure = jax.tree.flatten(nnx.state(model, self.wrt))
+            leaves = [_note_use(used, i, x) for i, x in enumerate(leaves)]
+            nnx.update(model, jax.tree.unflatten(structure, leaves))
+            (value, weight), prediction = self._compare(model, inputs, y, is_step=True)
+            scaled, factor = value, None
+            if alike is not None:
+                whole, reference = alike
+                factor = (whole if weight is None else weight + whole * LEAST_WEIGHT) / reference
+                scaled = (value * factor).astype(value.dtype)
+            if scaler is not None:
+                scaled *= scaler.scale
+            return scaled, ((factor, value, weight), prediction)
 
         _train(model)
         trained = nnx.DiffState(0, self.wrt)
         gradient = nnx.value_and_grad(compare, argnums=trained, has_aux=True)
-        (_, (value, prediction)), gradients = gradient(model)
-        return model, gradients, value, prediction
+        (_, (found, prediction)), gradients = gradient(model)
+        leaves = [x if i in used else None for i, x in enumerate(jax.tree.leaves(gradients))]
+        return model, leaves, found, prediction
 
     def _update(
         self,
@@ -760,10 +835,16 @@ class _Steps:
             gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
         if self.settings.gradient_clip_val:
             gradients = clip(gradients, self.settings.gradient_clip_val)
-        more = {"value": value, "grad": _take_arrays(gradients), **more}
-        extra = _choose_extra(optimizer.tx, more) if rate is None else {"rate": rate}
+        parameters, structure = jax.tree.flatten(nnx.state(model, self.wrt))
+        pairs = zip(gradients, parameters, strict=True)
+        whole = jax.tree.unflatten(
+            structure, [jnp.zeros_like(x) if g is None else g for g, x in pairs]
+        )
+        more = {"value": value, "grad": _take_arrays(whole), **more}
+        of_name = {"rate": rate, "used": tuple(x is not None for x in gradients)}
+        extra = _choose_extra(optimizer.tx, more) if rate is None else of_name
         with name_failed_update(optimizer.tx):
-            optimizer.update(model, gradients, **extra)
+            optimizer.update(model, whole, **extra)
         after = (
             _list_arrays(model, self.model_split, model_arrays),
             _list_arrays(optimizer, self.optimizer_split, optimizer_arrays),
@@ -789,6 +870,22 @@ class _Steps:
         return jax.tree.map(lambda x: spread_again(x, find_sharding(split, x)), arrays)
 
 
+def _note_use(used: set[int], number: int, x: Tensor) -> Tensor:
+    """Return an array, and note at the trace of the gradients whether the loss depends on it."""
+
+    @jax.custom_vjp
+    def same(x: Tensor) -> Tensor:
+        return x
+
+    def backward(_: None, gradient: Any) -> tuple[Tensor]:
+        # JAX does not call it for an array that the loss does not depend on.
+        used.add(number)
+        return (gradient,)
+
+    same.defvjp(lambda x: (x, None), backward)
+    return same(x)
+
+
 def clip(gradients: Any, largest: float) -> Any:
     """Return the gradients, clipped as by ``torch.nn.utils.clip_grad_norm_``."""
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
@@ -796,13 +893,16 @@ def clip(gradients: Any, largest: float) -> Any:
     return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+# A named loss returns its ``Learner.weight``, too.
+
+
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean((prediction - y.astype(prediction.dtype)) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     prediction, y = _mask_uncounted(prediction, y, weights)
     y = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
@@ -814,7 +914,7 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
     return _mean(losses, counts)
 
 
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean(optax.sigmoid_binary_cross_entropy(prediction, y), weights)
@@ -834,15 +934,23 @@ def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor
     return jnp.where(rows, prediction, 0), jnp.where(counts, y, 0)
 
 
-def _mean(losses: Tensor, weights: Any) -> Tensor:
+def _mean(losses: Tensor, weights: Any) -> tuple[Tensor, Any]:
     if weights is None:
-        return jnp.mean(losses)
+        return jnp.mean(losses), None
+    number = losses.size / max(1, weights.size)  # of losses for each weight
     losses = jnp.mean(losses.reshape(*weights.shape, -1), -1)
-    total = jnp.sum(weights)
-    return jnp.sum(losses * weights) / (total + (total == 0))  # 0 if all weights are 0
+    mean, total = _divide(jnp.sum(losses * weights), jnp.sum(weights))
+    return mean, total * number
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+def _divide(total: Tensor, weight: Any) -> tuple[Tensor, Tensor]:
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    dtype = jnp.promote_types(jnp.result_type(total), jnp.float32)
+    weight = jax.lax.stop_gradient(jnp.asarray(weight, dtype))
+    return total / (weight + (weight == 0)), weight
+
+
+_LOSSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
     "mse": _mse,
     "cross_entropy": _cross_entropy,
     "bce": _bce,

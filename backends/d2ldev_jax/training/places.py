@@ -73,6 +73,10 @@ class OneDevice:
         """Return a prediction for this process's batch, on this process's first device."""
         return self.take_local(results)
 
+    def take_weight(self, weight: Any, portion: Portion | None) -> Any:
+        """Return this process's share of the weight of a loss, on its first device."""
+        return self.take_local(weight)
+
     def prepare_alone(
         self, arrays: list[Any], batch: Any, portion: Portion | None
     ) -> tuple[list[Any], Any]:
@@ -213,6 +217,12 @@ class SeveralProcesses(OneDevice):
 
     def take_shard(self, results: Any, portion: Portion | None) -> Any:
         return jax.tree.map(partial(self._take_own_rows, portion), results)
+
+    def take_weight(self, weight: Any, portion: Portion | None) -> Any:
+        if weight is None or weight.is_fully_addressable:  # of a program of this process only
+            return weight
+        assert portion is not None
+        return self._take_local(weight) * (portion.number / portion.length)
 
     def _put_on_all(self, x: Any) -> Any:
         return self._make_replicated(jax.device_put(x, self._native)) if jnp.ndim(x) else x

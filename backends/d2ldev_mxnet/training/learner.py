@@ -21,9 +21,10 @@ from d2ldev.framework import (
     place,
     read_signature,
     state_refusal,
+    weigh_batch,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.training.losses import LOSSES, LOSSES_OF_CLASSES
+from d2ldev_mxnet.training.losses import LOSSES, LOSSES_OF_CLASSES, avoid_zero, divide
 from d2ldev_mxnet.training.optimizers import make_optimizer
 
 
@@ -46,10 +47,13 @@ class MXNetLearner(Learner):
         self._framework = framework
         self._model = model
         self._sums: dict[int, Any] = {}  # of gradients, by the numbers of the parameters
+        # Of the batches of a step: the sum of their factors, and the reference of these.
+        self._total: Any = 0.0
+        self._reference = 1.0
         parameters = self._parameters()
         _check_parameters(model, parameters, is_trained=settings.optimizer is not None)
-        self._loss = loss_among(settings, LOSSES)
-        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
+        self._loss = loss_among(settings, LOSSES, divide)
+        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES, divide)
         self._trainer = make_optimizer(framework, settings, parameters)
 
     # -- model and optimizer ----------------------------------------------------------------------
@@ -62,7 +66,9 @@ class MXNetLearner(Learner):
     def replace(self, components: dict[str, Any]) -> None:
         self.sync()
         self._model, self._trainer = components["model"], components["optimizer"]
-        self._sums = place(self._framework, self._sums, self._parameters()[0].list_ctx()[0])
+        sums = self._sums, self._total
+        sums = place(self._framework, sums, self._parameters()[0].list_ctx()[0])
+        self._sums, self._total = sums
 
     @property
     def is_built(self) -> bool:
@@ -120,7 +126,7 @@ class MXNetLearner(Learner):
             if self.settings.accumulate_grad_batches == 1:
                 self._update()
                 return loss, prediction
-            self._add()
+            self._add(self._find_factor(inputs, y))
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
@@ -133,9 +139,9 @@ class MXNetLearner(Learner):
             for number, total in self._sums.items():
                 parameter = self._trainer._params[number]
                 if parameter.grad_req != "null":
-                    parameter.list_grad()[0][()] = total / self.pending
+                    parameter.list_grad()[0][()] = total
                     parameter.list_data()[0]._fresh_grad = True
-            self._update()
+            self._update(self._total)
         self._sums, self.pending = {}, 0
 
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
@@ -146,11 +152,22 @@ class MXNetLearner(Learner):
         with NumPySemantics(), mx.autograd.pause():
             return self._compute_prediction(inputs)
 
-    def _add(self) -> None:
-        """Add the gradients that this batch has made to those of the batches before it."""
+    def _find_factor(self, inputs: Inputs, y: Any) -> Any:
+        """Return the factor of the loss of a batch or a shard in a step, and add it up."""
+        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        if not self.pending:
+            self._total, self._reference = 0.0, batch.whole
+        factor = batch.relative(self.weight, self._reference)
+        self._total = self._total + factor
+        return factor
+
+    def _add(self, factor: Any) -> None:
+        """Add the gradients of this batch, times a factor, to those of the batches before it."""
         for number, parameter in enumerate(self._trainer._params):
             if parameter.grad_req != "null" and (x := parameter.list_data()[0])._fresh_grad:
                 gradient = parameter.list_grad()[0].as_np_ndarray()
+                if not isinstance(factor, float) or factor != 1:
+                    gradient = gradient * factor
                 self._sums[number] = gradient + self._sums.get(number, 0)
                 x._fresh_grad = False
 
@@ -161,7 +178,13 @@ class MXNetLearner(Learner):
         loss.backward()
         return loss, prediction
 
-    def _update(self) -> None:
+    def _update(self, total: Any = None) -> None:
+        """Take a step with the gradients, divided by ``total`` unless it is None."""
+        if total is not None and not (isinstance(total, float) and total == 1):
+            if isinstance(total, mx.np.ndarray):
+                total = avoid_zero(total)
+            for gradient in self._list_fresh():
+                gradient /= total
         if self.settings.gradient_clip_val:
             self._clip(self.settings.gradient_clip_val)
         # By 1: the loss is a mean already.
@@ -169,7 +192,10 @@ class MXNetLearner(Learner):
 
     def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
-            return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
+            loss, self.weight = own_loss(
+                self._model, self.settings.methods, divide, *inputs, is_step=is_step
+            )
+            return loss, None
         prediction = self._compute_prediction(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
         labels = self.labels
@@ -178,7 +204,8 @@ class MXNetLearner(Learner):
             and isinstance(prediction, mx.nd.NDArray)
             and labels.are_all_among(prediction.shape[-1])
         )
-        loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)
+        loss_of = self._loss_of_classes if are_all_classes else self._loss
+        loss, self.weight = loss_of(prediction, y)
         shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
         check_loss(shape, loss, self.settings.loss)
         return loss, prediction
@@ -188,15 +215,19 @@ class MXNetLearner(Learner):
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
-        gradients = [
-            parameter.list_grad()[0].as_np_ndarray()
-            for parameter in self._trainer._params
-            if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad
-        ]
+        gradients = self._list_fresh()
         norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
         factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
         for gradient in gradients:
             gradient *= factor
+
+    def _list_fresh(self) -> list[Any]:
+        """Return the gradients of the parameters that the batches of a step have used."""
+        return [
+            parameter.list_grad()[0].as_np_ndarray()
+            for parameter in self._trainer._params
+            if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad
+        ]
 
 
 def _as_numpy(x: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Losses that are given by name: means over the examples of a batch, or over their weights."""
+"""Losses that are given by name: means over the examples of a batch, or over their weights.
+
+Each returns its ``Learner.weight``, too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from d2ldev.framework import Tensor, check_labels, check_shapes, check_weights
 from d2ldev_mxnet.framework import mx
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean((prediction - _like(y, prediction)) ** 2, weights)
@@ -21,7 +24,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 
 def _cross_entropy(
     prediction: Tensor, y: Tensor, weights: Any = None, *, are_all_classes: bool = False
-) -> Tensor:
+) -> tuple[Tensor, Any]:
     """Return the mean over the labels that are classes; 0 if none is.
 
     Args:
@@ -36,8 +39,10 @@ def _cross_entropy(
         y = y.astype("int64")
     classes = prediction.shape[-1]
     if weights is None:
-        number = None if are_all_classes else classes
-        return _mean_cross_entropy(number, threading.get_ident())(prediction, y)
+        if are_all_classes:
+            return _mean_cross_entropy(None, threading.get_ident())(prediction, y), None
+        loss, number = _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
+        return loss, number.detach()
     losses = _cross_entropies(mx, prediction, y)
     weights = weights.reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
     weights = weights.astype(losses.dtype)
@@ -69,7 +74,8 @@ def _counts(space: Any, losses: Any, y: Any, classes: int) -> Any:
 def _mean_cross_entropy(classes: int | None, _thread: int) -> Any:
     """Return a block that computes the mean cross-entropy in one call of MXNet's.
 
-    Each thread has a block of its own: two threads must not call one at the same time.
+    If some labels may not count, it also returns the number of labels that do. Each thread has a
+    block of its own: two threads must not call one at the same time.
 
     Args:
         classes: how many there are; None if all labels are known to be classes.
@@ -81,7 +87,8 @@ def _mean_cross_entropy(classes: int | None, _thread: int) -> Any:
             return losses.mean()
         counts = _counts(space, losses, y, classes)
         # The number is an integer. If it is 0, the loss of 0 is divided by 1.
-        return (losses * counts).sum() / space.np.maximum(counts.sum(), 1)
+        number = counts.sum()
+        return (losses * counts).sum() / space.np.maximum(number, 1), number
 
     # MXNet does not count a block with a prefix, and the names of the user's stay what they are.
     block = mx.gluon.nn.HybridLambda(mean, prefix="")
@@ -89,7 +96,7 @@ def _mean_cross_entropy(classes: int | None, _thread: int) -> Any:
     return block
 
 
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _mask_uncounted(prediction, y, weights)
     # By comparison: ``abs`` and ``relu`` have the gradient 0 at 0. And not by MXNet's ``softrelu``,
@@ -116,21 +123,38 @@ def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor
     return tuple(mx.np.where(which, x, mx.np.zeros_like(x)) for which, x in parts)
 
 
-def _mean(losses: Tensor, weights: Any) -> Tensor:
+def _mean(losses: Tensor, weights: Any) -> tuple[Tensor, Any]:
     if weights is None:
-        return losses.mean()
+        return losses.mean(), None
+    number = losses.size / max(1, weights.size)  # of losses for each weight
     losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
-    total = weights.sum()
-    return (losses * weights).sum() / (total + (total == 0))  # 0 if all weights are 0
+    mean, total = divide((losses * weights).sum(), weights.sum())
+    return mean, total * number
 
 
-LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+def divide(total: Any, weight: Any) -> tuple[Any, Any]:
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    if not isinstance(total, mx.np.ndarray):
+        return total, weight
+    if isinstance(weight, mx.nd.NDArray):
+        weight = weight.as_np_ndarray().detach().astype(total.dtype)
+    else:
+        weight = mx.np.array(weight, total.dtype, ctx=total.ctx)
+    return total / (weight + (weight == 0)), weight
+
+
+def avoid_zero(total: Any) -> Any:
+    """Return a sum of weights by which one may divide."""
+    return mx.np.maximum(total, float(np.finfo(total.dtype).tiny))
+
+
+LOSSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
     "mse": _mse,
     "cross_entropy": _cross_entropy,
     "bce": _bce,
 }
 # The losses for labels that are all classes.
-LOSSES_OF_CLASSES: dict[str, Callable[[Any, Any], Tensor]] = {
+LOSSES_OF_CLASSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
     **LOSSES,
     "cross_entropy": partial(_cross_entropy, are_all_classes=True),
 }

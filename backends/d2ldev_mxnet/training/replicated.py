@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.framework import (
-    NO_LABEL,
-    BatchShard,
+    LEAST_WEIGHT,
     Device,
     Framework,
     Inputs,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
-    Weighted,
     flatten,
     list_needed_tensors,
-    may_leave_out,
     shard_batch,
     unwrap_broadcasts,
 )
@@ -28,6 +25,7 @@ from d2ldev_mxnet.files import check_progress, form_of, progress_of
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
 from d2ldev_mxnet.training.learner import MXNetLearner
+from d2ldev_mxnet.training.losses import avoid_zero
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
@@ -83,31 +81,28 @@ class MXNetParallelLearner(MXNetLearner):
         ]
         return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))
 
-    def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[Any]:
-        """Return the share of each shard in the loss of the batch."""
-        leaves_out = may_leave_out(self)
-        if not isinstance(y, Weighted) and not leaves_out:
-            return [shard.share for shard in shards]
-        total = _sum_weights(y, leaves_out)
-        total = total + (total == 0)  # the loss is 0 then
-        sums = [_sum_weights(shard.operands[1], leaves_out) for shard in shards]
-        return [each / total.as_in_ctx(each.ctx) for each in sums]
-
     def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         shards = shard_batch(
             self._framework, self._model, self.settings, (inputs, y), self._devices
         )
-        shares = self._compute_shares(y, shards)
-        losses, predictions = [], []
+        found, predictions = [], []
         with mx.autograd.record():
-            for shard, share in zip(shards, shares, strict=True):
+            for shard in shards:
                 if shard.number:
                     loss, prediction = self._compute_losses(*shard.operands, is_step=True)
-                    losses.append(loss * share)
+                    found.append((loss, self.weight, shard.share))
                     predictions.append(prediction)
+        losses, weights, shares = (list(each) for each in zip(*found, strict=True))
+        first = self._contexts[0]
+        if self.weight is not None:
+            each = [x + share * LEAST_WEIGHT for x, share in zip(weights, shares, strict=True)]
+            self.weight = avoid_zero(sum(x.as_in_ctx(first) for x in each))  # that of the batch
+            shares = [x / self.weight.as_in_ctx(x.ctx) for x in each]
+        with mx.autograd.record():
+            losses = [loss * share for loss, share in zip(losses, shares, strict=True)]
         mx.autograd.backward(losses)
         self._add_up()
-        loss = sum(each.as_in_ctx(self._contexts[0]) for each in losses)
+        loss = sum(each.as_in_ctx(first) for each in losses)
         return loss, self._join_predictions(predictions)
 
     def _add_up(self) -> None:
@@ -125,8 +120,8 @@ class MXNetParallelLearner(MXNetLearner):
                     x._fresh_grad = x is arrays[0]
         self._store.pushpull(keys, gradients, out=[first for first, *_ in gradients])
 
-    def _update(self) -> None:
-        super()._update()
+    def _update(self, total: Any = None) -> None:
+        super()._update(total)
         # Copied, and not updated on each device: some optimizers count updates, such as Nadam.
         for parameter in self._trainer._params:
             if parameter.grad_req != "null":
@@ -169,18 +164,6 @@ class MXNetParallelLearner(MXNetLearner):
                     del parameter._grad[1:]
                 keep_on(parameter, self._contexts[:1])
         self._store = None
-
-
-def _sum_weights(y: Any, leaves_out: bool) -> Any:
-    """Return the sum of the targets' weights; a label that does not count has none."""
-    y, weights = y if isinstance(y, Weighted) else (y, None)
-    if weights is not None and not leaves_out:
-        return weights.as_np_ndarray().sum()
-    counts = (y.as_np_ndarray().astype("int64") != NO_LABEL).astype("float32")
-    if weights is None:
-        return counts.sum()
-    counts = counts.reshape((*weights.shape, -1)).sum(-1)
-    return (counts * weights.as_np_ndarray().astype("float32")).sum()
 
 
 class MXNetGroupLearner(MXNetLearner):
@@ -255,8 +238,8 @@ class MXNetGroupLearner(MXNetLearner):
     def _join(self, parameters: list[Any]) -> None:
         """Let the gradients of biases and the like be views of one array, which is sent as one.
 
-        A message costs more than the few numbers of such a gradient. The last numbers of the array
-        say in how many processes each parameter is used.
+        A message costs more than the few numbers of such a gradient. The next numbers of the array
+        say in how many processes each parameter is used. The last one is the sum of the factors.
         """
         context = parameters[0].list_ctx()[0]
         joins = {
@@ -267,8 +250,8 @@ class MXNetGroupLearner(MXNetLearner):
             and (parameter.dtype, parameter.list_ctx()) == ("float32", [context])
         }
         size = sum(parameter.shape[0] for parameter in joins.values())
-        self._small = mx.np.zeros(size + len(parameters), ctx=context)
-        self._users = self._small[size:]
+        self._small = mx.np.zeros(size + len(parameters) + 1, ctx=context)
+        self._users, self._whole = self._small[size:-1], self._small[-1:]
         self._views: dict[int, Any] = {}
         start = 0
         for number, parameter in joins.items():
@@ -278,17 +261,25 @@ class MXNetGroupLearner(MXNetLearner):
             start = stop
 
     def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
-        assert self.portion is not None
         with mx.autograd.record():
             loss, prediction = self._compute_losses(inputs, y, is_step=True)
+        if self.settings.accumulate_grad_batches > 1:
+            loss.backward()
+            return loss, prediction
+        factor = self._find_factor(inputs, y)
+        if isinstance(factor, mx.np.ndarray):
+            loss.backward(factor)
+            return loss, prediction
         # Of this process's share of the loss, without an operation for the product.
-        share = (self.portion.share, loss.dtype)
+        share = (factor, loss.dtype)
         if self._share != share:
-            self._share, self._head = share, mx.np.array(share[0], share[1], ctx=loss.ctx)
+            self._share, self._head = share, mx.np.array(*share, ctx=loss.ctx)
         loss.backward(self._head)
         return loss, prediction
 
-    def _update(self) -> None:
+    def _update(self, total: Any = None) -> None:
+        if total is None and self.weight is not None:
+            total = self._total  # else the shares of the shards add up to 1
         keys, gradients, used = [], [], []
         for number, parameter in enumerate(self._trainer._params):
             is_trained = parameter.grad_req != "null"
@@ -303,10 +294,12 @@ class MXNetGroupLearner(MXNetLearner):
         if used != self._used:
             self._used, self._own_uses = used, mx.np.array(used, ctx=self._users.ctx)
         self._own_uses.copyto(self._users)
+        if total is not None:
+            self._whole[()] = total
         self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._small])
         if not all(used):
             # Another process may use them, for its shard of the batch.
             for parameter, users in zip(self._trainer._params, self._users.tolist(), strict=True):
                 if users:
                     parameter.list_data()[0]._fresh_grad = True
-        super()._update()
+        super()._update(None if total is None else self._whole)

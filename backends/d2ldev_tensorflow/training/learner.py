@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from d2ldev.framework import (
     CPU,
+    LEAST_WEIGHT,
     Device,
     Framework,
     Inputs,
@@ -35,10 +36,11 @@ from d2ldev.framework import (
     place,
     read_signature,
     state_refusal,
+    weigh_batch,
 )
 from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras
 from d2ldev_tensorflow.training import compiled
-from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, widen
+from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, divide, widen
 from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
 from d2ldev_tensorflow.training.precision import compute_in, find_policy
 
@@ -73,9 +75,12 @@ class TensorFlowLearner(Learner):
             )
         self._framework = framework
         self._policy = find_policy(model, settings)
-        self._sums: list[Any] | None = None
-        self._loss = loss_among(settings, LOSSES)
-        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES)
+        # Of the gradients of the batches of a step, and of their factors.
+        self._sums: tuple[list[Any], Tensor] | None = None
+        # The reference of the factors of the batches of a step.
+        self._reference = 1.0
+        self._loss = loss_among(settings, LOSSES, divide)
+        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES, divide)
         self._users: ProgramUsers[TensorFlowLearner] = ProgramUsers()
         optimizer = make_optimizer(settings)
         self._named = optimizer if isinstance(settings.optimizer, str) else None
@@ -301,25 +306,36 @@ class TensorFlowLearner(Learner):
             self._get_ready(self._device)
         if self.settings.accumulate_grad_batches > 1:
             accumulate = self._accumulations[self._are_classes()]
-            loss, prediction, self._sums = accumulate(self._sums, *self._make_operands(inputs), y)
+            scale = self._make_scale(inputs, y)
+            operands = scale, *self._make_operands(inputs), y
+            loss, self.weight, prediction, self._sums = accumulate(self._sums, *operands)
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
             return loss, prediction
         # As separate arguments, as in a loop by hand: TensorFlow inspects a tuple more slowly.
-        loss, prediction = self._steps[self._are_classes()](*self._make_operands(inputs), y)
+        step = self._steps[self._are_classes()]
+        loss, self.weight, prediction = step(*self._make_operands(inputs), y)
         return loss, prediction
+
+    def _make_scale(self, inputs: Inputs, y: Any) -> Scale | None:
+        """Return the scale of the next batch."""
+        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        if not self.pending:
+            self._reference = batch.whole
+        return Scale.make(*batch, self._reference)
 
     def flush(self) -> None:
         if self.pending:
-            self._apply(self._sums, tf.constant(self.pending))
+            assert self._sums is not None
+            self._apply(*self._sums)
             self._sums, self.pending = None, 0
 
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
         evaluate = self._evaluations[self._are_classes()]
-        loss, prediction = evaluate(*self._make_operands(inputs), y)
+        loss, self.weight, prediction = evaluate(*self._make_operands(inputs), y)
         return loss, prediction
 
     def _are_classes(self) -> bool:
@@ -344,43 +360,53 @@ class TensorFlowLearner(Learner):
         """Return the scope in which a step computes."""
         return tf.device(self._framework.devices.native(self._device))
 
-    def _train(self, *batch: Any) -> tuple[Tensor, Any]:
+    def _train(self, *batch: Any) -> tuple[Tensor, Any, Any]:
         with self._enter_device():
-            loss, prediction, gradients = self._differentiate(batch)
-            self._update(gradients)
-            return loss, prediction
+            found, prediction, gradients, total = self._differentiate(None, batch)
+            self._update(gradients, total)
+            return *found, prediction
 
-    def _accumulate(self, sums: list[Any] | None, *batch: Any) -> tuple[Tensor, Any, list[Any]]:
+    def _accumulate(self, sums: Any, scale: Scale | None, *batch: Any) -> tuple[Any, ...]:
         """Return the gradients' sums, too; None for a variable that no batch has used."""
         with self._enter_device():
-            loss, prediction, gradients = self._differentiate(batch)
+            found, prediction, gradients, total = self._differentiate(scale, batch)
             # The gradient of an embedding has other rows in each batch.
             new = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
             if sums is not None:
-                pairs = zip(sums, new, strict=True)
+                pairs = zip(sums[0], new, strict=True)
                 new = [a if b is None else b if a is None else a + b for a, b in pairs]
-            return loss, prediction, new
+                total += sums[1]
+            return *found, prediction, (new, total)
 
-    def _apply_sums(self, sums: list[Any], number: Tensor) -> None:
+    def _apply_sums(self, sums: list[Any], total: Tensor) -> None:
         with self._enter_device():
-            self._update([None if x is None else x / tf.cast(number, x.dtype) for x in sums])
+            self._update(sums, total)
 
-    def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+    def _differentiate(self, scale: Scale | None, batch: tuple[Any, ...]) -> Any:
+        """Return the loss and its weight, the prediction, the gradients and their factor.
+
+        Args:
+            scale: of the batch; without one, the factor is None, and counts as 1.
+            batch: the inputs and the target.
+        """
         *inputs, y = batch
-        return self._compute_gradients(inputs, y)
+        return self._compute_gradients(inputs, y, scale)
 
-    def _compute_gradients(
-        self, inputs: Sequence[Any], y: Any, share: Tensor | None = None
-    ) -> tuple[Tensor, Any, list[Any]]:
-        """Return the loss, the prediction, and the gradients of the loss times a share."""
+    def _compute_gradients(self, inputs: Sequence[Any], y: Any, scale: Scale | None) -> Any:
         with tf.GradientTape() as tape:
-            loss, prediction = self._compute_losses(inputs, y, training=True)
-            part = loss if share is None else loss * tf.cast(share, loss.dtype)
+            (loss, weight), prediction = self._compute_losses(inputs, y, training=True)
+            part, factor = loss, None
+            if scale is not None:
+                factor = scale.factor(weight)
+                part = loss * tf.cast(factor, loss.dtype)
             # The factor is 1, unless the optimizer scales float16.
             scaled = self._optimizer.scale_loss(part)
-        return loss, prediction, tape.gradient(scaled, self._variables)
+        return (loss, weight), prediction, tape.gradient(scaled, self._variables), factor
 
-    def _update(self, gradients: list[Any]) -> None:
+    def _update(self, gradients: list[Any], total: Tensor | None) -> None:
+        """Take a step with sums of gradients, divided by ``total`` unless it is None."""
+        if total is not None:
+            gradients = self._take_mean(gradients, total)
         if self.settings.gradient_clip_val:
             gradients = self._clip(gradients)
         # In a replica Keras sums gradients by a function with a gradient of its own, even in a
@@ -392,16 +418,35 @@ class TensorFlowLearner(Learner):
             context = tf.distribute.get_replica_context()
             context.merge_call(lambda _: self._optimizer.apply(gradients, self._variables))
 
-    def _measure(self, *batch: Any) -> tuple[Tensor, Any]:
+    def _take_mean(self, gradients: list[Any], total: Tensor) -> list[Any]:
+        """Return sums of gradients, divided by the sum of their factors.
+
+        In float16 a sum may be 0, of batches of weight 0.
+        """
+        divide = tf.math.divide_no_nan
+        return [
+            None if x is None else divide(tf.convert_to_tensor(x), tf.cast(total, x.dtype))
+            for x in gradients
+        ]
+
+    def _choose_total(self, factor: Tensor, weight: Any) -> Tensor | None:
+        """Return the factor of a shard; None if those of all shards of a step add up to 1."""
+        is_alone = self.settings.accumulate_grad_batches == 1
+        return None if is_alone and weight is None else factor
+
+    def _measure(self, *batch: Any) -> tuple[Tensor, Any, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            return self._compute_losses(inputs, y, training=False)
+            found, prediction = self._compute_losses(inputs, y, training=False)
+            return *found, prediction
 
     def _compute_losses(
         self, inputs: Sequence[Any], y: Any, *, training: bool
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[tuple[Tensor, Any], Any]:
+        """Return the loss with its weight, and the prediction."""
         if self.settings.methods is not None:
-            return own_loss(self._model, self.settings.methods, *inputs, is_step=training), None
+            methods = self.settings.methods
+            return own_loss(self._model, methods, divide, *inputs, is_step=training), None
         compiled.check_own_methods(self._model, "test_step", "compute_loss")
         prediction = self._compute_prediction(inputs, training=training)
         return self._compute_loss(prediction, y), prediction
@@ -438,17 +483,21 @@ class TensorFlowLearner(Learner):
             )
         return self._model(list(inputs), **mode)
 
-    def _compute_loss(self, prediction: Any, y: Any) -> Tensor:
-        """Return the loss plus the layers' own losses (regularization), as Keras's ``fit`` does."""
+    def _compute_loss(self, prediction: Any, y: Any) -> tuple[Tensor, Any]:
+        """Return the loss plus the layers' own losses, as Keras's ``fit`` does, and its weight.
+
+        The layers' own losses are a regularization.
+        """
         loss_of = self._loss
         if type(y) is _Classes:
             y = y.labels
             if isinstance(prediction, tf.Tensor) and self._program.admits(prediction.shape):
                 loss_of = self._loss_of_classes
-        loss = loss_of(prediction, y)
+        loss, weight = loss_of(prediction, y)
         check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
-        added = self._model.losses if self._is_layer else []
-        return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
+        if added := self._model.losses if self._is_layer else []:
+            loss = tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)])
+        return loss, weight
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
         """Return the gradients, clipped as ``torch.nn.utils.clip_grad_norm_`` clips them."""
@@ -475,6 +524,35 @@ class _Named(NamedTuple):
     """
 
     inputs: dict[str, Any]
+
+
+class Scale(NamedTuple):
+    """The weights of a shard of a batch in a step, as scalars: see ``BatchWeight``.
+
+    Args:
+        own, whole: of the shard and of the batch, if all elements count alike.
+        reference: the ``whole`` of the first batch of the step.
+    """
+
+    own: Tensor
+    whole: Tensor
+    reference: Tensor
+
+    @classmethod
+    def make(cls, *numbers: float) -> Scale:
+        """Return tensors, so that a traced function holds for any numbers."""
+        return cls(*(tf.constant(x, tf.float64) for x in numbers))
+
+    def factor(self, weight: Any) -> Tensor:
+        """Return the factor of the loss in the step, as ``BatchWeight.relative`` does."""
+        return self.weight(weight) / self.reference
+
+    def weight(self, weight: Any) -> Tensor:
+        """Return the weight of the loss; 0 for a shard without examples."""
+        if weight is None:
+            return self.own
+        is_there = tf.cast(self.own > 0, tf.float64)
+        return tf.cast(weight, tf.float64) * is_there + self.own * LEAST_WEIGHT
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Losses that are given by name: means over a batch, or weighted means."""
+"""Losses that are given by name: means over a batch, or weighted means.
+
+Each returns its ``Learner.weight``, too.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import tensorflow as tf
 from d2ldev.framework import Tensor, check_labels, check_shapes, check_weights
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     prediction, y = _match_shapes(prediction, y, weights)
     return _mean((prediction - y) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     logits, y = _mask_uncounted(widen(prediction), tf.cast(y, tf.int64), weights)
     # A label that is not a class raises an error on the CPU, and gives NaN on a GPU.
@@ -30,7 +33,9 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
     return _mean(losses, counts)
 
 
-def _cross_entropy_of_classes(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _cross_entropy_of_classes(
+    prediction: Tensor, y: Tensor, weights: Any = None
+) -> tuple[Tensor, Any]:
     """Return the same loss, to the last bit, for labels that are all classes; without a mask."""
     if weights is not None:
         return _cross_entropy(prediction, y, weights)
@@ -39,10 +44,11 @@ def _cross_entropy_of_classes(prediction: Tensor, y: Tensor, weights: Any = None
         labels=tf.cast(y, tf.int64), logits=widen(prediction)
     )
     # TensorFlow's optimizer would replace ``/`` by a constant with a product with its reciprocal.
-    return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(tf.size(losses), losses.dtype))
+    number = tf.cast(tf.size(losses), losses.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses), number), None
 
 
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     logits, y = _match_shapes(prediction, y, weights)
     return _mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits), weights)
 
@@ -67,14 +73,21 @@ def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor
     return tuple(tf.where(which, x, tf.zeros_like(x)) for which, x in parts)
 
 
-def _mean(losses: Tensor, weights: Any) -> Tensor:
+def _mean(losses: Tensor, weights: Any) -> tuple[Tensor, Any]:
     if weights is None:
-        return tf.reduce_mean(losses)
+        return tf.reduce_mean(losses), None
     shape = tf.concat([tf.shape(weights), [-1]], 0)
+    sizes = tf.cast(tf.size(losses), losses.dtype), tf.cast(tf.size(weights), losses.dtype)
     losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
-    total = tf.reduce_sum(weights)
-    # 0 if all weights are 0.
-    return tf.reduce_sum(losses * weights) / (total + tf.cast(total == 0, total.dtype))
+    mean, total = divide(tf.reduce_sum(losses * weights), tf.reduce_sum(weights))
+    return mean, total * tf.math.divide_no_nan(*sizes)  # of all elements
+
+
+def divide(total: Any, weight: Any) -> tuple[Any, Any]:
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    total = tf.convert_to_tensor(total)
+    weight = tf.stop_gradient(tf.cast(weight, total.dtype))
+    return total / (weight + tf.cast(weight == 0, total.dtype)), weight
 
 
 LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}

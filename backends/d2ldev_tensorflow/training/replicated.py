@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from d2ldev.framework import (
-    NO_LABEL,
-    BatchShard,
     Device,
     Framework,
     Inputs,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
-    Weighted,
     describe,
-    may_leave_out,
     shard_batch,
     unwrap_broadcasts,
+    weigh_batch,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import (
@@ -35,7 +32,7 @@ from d2ldev_tensorflow.models import (
     own_variables,
 )
 from d2ldev_tensorflow.strict import allow_mixing
-from d2ldev_tensorflow.training.learner import TensorFlowLearner
+from d2ldev_tensorflow.training.learner import Scale, TensorFlowLearner
 from d2ldev_tensorflow.training.optimizers import make_optimizer
 
 if TYPE_CHECKING:
@@ -169,17 +166,28 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )
         number = sum(shard.number for shard in shards)
-        pairs = zip(shards, self._compute_shares(y, shards), strict=True)
-        own = [
-            (self._make_operands(shard.operands[0]), (shard.operands[1], share))
-            for shard, share in pairs
-        ]
+        _, whole = weigh_batch(self._framework, self.settings, inputs, y)
+        if not self.pending:
+            self._reference = whole
+        own = []
+        for (its_inputs, target), _, share in shards:
+            scale = Scale.make(share * whole, whole, self._reference)
+            own.append((self._make_operands(its_inputs), (target, scale)))
         with allow_mixing():
             loss, prediction = super().step((), own)
         with allow_mixing(), tf.device(self._framework.devices.native(self._device)):
-            loss = tf.add_n(self._strategy.experimental_local_results(loss))
+            loss = self._add_shards(loss)
+            if self.weight is not None:
+                self.weight = self._add_shards(self.weight)
+                loss /= tf.cast(self.weight, loss.dtype)
             whole = tf.nest.map_structure(lambda x: self._join_prediction(x, number), prediction)
             return loss, whole
+
+    def _make_scale(self, inputs: Inputs, y: Any) -> None:
+        return None  # each shard has its own
+
+    def _add_shards(self, x: Any) -> Tensor:
+        return tf.add_n(self._strategy.experimental_local_results(x))
 
     def _join_prediction(self, prediction: Any, number: int) -> Any:
         if prediction is None:
@@ -187,33 +195,27 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         shards = self._strategy.experimental_local_results(prediction)
         return tf.concat(shards, 0)[:number] if shards[0].shape.rank else shards[0]
 
-    def _compute_shares(self, y: Any, shards: list[BatchShard]) -> list[Tensor]:
-        """Return each shard's share of the loss of a batch; 0 for an empty shard."""
-        each = [tf.constant(shard.share, tf.float64) for shard in shards]
-        leaves_out = may_leave_out(self)
-        if not isinstance(y, Weighted) and not leaves_out:
-            return each
-        sums = [
-            _sum_weights(shard.operands[1], leaves_out) * (shard.number > 0) for shard in shards
-        ]
-        total = tf.add_n(sums)
-        # If all weights are 0, the loss is only the layers' own losses.
-        pairs = zip(sums, each, strict=True)
-        return [tf.where(total == 0, share, tf.math.divide_no_nan(x, total)) for x, share in pairs]
-
     def _enter_device(self) -> AbstractContextManager[Any]:
         return nullcontext()  # each device has a scope of its own
 
-    def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
-        *inputs, (y, share) = batch
-        loss, prediction, gradients = self._compute_gradients(inputs, y, share)
-        return loss * tf.cast(share, loss.dtype), prediction, gradients
+    def _differentiate(self, scale: Scale | None, batch: tuple[Any, ...]) -> Any:
+        """Return the products of each loss and its weight, and the weights; see the base class."""
+        *inputs, (y, own) = batch
+        (loss, weight), *rest, factor = self._compute_gradients(inputs, y, own)
+        if weight is None:
+            part = loss * tf.cast(own.own / own.whole, loss.dtype)
+            return (part, None), *rest, self._choose_total(factor, weight)
+        weight = own.weight(weight)
+        return (loss * tf.cast(weight, loss.dtype), weight), *rest, factor
 
-    def _update(self, gradients: list[Any]) -> None:
+    def _update(self, gradients: list[Any], total: Tensor | None) -> None:
         context = tf.distribute.get_replica_context()
         used = [tf.convert_to_tensor(each) for each in gradients if each is not None]
-        whole = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, used))
+        more = [] if total is None else [tf.cast(total, tf.float32)]
+        whole = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, [*used, *more]))
         gradients = [None if each is None else next(whole) for each in gradients]
+        if total is not None:
+            gradients = self._take_mean(gradients, next(whole))
         if self.settings.gradient_clip_val:
             gradients = self._clip(gradients)
         self._optimizer.apply(gradients, self._variables)
@@ -267,18 +269,6 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             }
 
 
-def _sum_weights(y: Any, leaves_out: bool) -> Tensor:
-    """Return the sum of the weights of targets, without those of labels that do not count."""
-    y, weights = y if isinstance(y, Weighted) else (y, None)
-    if weights is not None and not leaves_out:
-        return tf.reduce_sum(tf.cast(weights, tf.float64))
-    counts = tf.cast(tf.cast(y, tf.int64) != NO_LABEL, tf.float64)
-    if weights is None:
-        return tf.reduce_sum(counts)
-    axes = range(weights.shape.rank, y.shape.rank)
-    return tf.reduce_sum(tf.reduce_sum(counts, axes) * tf.cast(weights, tf.float64))
-
-
 class TensorFlowGroupLearner(TensorFlowLearner):
     """A model with a copy in each of several processes, whose gradients are summed.
 
@@ -298,9 +288,10 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         super().__init__(framework, model, settings)
 
     def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
-        assert self.portion is not None
-        # As a tensor, so that the traced function holds for any number.
-        return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
+        return super().step(inputs, (y, super()._make_scale(inputs, y)))
+
+    def _make_scale(self, inputs: Inputs, y: Any) -> None:
+        return None  # it is beside the target
 
     def _are_classes(self) -> bool:
         return False  # each process knows only its own labels, and all must run the same function
@@ -330,21 +321,23 @@ class TensorFlowGroupLearner(TensorFlowLearner):
     def _list_dependencies(self) -> Any:
         return type(self), super()._list_dependencies()
 
-    def _differentiate(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+    def _differentiate(self, scale: Scale | None, batch: tuple[Any, ...]) -> Any:
         if self._is_synchronized:  # these layers use the strategy that is in force
             return self._strategy.run(self._differentiate_shard, (batch,))
         return self._differentiate_shard(batch)
 
-    def _differentiate_shard(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
-        *inputs, (y, share) = batch
+    def _differentiate_shard(self, batch: tuple[Any, ...]) -> Any:
+        *inputs, (y, scale) = batch
         with self._enter_device():
-            return self._compute_gradients(inputs, y, share)
+            (loss, weight), *rest, factor = self._compute_gradients(inputs, y, scale)
+            return (loss, weight), *rest, self._choose_total(factor, weight)
 
-    def _update(self, gradients: list[Any]) -> None:
+    def _update(self, gradients: list[Any], total: Tensor | None) -> None:
         used = [each for each in gradients if each is not None]
-        sums = self._add_up([*used, *self._select_first(self._kept)])
-        whole = iter(sums)
-        super()._update([None if each is None else next(whole) for each in gradients])
+        more = [] if total is None else [tf.cast(total, tf.float32)]
+        whole = iter(self._add_up([*used, *more, *self._select_first(self._kept)]))
+        gradients = [None if each is None else next(whole) for each in gradients]
+        super()._update(gradients, None if total is None else next(whole))
         for variable, value in zip(self._kept, whole, strict=True):
             variable.assign(value)
 

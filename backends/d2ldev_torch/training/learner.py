@@ -37,6 +37,7 @@ from d2ldev.framework import (
     read_signature,
     state_refusal,
     text_of,
+    weigh_batch,
 )
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import original, plain_name
@@ -52,13 +53,16 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+# A named loss returns its ``Learner.weight``, too.
+
+
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     return _compare_numbers(torch.nn.functional.mse_loss, prediction, y, weights)
 
 
 def _cross_entropy(
     prediction: Tensor, y: Tensor, weights: Any = None, *, are_all_classes: bool = False
-) -> Tensor:
+) -> tuple[Tensor, Any]:
     """Return the mean over the labels that are classes; 0 without any.
 
     A CUDA kernel that meets another label makes the GPU unusable. So no other label reaches it.
@@ -82,7 +86,10 @@ def _cross_entropy(
         prediction, y, ignore_index=NO_LABEL, reduction=reduction
     )
     if weights is None:
-        return losses if are_all_classes else losses / counts.sum().clamp(min=1)
+        if are_all_classes:
+            return losses, None
+        number = counts.sum(dtype=torch.float32)
+        return losses / number.clamp(min=1), number
     losses = losses.reshape(shape)
     if not are_all_classes:
         weights = weights.reshape(*weights.shape, *[1] * (counts.dim() - weights.dim())) * counts
@@ -94,18 +101,18 @@ def _check_labels(prediction: torch.Size, y: torch.Size, dtype: torch.dtype) -> 
     check_labels(prediction, y, str(dtype).removeprefix("torch."))
 
 
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
     function = torch.nn.functional.binary_cross_entropy_with_logits
     return _compare_numbers(function, prediction, y, weights)
 
 
 def _compare_numbers(
     function: Callable[..., Tensor], prediction: Tensor, y: Tensor, weights: Any
-) -> Tensor:
+) -> tuple[Tensor, Any]:
     """Return the mean of a loss that compares each number of a prediction with one of ``y``."""
     check_shapes(prediction.shape, y.shape)
     if weights is None:
-        return function(prediction, y.to(prediction.dtype))
+        return function(prediction, y.to(prediction.dtype)), None
     prediction, y = _mask_uncounted(prediction, y, weights)
     losses = function(prediction, y.to(prediction.dtype), reduction="none")
     return _take_mean(losses, weights)
@@ -119,20 +126,32 @@ def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Tensor) -> tuple[Ten
     return prediction.masked_fill(rows, 0), y.masked_fill(left_out, 0)
 
 
-def _take_mean(losses: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted mean of losses; 0 if all weights are 0."""
+def _take_mean(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted mean of losses, 0 if all weights are 0, and the sum of the weights."""
+    number = losses.numel() / max(1, weights.numel())  # of losses for each weight
     losses, weights = losses.reshape(*weights.shape, -1).mean(-1), weights.to(losses.dtype)
-    total = weights.sum()
-    return (losses * weights).sum() / (total + (total == 0))
+    # The digits of bfloat16 would not suffice.
+    total = weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
+    mean, total = _divide((losses * weights).sum(), total)
+    return mean, total * number
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+def _divide(total: Any, weight: Any) -> tuple[Any, Tensor]:
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    if not isinstance(total, torch.Tensor):
+        return total, weight
+    dtype = torch.promote_types(total.dtype, torch.float32)
+    weight = torch.as_tensor(weight, dtype=dtype, device=total.device).detach()
+    return total / (weight + (weight == 0)), weight
+
+
+_LOSSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
     "mse": _mse,
     "cross_entropy": _cross_entropy,
     "bce": _bce,
 }
 # The losses for labels that are known to be classes.
-_LOSSES_OF_CLASSES: dict[str, Callable[[Any, Any], Tensor]] = {
+_LOSSES_OF_CLASSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
     **_LOSSES,
     "cross_entropy": partial(_cross_entropy, are_all_classes=True),
 }
@@ -182,8 +201,11 @@ class TorchLearner(Learner):
                 "there is nothing to train: it has no parameter with requires_grad",
                 "model.requires_grad_(True)",
             )
-        self._loss = loss_among(settings, _LOSSES)
-        self._loss_of_classes = loss_among(settings, _LOSSES_OF_CLASSES)
+        self._loss = loss_among(settings, _LOSSES, _divide)
+        self._loss_of_classes = loss_among(settings, _LOSSES_OF_CLASSES, _divide)
+        # Of the batches of a step: the sum of their factors, and the reference of these.
+        self._total: Any = 1.0
+        self._reference = 1.0
         self._model = model
         self._narrow = _PRECISIONS.get(settings.precision)
         is_scaled = is_trained and self._narrow is torch.float16
@@ -255,6 +277,8 @@ class TorchLearner(Learner):
 
     def replace(self, components: dict[str, Any]) -> None:
         self._model, self._optimizer = components["model"], components["optimizer"]
+        if isinstance(self._total, torch.Tensor):
+            self._total = self._total.to(self._place_of(()))
         if self._scaler is not None:
             self._scaler = self._make_scaler()
             self._scaler.load_state_dict(components["scaler"])
@@ -302,6 +326,7 @@ class TorchLearner(Learner):
             optimizer.zero_grad()
             results.append(self._differentiate(inputs, y))
             loss = self._of_the_whole_batch(results[-1][0])
+            self._take_mean(optimizer)
             self._clip(optimizer)
             del results[1:]
             return loss
@@ -313,10 +338,7 @@ class TorchLearner(Learner):
         if not self.pending:
             return
         optimizer: Any = self._optimizer
-        if self.pending > 1:
-            for parameter in list_trained(optimizer):
-                if parameter.grad is not None:
-                    parameter.grad /= self.pending
+        self._take_mean(optimizer)
         if self._scaler is None:
             self._clip(optimizer)
             optimizer.step()
@@ -340,9 +362,26 @@ class TorchLearner(Learner):
     def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         """Add the gradients of a batch to the present ones; return its loss and prediction."""
         loss, prediction = self._compute_losses(inputs, y, is_step=True)
-        self._backward(loss)
+        is_alone = self.settings.accumulate_grad_batches == 1
+        self._backward(loss if is_alone else loss * self._find_factor(inputs, y))
         # Without the graph of the backward pass.
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
+
+    def _find_factor(self, inputs: Inputs, y: Any) -> Any:
+        """Return the factor of the loss of a batch or a shard in a step, and add it up."""
+        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        if not self.pending:
+            self._total, self._reference = 0.0, batch.whole
+        self._factor = batch.relative(self.weight, self._reference)
+        self._total = self._total + self._factor
+        return self._factor
+
+    def _take_mean(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the sums of gradients by the sum of the factors."""
+        if isinstance(self._total, torch.Tensor) or self._total != 1:
+            for parameter in list_trained(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad /= self._total
 
     def _lacks_variance(self, inputs: Inputs) -> bool:
         """Return whether a batch has one example, and the model normalizes batches."""
@@ -367,7 +406,10 @@ class TorchLearner(Learner):
     def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         try:
             if self.settings.methods is not None:
-                return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
+                loss, self.weight = own_loss(
+                    self._model, self.settings.methods, _divide, *inputs, is_step=is_step
+                )
+                return loss, None
             prediction = self._compute_prediction(inputs)
         except ValueError as error:
             is_ours = isinstance(error, D2LDevError)
@@ -384,7 +426,8 @@ class TorchLearner(Learner):
             and isinstance(prediction, torch.Tensor)
             and labels.are_all_among(prediction.shape[-1])
         )
-        loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)
+        loss_of = self._loss_of_classes if are_all_classes else self._loss
+        loss, self.weight = loss_of(prediction, y)
         if not isinstance(self.settings.loss, str):
             shape = loss.shape if isinstance(loss, torch.Tensor) else None
             check_loss(shape, loss, self.settings.loss)

@@ -61,33 +61,34 @@ class TorchGroupLearner(TorchLearner):
         broadcast_buffers(self._shared.buffered)
         return found
 
-    def flush(self) -> None:
-        if self.pending and self.settings.accumulate_grad_batches > 1:
+    def _take_mean(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.settings.accumulate_grad_batches > 1:
             assert self._shared is not None
-            self._shared.reduce()
-        super().flush()
+            self._total = self._shared.reduce(self._total)
+        super()._take_mean(optimizer)
 
     def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
-        shared, portion = self._shared, self.portion
+        shared = self._shared
         assert shared is not None
-        assert portion is not None
         if not self.pending:
             shared.zero_grad()
         # With ``accumulate_grad_batches`` the gradients stay in this process until ``flush``.
         is_reduced = self.settings.accumulate_grad_batches == 1
         loss, prediction = (shared.reducing if is_reduced else shared.module)(inputs, y)
         # DDP computes the mean of the processes' gradients, and the step needs the sum.
-        self._backward(loss * (portion.share * (self._size / shared.factor)))
+        factor = self._find_factor(inputs, y)
+        self._backward(loss * (factor * (self._size / shared.factor)))
         if is_reduced:
-            shared.end_reduction([x for x in shared.trained if x.grad is None])
+            # The shares of shards that count by their elements add up to 1.
+            total = None if self.weight is None else factor
+            self._total = shared.end_reduction([x for x in shared.trained if x.grad is None], total)
         return loss.detach(), prediction
 
     def _of_the_whole_batch(self, loss: Tensor) -> Tensor:
-        assert self.portion is not None
-        total = loss * self.portion.share
         # On its own device: the program's engine may serve only GPUs.
+        total = loss * self._factor
         distributed.all_reduce(total)
-        return total.cpu()
+        return (total / self._total).cpu()
 
     def _compute(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with self._numbers.draw_own(self._place_of(inputs)):
@@ -116,7 +117,10 @@ class _Shared:
         self.buffered = [each for each in module.modules() if each._buffers]
         # The number of processes in which each parameter has a gradient. It is a gradient itself:
         # DDP sends it in one message with other gradients of its dtype.
-        module.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
+        # Its last number is the sum of the factors of their losses.
+        dtype = torch.promote_types(parameters[0].dtype, torch.float32)
+        used = parameters[0].new_zeros(len(self.trained) + 1, dtype=dtype)
+        module.used = torch.nn.Parameter(used)
         self._used = module.used
         self._unused: list[bool] = []
         self.module, self.factor = module, factor
@@ -139,12 +143,12 @@ class _Shared:
         for x in self.trained:
             x.grad = None
 
-    def reduce(self) -> None:
-        """Reduce the present gradients."""
+    def reduce(self, total: Any) -> Any:
+        """Reduce the present gradients, and the sum of their factors."""
         self.reducing(None, None)
-        self.end_reduction(self.trained)
+        return self.end_reduction(self.trained, total)
 
-    def end_reduction(self, waited_for: Sequence[Tensor]) -> None:
+    def end_reduction(self, waited_for: Sequence[Tensor], total: Any) -> Any:
         """Let DDP end its reduction, which waits for parameters that a batch does not use.
 
         As in one process, a parameter that no process has used then has no gradient. If only other
@@ -152,24 +156,32 @@ class _Shared:
 
         Args:
             waited_for: the parameters that DDP still waits for.
+            total: the sum of the factors here; None if it is 1 over all processes.
+
+        Returns:
+            The sum of the factors over all processes.
         """
         unused = [x.grad is None for x in self.trained]
         if unused != self._unused:  # else each step would wait for a copy from the host
             self._unused = unused
-            self._uses = torch.tensor([not is_unused for is_unused in unused]).to(self._used)
+            are_used = [float(not is_unused) for is_unused in unused]
+            self._uses = torch.tensor([*are_used, 0.0]).to(self._used)
         self._used.grad = None
         zeros = [torch.zeros_like(x) for x in waited_for]
-        # A copy, into which DDP writes the result.
-        torch.autograd.backward([self._used, *waited_for], [self._uses.clone(), *zeros])
+        uses = self._uses.clone()  # into which DDP writes the result
+        if total is not None:
+            uses[-1] = total
+        torch.autograd.backward([self._used, *waited_for], [uses, *zeros])
+        sums: Any = self._used.grad
         if any(unused):
-            assert self._used.grad is not None
-            for x, share in zip(self.trained, self._used.grad.tolist(), strict=True):
+            for x, share in zip(self.trained, sums.tolist(), strict=False):
                 if not share:
                     x.grad = None
         if self.factor > 1:
             for x in self.trained:
                 if x.grad is not None:
                     x.grad *= self.factor
+        return 1.0 if total is None else sums[-1] * distributed.get_world_size()
 
 
 class OwnNumbers:

@@ -141,12 +141,22 @@ class TorchShardLearner(TorchLearner):
             return super().predict(inputs)
 
     def _differentiate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
-        assert self.portion is not None
         with self._numbers.draw_own(self._place_of(inputs)):
             loss, prediction = self._compute_losses(inputs, y, is_step=True)
         # FSDP computes the mean of the processes' gradients, and the step needs the sum.
-        self._backward(loss * (self.portion.share * self._size))
+        self._backward(loss * (self._find_factor(inputs, y) * self._size))
         return loss.detach(), self._map_prediction(torch.Tensor.detach, prediction)
+
+    def _take_mean(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.settings.accumulate_grad_batches == 1 and self.weight is None:
+            return  # the shares of the shards add up to 1
+        first = next(x.grad for x in list_trained(optimizer) if x.grad is not None)
+        total = torch.as_tensor(self._total, dtype=torch.float32, device=first.device).clone()
+        distributed.all_reduce(total)
+        for parameter in list_trained(optimizer):
+            grad: Any = parameter.grad
+            if grad is not None:
+                grad.to_local().div_(total)
 
     @contextmanager
     def _spread(self, inputs: Inputs) -> Iterator[None]:

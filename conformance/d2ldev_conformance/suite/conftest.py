@@ -28,6 +28,7 @@ from d2ldev_conformance.provision import (
     list_provided,
     loops,
     models_of_sequences,
+    models_with_branches,
     models_with_losses,
     models_with_masks,
     models_without_parameters,
@@ -61,6 +62,7 @@ ROUTES = (
 # The argument of a test -> what the backend provides for it, by name.
 PROVIDED = {
     "attention_model": attention_models,
+    "model_with_branches": models_with_branches,
     "buffered": buffers,
     "composite": composites,
     "sample": samples,

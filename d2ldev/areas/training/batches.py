@@ -20,6 +20,27 @@ class Weighted(NamedTuple):
     weights: Any
 
 
+class WeightedLoss(NamedTuple):
+    """A loss of your own, as a sum and its weight: the loss is their quotient.
+
+    It is exact if several batches make a step, on several GPUs, in several processes, and in the
+    history. A loss that returns a mean counts by the examples of its batch.
+
+    Args:
+        sum: the sum of the losses of a batch, a scalar tensor.
+        weight: the sum of their weights, such as the number of labels that count. A scalar tensor
+            or a number, from 0. It is a constant: it has no gradient.
+
+    >>> def loss(prediction, y):
+    ...     counts = y >= 0
+    ...     losses = F.cross_entropy(prediction, y.clamp(min=0), reduction='none')
+    ...     return d2ldev.WeightedLoss((losses * counts).sum(), counts.sum())
+    """
+
+    sum: Any
+    weight: Any
+
+
 NO_LABEL = -100
 """The label that ``'cross_entropy'`` and ``accuracy`` leave out, as in torch."""
 
@@ -30,23 +51,15 @@ class Labels(NamedTuple):
     Args:
         least, greatest: of those that count; both are 0 if none does.
         counts: how many labels of each example count, of shape ``(n,)``; None where all do.
-        weights: the sums of their weights, as ``counts``; None where they have none.
     """
 
     least: int
     greatest: int
     counts: Any = None
-    weights: Any = None
 
     def are_all_among(self, classes: int) -> bool:
         """Return whether each label is the number of a class."""
         return self.counts is None and self.least >= 0 and self.greatest < classes
-
-    def share(self, start: int, stop: int, *, is_weighted: bool) -> float | None:
-        """Return the share of these examples in the sum over the batch; None if the sum is 0."""
-        sums = self.weights if is_weighted and self.weights is not None else self.counts
-        total = float(sums.sum())
-        return float(sums[start:stop].sum()) / total if total else None
 
 
 class Portion(NamedTuple):
@@ -56,13 +69,10 @@ class Portion(NamedTuple):
         number: how many examples. If 0, the operands are the first ones of the batch, so that the
             model can compute.
         length: how many examples the batch has.
-        share: their share of the batch's loss, from 0 to 1: ``number / length`` unless they have
-            weights.
     """
 
     number: int
     length: int
-    share: float
 
 
 class Sharded:

@@ -50,7 +50,7 @@ class TrainingSettings(NamedTuple):
     Args:
         loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, ``'model'``, or a function or an object,
             ``(prediction, y) -> scalar tensor``. Its first parameter may be ``y_true``, as in
-            Keras, and then the second is the prediction.
+            Keras, and then the second is the prediction. It may return a ``WeightedLoss``.
             ``'mse'`` is the mean of the squared errors. ``'cross_entropy'`` is the mean over all
             valid labels, 0 if there are none, without a wait for the device. It takes integers of
             shape ``(n, ...)`` and logits of shape ``(n, ..., classes)``. ``'bce'`` is the mean
@@ -62,8 +62,8 @@ class TrainingSettings(NamedTuple):
             step. None is for a model that is only evaluated.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 does not clip.
-        accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
-            their gradients.
+        accumulate_grad_batches: how many batches make one step of the optimizer, as one batch of
+            them all would. Each counts by the weight of its loss.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, and its parameters stay in
             float32. The loss and the metrics get its prediction in float32. ``'fp16'`` scales the
             gradients, and skips a step whose gradients are too large. ``'model'`` changes nothing.
@@ -150,7 +150,10 @@ class Learner(ABC, Generic[TensorT]):
             several processes train together, and is None otherwise.
         labels: the range of the next batch's labels, as the host has seen them. It is set before
             each ``step`` and ``evaluate`` with ``'cross_entropy'``. None if the host has seen no
-            labels.
+            labels. If several processes train, it is the range of the whole batch in all of them.
+        weight: the weight of the loss that the last ``step`` or ``evaluate`` returned, in a mean
+            over batches. A scalar on the device of the loss. With None the batch counts by the
+            elements of its target. With a loss that returns a mean it counts by its examples.
 
     >>> net = backend.mlp([2, 1], device='gpu:0')
     >>> learner = backend.learner(net, lr=0.1)
@@ -164,6 +167,7 @@ class Learner(ABC, Generic[TensorT]):
 
     portion: Portion | None = None
     labels: Labels | None = None
+    weight: Any = None
 
     def __init__(self, settings: TrainingSettings) -> None:
         self.settings = settings
@@ -291,7 +295,8 @@ class Learner(ABC, Generic[TensorT]):
         """Run the optimizer's step for the batches since its last step, if there are any.
 
         Called at the end of an epoch, whose last batches may be fewer than
-        ``accumulate_grad_batches``. The step takes the mean of their gradients.
+        ``accumulate_grad_batches``. The step takes the mean of their gradients, each with the
+        weight of its batch: see ``weigh_batch``.
         """
 
     def end_epoch(self) -> None:

@@ -29,6 +29,7 @@ from d2ldev.framework import (
     place,
     read_signature,
     state_refusal,
+    weigh_batch,
 )
 from tinygrad import Tensor, dtypes, nn
 from tinygrad.helpers import Context
@@ -102,9 +103,12 @@ class TinygradLearner(Learner[Tensor]):
                 "tinygrad has no class for D2L's Module",
                 "leave methods out",
             )
-        self._loss = loss_among(settings, LOSSES)
+        self._framework = framework
+        self._loss = loss_among(settings, LOSSES, divide)
         self._model, self._optimizer = model, settings.optimizer
+        # Of the batches of a step: the gradients and the factors, and the reference of these.
         self._sums: list[Tensor] = []
+        self._reference = 1.0
         if settings.optimizer is None:
             return
         if not (parameters := self._parameters()):
@@ -159,6 +163,12 @@ class TinygradLearner(Learner[Tensor]):
             prediction = self._call(inputs)
             loss = self._compare(prediction, y)
             gradients = loss.gradient(*parameters)
+        batch = weigh_batch(self._framework, self.settings, inputs, y)
+        if not self.pending:
+            self._reference = batch.whole
+        factor = batch.relative(self.weight, self._reference)
+        factor = factor if isinstance(factor, Tensor) else loss.detach().const_like(factor)
+        gradients = [*(x * factor for x in gradients), factor]
         if self._sums:
             gradients = [x + each for x, each in zip(self._sums, gradients, strict=True)]
         # The sums, too, are tensors that ``place`` moves: with memory of their own.
@@ -173,7 +183,8 @@ class TinygradLearner(Learner[Tensor]):
     def flush(self) -> None:
         if not self.pending:
             return
-        gradients = [x / self.pending for x in self._sums]
+        *sums, total = self._sums
+        gradients = [x / total for x in sums]
         self._sums, self.pending = [], 0
         if bound := self.settings.gradient_clip_val:
             squares = [(x * x).sum() for x in gradients]
@@ -207,7 +218,8 @@ class TinygradLearner(Learner[Tensor]):
         return self._model(**inputs) if isinstance(inputs, dict) else self._model(*inputs)
 
     def _compare(self, prediction: Tensor, y: Any) -> Tensor:
-        loss = self._loss(prediction, y)
+        loss, weight = self._loss(prediction, y)
+        self.weight = None if weight is None else weight.realize()
         check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
         return loss
 
@@ -244,15 +256,22 @@ OPTIMIZERS: dict[str, Callable[[list[Tensor], float], nn.optim.Optimizer]] = {
 }
 
 
-def mean_squares(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+# A loss returns its ``Learner.weight``, too.
+
+
+def mean_squares(
+    prediction: Tensor, y: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return the mean of the squared errors."""
-    prediction, y, shares = _comparable(prediction, y, weights)
-    return ((prediction - y).square() * shares).sum()
+    prediction, y, shares, weight = _comparable(prediction, y, weights)
+    return ((prediction - y).square() * shares).sum(), weight
 
 
-def binary_entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+def binary_entropies(
+    prediction: Tensor, y: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return the mean binary cross-entropy of logits."""
-    prediction, y, shares = _comparable(prediction, y, weights)
+    prediction, y, shares, weight = _comparable(prediction, y, weights)
     value = prediction.detach()
     small = (-value.abs()).exp()
     # log(1 + small), by its series where the sum would lose the small digits.
@@ -261,10 +280,12 @@ def binary_entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = Non
     losses = value.relu() - value * y + logarithms
     # Its gradient, which tinygrad would take from several terms, and wrongly where they are 0.
     losses = losses + (prediction - value) * (value.sigmoid() - y)
-    return (losses * shares).sum()
+    return (losses * shares).sum(), weight
 
 
-def entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+def entropies(
+    prediction: Tensor, y: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return the mean cross-entropy of the labels that are classes."""
     check_labels(prediction.shape, y.shape, NAMES[y.dtype])
     labels = y.cast(dtypes.int64)
@@ -276,7 +297,15 @@ def entropies(prediction: Tensor, y: Tensor, weights: Tensor | None = None) -> T
     logarithms = counted.where(prediction, 0).log_softmax()
     classes = Tensor.arange(prediction.shape[-1])
     truth = (labels.unsqueeze(-1) == classes).where(logarithms, 0).sum(-1)
-    return -(truth * _normalize(shares)).sum()
+    shares, weight = _normalize(shares)
+    return -(truth * shares).sum(), weight
+
+
+def divide(total: Tensor, weight: Any) -> tuple[Tensor, Tensor]:
+    """Return a ``WeightedLoss`` as a mean, and its weight."""
+    weight = weight.detach() if isinstance(weight, Tensor) else total.detach().const_like(weight)
+    weight = weight.cast(total.dtype)
+    return total / (weight == 0).where(1, weight), weight
 
 
 LOSSES = {"mse": mean_squares, "bce": binary_entropies, "cross_entropy": entropies}
@@ -284,21 +313,25 @@ LOSSES = {"mse": mean_squares, "bce": binary_entropies, "cross_entropy": entropi
 
 def _comparable(
     prediction: Tensor, y: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a prediction and ``y`` with 0 where their weight is 0, and the shares of the rest."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return a prediction and ``y`` with 0 where their weight is 0, and the shares of the rest.
+
+    The last value is the sum of the weights.
+    """
     check_shapes(prediction.shape, y.shape)
     y = y.cast(prediction.dtype)
     if weights is None:
-        return prediction, y, _normalize(prediction.detach().const_like(1))
+        return prediction, y, _normalize(prediction.detach().const_like(1))[0], None
     check_weights(prediction.shape, weights.shape)
     shares = _extend(weights, prediction).cast(prediction.dtype).expand(prediction.shape)
     counted = shares > 0
-    return counted.where(prediction, 0), counted.where(y, 0), _normalize(shares)
+    return counted.where(prediction, 0), counted.where(y, 0), *_normalize(shares)
 
 
-def _normalize(shares: Tensor) -> Tensor:
+def _normalize(shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights with the sum 1, if it is not 0, and the sum."""
     total = shares.sum()
-    return shares / (total == 0).where(1, total)
+    return shares / (total == 0).where(1, total), total
 
 
 def _extend(weights: Tensor, x: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def test_a_step_of_several_processes_needs_to_know_its_shard():
         x, y = backend.ones((4, 2)), backend.zeros((4, 1))
         with pytest.raises(d2ldev.UnsupportedValueError, match="shard of the batch"):
             learner.step((x,), y)
-        learner.portion = Portion(2, 4, 0.5)
+        learner.portion = Portion(2, 4)
         losses = [float(learner.step((x,), y)[0]) for _ in range(2)]
         return losses[1] < losses[0]
 

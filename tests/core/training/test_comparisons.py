@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from d2ldev import UnsupportedValueError, gpu
+from d2ldev import UnsupportedValueError, WeightedLoss, gpu
 from d2ldev.areas import TrainingSettings, Weighted
 from d2ldev.operations.steps import loss_among
 from d2ldev.training.metrics import find_metrics
@@ -107,10 +107,42 @@ FUNCTIONS = [
 IDS = [getattr(each, "__name__", type(each).__name__) for each in FUNCTIONS]
 
 
+def take_mean(total, weight):
+    return total / weight, weight
+
+
+def test_a_loss_may_tell_its_weight():
+    def weigh_all(prediction, y, sample_weight=None):
+        return WeightedLoss(np.float32(6), 4 if sample_weight is None else sample_weight)
+
+    loss = loss_among(TrainingSettings(loss=weigh_all), {}, take_mean)
+    assert loss("prediction", "y") == (1.5, 4)
+    assert loss("prediction", Weighted("y", 3)) == (2.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (WeightedLoss(np.ones(3), 3), r"the sum of its WeightedLoss is of shape \(3,\), not a"),
+        (WeightedLoss(np.float32(3), np.ones(3)), r"the weight of its WeightedLoss is of shape"),
+        (WeightedLoss(3.0, 3), "the sum of its WeightedLoss is"),
+        (
+            WeightedLoss(np.float32(3), "3"),
+            "weight of its WeightedLoss is '3', a str, not a scalar",
+        ),
+    ],
+)
+def test_a_weighted_loss_has_scalars(found, problem):
+    loss = loss_among(TrainingSettings(loss=lambda prediction, y: found), {}, take_mean)
+    with pytest.raises(UnsupportedValueError, match=problem) as error:
+        loss("prediction", "y")
+    assert error.value.fix == "d2ldev.WeightedLoss((losses * weights).sum(), weights.sum())"
+
+
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
 def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
-    loss = loss_among(TrainingSettings(loss=function), {})
-    assert loss("prediction", "y") == "prediction against y"
+    loss = loss_among(TrainingSettings(loss=function), {}, take_mean)
+    assert loss("prediction", "y") == ("prediction against y", None)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
@@ -164,18 +196,19 @@ class WeighingBlock(Module):
 
 @pytest.mark.parametrize("function", [weigh, weigh_as_in_keras, WeighingBlock()])
 def test_a_loss_with_the_parameter_is_given_the_weights(function):
-    loss = loss_among(TrainingSettings(loss=function), {})
-    assert loss("prediction", Weighted("y", "weights")) == "prediction against y by weights"
+    loss = loss_among(TrainingSettings(loss=function), {}, take_mean)
+    found = loss("prediction", Weighted("y", "weights"))
+    assert found == ("prediction against y by weights", None)
 
 
 def test_a_loss_without_the_parameter_cannot_weigh():
-    loss = loss_among(TrainingSettings(loss=contract_order), {})
+    loss = loss_among(TrainingSettings(loss=contract_order), {}, take_mean)
     with pytest.raises(UnsupportedValueError, match="no parameter sample_weight"):
         loss("prediction", Weighted("y", "weights"))
 
 
 def test_a_loss_that_needs_weights_is_refused_without_any():
-    loss = loss_among(TrainingSettings(loss=weigh), {})
+    loss = loss_among(TrainingSettings(loss=weigh), {}, take_mean)
     with pytest.raises(UnsupportedValueError, match="needs sample_weight") as error:
         loss("prediction", "y")
     assert error.value.fix.startswith("yield {'x': X, 'y': y, 'sample_weight': weights}")
@@ -192,7 +225,7 @@ UNCALLABLE = {
 @pytest.mark.parametrize("function", UNCALLABLE.values(), ids=UNCALLABLE)
 def test_a_loss_or_metric_that_cannot_be_called_is_refused_at_once(reference, function):
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
-        loss_among(TrainingSettings(loss=function), {})
+        loss_among(TrainingSettings(loss=function), {}, take_mean)
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
         find_metrics(reference, [function])
 
@@ -211,7 +244,7 @@ def test_a_metric_that_keeps_a_running_value_is_refused(reference, metric):
 
 def test_a_loss_that_keeps_a_running_value_is_refused():
     with pytest.raises(UnsupportedValueError, match="running value"):
-        loss_among(TrainingSettings(loss=Running()), {})
+        loss_among(TrainingSettings(loss=Running()), {}, take_mean)
 
 
 def test_a_metric_of_each_example_is_refused_with_the_call_that_is_right(reference):

@@ -67,15 +67,15 @@ def test_a_module_that_cannot_be_trained_is_refused(methods, problem):
 def test_a_training_step_that_returns_nothing_is_an_error_and_a_validation_step_may():
     model = SimpleNamespace(training_step=lambda batch: None, validation_step=lambda batch: None)
     methods = ("training_step", "validation_step")
-    assert own_loss(model, methods, BATCH, is_step=False) is None
+    assert own_loss(model, methods, divmod, BATCH, is_step=False) == (None, None)
     with pytest.raises(UnsupportedValueError, match="returned None, and not the loss"):
-        own_loss(model, methods, BATCH, is_step=True)
+        own_loss(model, methods, divmod, BATCH, is_step=True)
 
 
 def test_a_step_that_returns_no_scalar_is_refused():
     model = SimpleNamespace(training_step=lambda batch: np.ones(3))
     with pytest.raises(UnsupportedValueError, match=r"shape \(3,\), not a scalar"):
-        own_loss(model, ("training_step",) * 2, BATCH, is_step=True)
+        own_loss(model, ("training_step",) * 2, divmod, BATCH, is_step=True)
 
 
 # -- hooks that nobody would call --------------------------------------------------------------

@@ -78,7 +78,7 @@ class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):
     """The reference backend's training, with the learner of the mutant."""
 
     def learner(self, model, settings):
-        learner = self.framework.Learner(self.framework.tensors, model, settings)
+        learner = self.framework.Learner(self.framework, model, settings)
         learner.framework = self.framework
         return learner
 
@@ -94,7 +94,7 @@ class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
 
     def learner_of_group(self, model, settings, group):
         model = self._place(model, settings, self.framework.backend.devices()[-1])
-        return self.framework.GroupLearner(self.framework.tensors, model, settings, group)
+        return self.framework.GroupLearner(self.framework, model, settings, group)
 
     def least_examples(self, model):
         return 2 if isinstance(model, Normalized) else 1
@@ -147,7 +147,7 @@ class Mutant(ReferenceFramework):
         self.tensors = self.Tensors()
         self.models = self.Models()
         self.files = self.Files(self.tensors)
-        self.training = self.Training(self.tensors)
+        self.training = self.Training(self)
         self.strict = self.Strict(self)
         self.state.strictness = self.Strictness(self)
         self.parallel = self.Parallel(self)

@@ -9,6 +9,7 @@ from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLe
 from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import ArrayLoader, Backend, Broadcast, UnsupportedValueError
+from d2ldev.framework import Weighted
 from d2ldev.operations.examples import Whole
 from d2ldev.training import team
 from mutants import Mutant, ReferenceParallel
@@ -139,8 +140,8 @@ class CopiesModelsToTheFirst(Mutant, caught_by="replicate.copies-models"):
 
 class TakesTheMeanOfMeans(Mutant, caught_by="several.learn-what-one-learns"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, shards):
-            return [0.5 for _ in shards]
+        def _weigh(self, shard):
+            return 0.5
 
 
 class LearnsNothingTogether(Mutant, caught_by="several.change-the-parameters"):
@@ -163,17 +164,26 @@ class StepsWithEachBatch(Mutant, caught_by="several.accumulate"):
             return found
 
 
+class ForgetsTheWeightsOfAShard(Mutant, caught_by="several.accumulate-by-weight"):
+    class ParallelLearner(NetworkParallelLearner):
+        def _differentiate(self, model, inputs, y):
+            found = super()._differentiate(model, inputs, y)
+            self.weight = None
+            return found
+
+
 class ComputesWithEmptyParts(Mutant, caught_by="several.take-small-batches"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, shards):
-            shards[:] = [shard._replace(number=shard.number or 1) for shard in shards]
-            return super()._compute_shares(y, shards)
+        def _split(self, model, inputs, y):
+            shards = super()._split(model, inputs, y)
+            return [shard._replace(number=shard.number or 1) for shard in shards]
 
 
 class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-batch"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, shards):
-            return super()._compute_shares(getattr(y, "y", y), shards)
+        def _weigh(self, shard):
+            _, y = shard.operands
+            return shard.share if isinstance(y, Weighted) else super()._weigh(shard)
 
 
 class CountsShardsWithALossAlike(Mutant, caught_by="several.loss-of-the-model"):
@@ -220,8 +230,8 @@ class LosesWhatWasLearned(Mutant, caught_by="several.hand-back-past-what-a-call-
 
 class SharesLabelsForNone(Mutant, caught_by="several.leave-out-labels"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _compute_shares(self, y, shards):
-            return [shard.share for shard in shards]
+        def _weigh(self, shard):
+            return shard.share
 
 
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
@@ -337,8 +347,8 @@ class LosesTheRunningMeansOfTheProcesses(Mutant, caught_by="processes.keep-runni
 
 class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
     class GroupLearner(ReferenceGroupLearner):
-        def __init__(self, tensors, model, settings, group):
-            super().__init__(tensors, model, settings, group)
+        def __init__(self, framework, model, settings, group):
+            super().__init__(framework, model, settings, group)
             self._model = model
 
 
@@ -376,24 +386,32 @@ class LearnsFromWhatOnlyFills(Mutant, caught_by="processes.take-small-batches"):
     class GroupLearner(ReferenceGroupLearner):
         def step(self, inputs, y):
             if not self.portion.number:
-                self.portion = self.portion._replace(share=1.0)
+                self.portion = self.portion._replace(number=1)
             return super().step(inputs, y)
 
 
 class CountsExamplesAndNotWeights(Mutant, caught_by="processes.weigh-the-whole-batch"):
     class GroupLearner(ReferenceGroupLearner):
-        def step(self, inputs, y):
-            number, length, _ = self.portion
-            self.portion = self.portion._replace(share=number / length)
-            return super().step(inputs, y)
+        def _loss(self, prediction, y):
+            found = super()._loss(prediction, y)
+            self.weight = None
+            return found
 
 
 class CountsExamplesAndNotLabels(Mutant, caught_by="processes.leave-out-labels"):
     class GroupLearner(ReferenceGroupLearner):
-        def step(self, inputs, y):
-            number, length, _ = self.portion
-            self.portion = self.portion._replace(share=number / length)
-            return super().step(inputs, y)
+        def _loss(self, prediction, y):
+            found = super()._loss(prediction, y)
+            self.weight = None
+            return found
+
+
+class CountsItsOwnLabelsAlone(Mutant, caught_by="processes.accumulate-by-weight"):
+    class GroupLearner(ReferenceGroupLearner):
+        def _find_factor(self, inputs, y):
+            if self.settings.accumulate_grad_batches > 1:
+                self.weight = None
+            return super()._find_factor(inputs, y)
 
 
 class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-another-number"):
@@ -430,15 +448,15 @@ class LetsProcessesShareAGpu(Mutant, caught_by="processes.say-who-shares-a-gpu")
 
 class SaysNothingOfTheLost(Mutant, caught_by="processes.end-with-a-lost-one"):
     class GroupLearner(ReferenceGroupLearner):
-        def __init__(self, tensors, model, settings, group):
-            super().__init__(tensors, model, settings, group)
+        def __init__(self, framework, model, settings, group):
+            super().__init__(framework, model, settings, group)
             sys.excepthook = lambda *error: None
 
 
 class SaysNotWhatTheLostWasWaitedFor(Mutant, caught_by="processes.end-with-a-lost-one"):
     class GroupLearner(ReferenceGroupLearner):
-        def __init__(self, tensors, model, settings, group):
-            super().__init__(tensors, model, settings, group)
+        def __init__(self, framework, model, settings, group):
+            super().__init__(framework, model, settings, group)
             sys.excepthook = lambda kind, error, traceback: print(
                 f"{kind.__name__}: {str(error).partition('. Rank')[0]}", file=sys.stderr
             )
@@ -468,6 +486,6 @@ class LearnsFromItsMachineAlone(
 
 class SaysNothingOfWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):
     class GroupLearner(ReferenceGroupLearner):
-        def __init__(self, tensors, model, settings, group):
-            super().__init__(tensors, model, settings, group)
+        def __init__(self, framework, model, settings, group):
+            super().__init__(framework, model, settings, group)
             sys.excepthook = lambda *error: None

@@ -20,6 +20,7 @@ from d2ldev import UnsupportedValueError
 from d2ldev._backend import framework_of
 from d2ldev.operations.steps import (
     check_loss,
+    mean_and_weight,
     output_refusal,
     own_loss,
     read_signature,
@@ -63,6 +64,18 @@ class WithLoss(MLP):
         is_class = xp.expand_dims(xp.astype(labels, xp.int64), axis=-1) == classes
         chosen = xp.sum(xp.where(is_class, logits, xp.zeros_like(logits)), axis=-1)
         return {"logits": logits, "loss": xp.mean(sums - chosen)}
+
+
+class Branching(MLP):
+    """Two models, of which a batch takes one."""
+
+    def choose(self, x):
+        """Return the number of the layer."""
+        return 0 if x.shape[0] > 4 else 1
+
+    def outputs(self, x):
+        """Return the input and the prediction."""
+        return MLP([self.layers[self.choose(x)]]).outputs(x)
 
 
 class Attentive(MLP):
@@ -141,8 +154,8 @@ class GradientDescent(NamedTuple):
 class NarrowLearner(ReferenceLearner):
     """Rounds as ``'bf16'`` and ``'fp16'`` do, where it computes and not in the parameters."""
 
-    def __init__(self, tensors, model, settings):
-        super().__init__(tensors, model, settings)
+    def __init__(self, framework, model, settings):
+        super().__init__(framework, model, settings)
         if settings.precision == "fp16":
             self._optimizer["scale"] = 2.0**16
 
@@ -199,6 +212,12 @@ def _round(x, digits):
     return large - (large - x)
 
 
+def take_mean(total, weight):
+    """Return a mean, and the weight as a number."""
+    weight = float(weight)
+    return total / (weight or 1.0), weight
+
+
 class AnyLoss(ReferenceLearner):
     """Computes losses of the user's, from which nothing is learned, and those of a model."""
 
@@ -247,7 +266,7 @@ class AnyLoss(ReferenceLearner):
                 raise output_refusal("compute the loss", prediction, "loss")
             return super()._loss(prediction, y)
         given = (prediction, y) if takes_target(self.settings.loss) else (prediction,)
-        loss = self.settings.loss(*given)
+        loss, self.weight = mean_and_weight(self.settings.loss(*given), take_mean)
         check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
         return loss, None if isinstance(prediction, dict) else prediction * 0.0
 
@@ -277,8 +296,8 @@ class NetworkParallelLearner(KeepsMeans, AnyLoss, ReferenceParallelLearner):
 class NetworkGroupLearner(KeepsMeans, ReferenceGroupLearner):
     """Trains normalized networks in several processes, too."""
 
-    def __init__(self, tensors, model, settings, group):
-        super().__init__(tensors, model, settings, group)
+    def __init__(self, framework, model, settings, group):
+        super().__init__(framework, model, settings, group)
         if isinstance(model, Normalized):
             self._model = dataclasses.replace(model, layers=self._model.layers)
 
@@ -291,11 +310,11 @@ class NetworkGroupLearner(KeepsMeans, ReferenceGroupLearner):
 class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
     """Trains networks and modules too, and has masked models predict."""
 
-    def __init__(self, tensors, model, settings):
+    def __init__(self, framework, model, settings):
         optimizer = settings.optimizer
         if isinstance(optimizer, GradientDescent):
             settings = settings._replace(optimizer=optimizer.name, lr=optimizer.lr)
-        super().__init__(tensors, model, settings)
+        super().__init__(framework, model, settings)
         if not model.layers and optimizer is not None:
             raise UnsupportedValueError("train a model", "there is nothing to train", "mlp([2, 1])")
         self.settings = settings
@@ -307,13 +326,15 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
         before = self.components["model"]
         if self.settings.methods is not None:
             ((x, y),) = inputs
-            loss = own_loss(before, self.settings.methods, *inputs, is_step=True)
+            loss, _ = own_loss(before, self.settings.methods, take_mean, *inputs, is_step=True)
             super().step((x,), y)
             layers = self.components["model"].layers
             self.replace({**self.components, "model": dataclasses.replace(before, layers=layers)})
             return loss, None
         if isinstance(before, Masked):
             return self.evaluate(inputs, y)
+        if isinstance(before, Branching):
+            return self.step_of_a_branch(before.choose(*inputs), inputs, y)
         if isinstance(before, Attentive):
             found = super().step(inputs, y)
             after = Attentive(self.components["model"].layers)
@@ -332,8 +353,35 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
     def evaluate(self, inputs, y):
         if self.settings.methods is not None:
             model = self.components["model"]
-            return own_loss(model, self.settings.methods, *inputs, is_step=False), None
+            loss, _ = own_loss(model, self.settings.methods, take_mean, *inputs, is_step=False)
+            return loss, None
         return super().evaluate(inputs, y)
+
+    def step_of_a_branch(self, number, inputs, y):
+        """Take a step with one of two layers, and leave the other one as it is."""
+        before, whole = self._model, self._optimizer
+        self._model = MLP([before.layers[number]])
+        self._optimizer = {
+            name: [value[number]] if isinstance(value, list) else value
+            for name, value in whole.items()
+        }
+        try:
+            return ReferenceLearner.step(self, inputs, y)
+        finally:
+
+            def put(all_layers, own):
+                return [own[0] if i == number else x for i, x in enumerate(all_layers)]
+
+            layers = put(before.layers, self._model.layers)
+            self._model = Branching(self.leave(layers, 1 - number))
+            self._optimizer = {
+                name: put(whole[name], value) if isinstance(value, list) else value
+                for name, value in self._optimizer.items()
+            }
+
+    def leave(self, layers, unused):
+        """Return the layers after a step that has not used one of them."""
+        return layers
 
     def drop_some(self, inputs):
         """Return the inputs without some of their numbers."""
@@ -484,6 +532,16 @@ def models_with_masks(backend):
 def models_with_losses(backend):
     """Return a model that computes its loss itself."""
     return {"with a loss": lambda device: WithLoss(backend.mlp([3, 2], device=device).layers)}
+
+
+def models_with_branches(backend):
+    """Return a model of two layers."""
+
+    def build(device):
+        layers = [backend.mlp([2, 1], seed=i, device=device).layers[0] for i in range(2)]
+        return Branching(layers)
+
+    return {"branching": build}
 
 
 def attention_models(backend):

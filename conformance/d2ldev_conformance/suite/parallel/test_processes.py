@@ -32,6 +32,7 @@ from d2ldev import (
     PeerLostError,
     Trainer,
     UnsupportedValueError,
+    WeightedLoss,
 )
 from d2ldev._backend import framework_of
 from d2ldev.areas.abilities import require
@@ -109,7 +110,9 @@ CASES: dict[str, dict[str, Any]] = {
     "weighted": {"weights": [1, 3, 0.5, 2, 1]},
     "half weighted": {"weights": [0, 0, 0, 1, 2]},
     "unweighted": {"weights": [0, 0, 0, 0, 0]},
-    "without some labels": {"left_out": [0, 1, 3]},
+    "without some labels": {"left_out": [0, 1, 3], "validates": True},
+    "accumulated without labels": {"left_out": [0, 1, 3], "accumulate_grad_batches": 3},
+    "sharded without labels": {"left_out": [0, 1, 3], "is_sharded": True},
     "seeded": {"is_seeded_by_rank": True},
     "shuffled": {"is_shuffled": True},
     "sharded": {"is_shuffled": True, "is_sharded": True},
@@ -132,6 +135,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "checkpoint": "shared",
     },
 }
+# Of these the loss is one of the user's, which tells its weight.
+WEIGHING: dict[str, dict[str, Any]] = {
+    "weighing": {"is_weighing": True},
+    "weighing and accumulated": {"is_weighing": True, "accumulate_grad_batches": 2},
+}
 # Of these the labels are a list, where the framework can split one.
 LISTED: dict[str, dict[str, Any]] = {
     "listed": {"is_listed": True},
@@ -150,8 +158,17 @@ def _arrays(examples):
     return inputs**3, (np.arange(examples) % 3).astype("int32")
 
 
-def _loader(examples, is_shuffled, seed=0):
-    return ArrayLoader(*_arrays(examples), batch_size=5, shuffle=is_shuffled, seed=seed)
+def _loader(examples, is_shuffled, seed=0, left_out=()):
+    x, y = _arrays(examples)
+    y[[*left_out]] = -100
+    return ArrayLoader(x, y, batch_size=5, shuffle=is_shuffled, seed=seed)
+
+
+def _take_weighted(prediction, y):
+    """Return squares, each with the weight in the second column of the target."""
+    rows = range(y.shape[0])
+    squares = [(prediction[i, 0] - y[i, 0]) ** 2 * y[i, 1] for i in rows]
+    return WeightedLoss(sum(squares), sum(y[i, 1] for i in rows))
 
 
 class Batches(ArrayLoader):
@@ -165,12 +182,22 @@ class Batches(ArrayLoader):
         is_shuffled, seed: see ``ArrayLoader``.
         is_told: whether the process tells when it begins an epoch.
         is_listed: whether the labels are a list, beside what is the same for all processes.
+        is_weighing: whether the target has a column of weights.
     """
 
     def __init__(
-        self, examples, weights, left_out, ended, is_shuffled, seed, is_told=False, is_listed=False
+        self,
+        examples,
+        weights,
+        left_out,
+        ended,
+        is_shuffled,
+        seed,
+        is_told=False,
+        is_listed=False,
+        is_weighing=False,
     ):
-        self._is_listed = is_listed
+        self._is_listed, self._is_weighing = is_listed, is_weighing
         super().__init__(*_arrays(examples), batch_size=5, shuffle=is_shuffled, seed=seed)
         self._weights, self._ended, self._is_told = weights, ended, is_told
         self._left_out = left_out
@@ -189,6 +216,8 @@ class Batches(ArrayLoader):
             if self._is_listed:
                 marked = Broadcast([1, np.arange(3, dtype="int32")])
                 yield {"x": x, "y": {"labels": y.tolist(), "marked": marked}}
+            elif self._is_weighing:
+                yield x, np.stack([y, np.arange(len(y)) // 2], 1).astype("float32")
             elif self._weights is None:
                 yield x, y
             elif number == 0:
@@ -229,6 +258,7 @@ def train(
     is_seeded_by_rank: bool = False,
     is_sharded: bool = False,
     is_listed: bool = False,
+    is_weighing: bool = False,
     normalized_network: str | None = None,
     has_equal_halves: bool = False,
     validates: bool = False,
@@ -251,6 +281,7 @@ def train(
         other_examples: how many examples rank 1 has.
         is_seeded_by_rank: whether the processes begin with different models and orders.
         is_sharded: whether each process reads its part only.
+        is_weighing: whether the loss is a ``WeightedLoss``.
         normalized_network: the name of a network with batch normalization, which is trained with
             other data.
         has_equal_halves: whether both halves of these batches have the same examples.
@@ -278,17 +309,19 @@ def train(
     length = other_examples if rank and other_examples else examples
     is_told = rank == 1 and other_examples is not None
     ended = ended if rank else None
-    data: Any = Batches(length, weights, left_out, ended, is_shuffled, seed, is_told, is_listed)
+    data: Any = Batches(
+        length, weights, left_out, ended, is_shuffled, seed, is_told, is_listed, is_weighing
+    )
     if is_sharded:
-        data = trainer.shard_data(_loader(examples, is_shuffled, seed))
+        data = trainer.shard_data(_loader(examples, is_shuffled, seed, left_out))
     if normalized_network is not None:
         data = make_normal_batches(has_equal_halves=has_equal_halves)
     history = trainer.fit(
         net,
         data,
         _loader(7, is_shuffled=False) if validates else None,
-        loss="cross_entropy",
-        metrics=["accuracy"],
+        loss=_take_weighted if is_weighing else "cross_entropy",
+        metrics=[] if is_weighing else ["accuracy"],
         checkpoint=None if checkpoint is None else f"{folder}/{checkpoint}.safetensors",
         **{"lr": 0.02, **options},
     )
@@ -379,6 +412,7 @@ class _Runs:
 
 _SHARING = "train with sharded parameters"
 _LISTS = "split sequences over processes"
+_OWN_LOSSES = "train with a loss of your own"
 
 
 @pytest.fixture(scope="module")
@@ -394,6 +428,8 @@ def runs(backend, num_gpus, tmp_path_factory):
     if _SHARING not in framework_of(backend).cannot:
         shared = {"num_gpus": num_gpus, "shard": "parameters"}
         cases |= {case: {**shared, **options} for case, options in SHARED.items()}
+    if _OWN_LOSSES not in framework_of(backend).cannot:
+        cases |= {case: {"num_gpus": num_gpus, **options} for case, options in WEIGHING.items()}
     if _LISTS not in framework_of(backend).cannot:
         cases |= {case: {"num_gpus": num_gpus, **options} for case, options in LISTED.items()}
     for name in list_provided(backend, networks_with_batch_norm):
@@ -536,13 +572,28 @@ def test_weights_are_those_of_the_whole_batch(runs, case):
 
 
 @requirement("processes.leave-out-labels", section=SECTION, source="contract, Labels")
-def test_the_mean_is_over_the_labels_of_the_whole_batch(runs):
+@pytest.mark.parametrize("case", ["without some labels", "sharded without labels"])
+def test_the_mean_is_over_the_labels_of_the_whole_batch(runs, case):
     """Take the mean over the labels that count in all processes.
 
-    One process may have no label that counts.
+    One process may have no label that counts, or read its own part only.
     """
-    case = "without some labels"
     assert_same_run(runs.together(case), runs.alone(**CASES[case]))
+
+
+@requirement("processes.accumulate-by-weight", section=SECTION, source="contract, Training")
+def test_batches_count_by_the_labels_of_all_processes(runs):
+    """Count accumulated batches by the labels that count in all processes."""
+    case = "accumulated without labels"
+    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
+
+
+@requirement("processes.accumulate-by-weight", section=SECTION, source="contract, Training")
+@pytest.mark.needs("train in several processes", _OWN_LOSSES)
+@pytest.mark.parametrize("case", WEIGHING)
+def test_a_loss_of_the_user_tells_its_weight_to_all_processes(runs, case):
+    """Weigh batches and shards by the weight that a loss of the user's returns."""
+    assert_same_run(runs.together(case), runs.alone(**WEIGHING[case]))
 
 
 @requirement(

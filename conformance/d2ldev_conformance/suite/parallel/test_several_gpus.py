@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Broadcast, History, Trainer
+from d2ldev import Broadcast, History, Trainer, WeightedLoss
 from d2ldev_conformance.provision import (
     attention_models,
     models_with_losses,
@@ -115,6 +115,46 @@ def test_gradients_of_several_batches_make_a_step(backend):
         _fit(backend, 2, accumulate_grad_batches=3, clip=0.05),
         _fit(backend, 1, accumulate_grad_batches=3, clip=0.05),
     )
+
+
+def _take_weighted(prediction, y):
+    """Return squares, each with the weight in the second column of the target."""
+    rows = range(y.shape[0])
+    squares = [(prediction[i, 0] - y[i, 0]) ** 2 * y[i, 1] for i in rows]
+    return WeightedLoss(sum(squares), sum(y[i, 1] for i in rows))
+
+
+@requirement("several.accumulate-by-weight", section=SECTION, source="contract, Training")
+@pytest.mark.parametrize("accumulate_grad_batches", [1, 3])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "labels",
+        "weights",
+        pytest.param("own", marks=pytest.mark.needs("train", "train with a loss of your own")),
+    ],
+)
+def test_batches_and_shards_count_by_the_weights_of_their_losses(
+    backend, kind, accumulate_grad_batches
+):
+    """Count batches and shards on two GPUs by the weights of their losses.
+
+    A shard may have no weight at all, and a loss of the user's may tell its weight.
+    """
+    data, options = [], {"accumulate_grad_batches": accumulate_grad_batches, "clip": 0.05}
+    for number, (x, y) in enumerate(_data()):
+        weights = np.arange(len(y), dtype="float32") * (number != 1)
+        weights[: 3 * (number == 0)] = 0
+        if kind == "labels":
+            data.append((x, np.where(weights == 0, -100, y).astype("int32")))
+        elif kind == "weights":
+            data.append({"x": x, "y": y, "sample_weight": weights})
+        else:
+            data.append((x, np.stack([y, weights], 1).astype("float32")))
+    if kind == "own":
+        options |= {"loss": _take_weighted, "metrics": ()}
+    options |= {"val_data": data}
+    assert_same_run(_fit(backend, 2, data, **options), _fit(backend, 1, data, **options))
 
 
 @requirement("several.take-small-batches", section=SECTION)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import DeviceUnavailableError
+from d2ldev import DeviceUnavailableError, WeightedLoss
 from d2ldev._backend import framework_of
 from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.provision import models_with_masks
@@ -276,6 +276,51 @@ def test_the_sample_weight_of_a_dict_weighs_its_examples(backend, batches, num_g
         *(_parameters(backend, trainer.model, trainer.device) for trainer in (found, expected)),
         rtol=1e-5,
     )
+
+
+def _weigh(prediction, y):
+    """Return squares, each with the weight in the second column of the target."""
+    rows = range(y.shape[0])
+    squares = [(prediction[i, 0] - y[i, 0]) ** 2 * y[i, 1] for i in rows]
+    return WeightedLoss(sum(squares), sum(y[i, 1] for i in rows))
+
+
+@requirement("fit.weighs-the-loss-of-an-epoch", section=SECTION)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("labels", "weights", "uneven"),
+        pytest.param("own", marks=pytest.mark.needs("train", "train with a loss of your own")),
+    ],
+)
+def test_the_loss_of_an_epoch_is_that_of_one_batch_of_all(backend, num_gpus, kind):
+    """Give an epoch of several batches the loss of one batch of all, to train and to validate.
+
+    A batch of two labels must not count like a batch of twenty.
+    """
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((12, 2)).astype("float32"), np.arange(12, dtype="int32") % 3
+    weights = np.array([1, 2, 0, 0, 0, 0, 3, 0, 0, 0.5, 0, 1], "float32")
+    loss = _weigh if kind == "own" else "cross_entropy"
+    batch = {"x": x, "y": y}
+    if kind == "labels":
+        batch["y"] = np.where(weights == 0, -100, y).astype("int32")
+    elif kind == "weights":
+        batch["sample_weight"] = weights
+    elif kind == "own":
+        batch["y"] = np.stack([y, weights], 1).astype("float32")
+    data = [
+        {name: array[part] for name, array in batch.items()}
+        for part in (slice(5), slice(5, 6), slice(6, 12))
+    ]
+    histories = []
+    for batches in (data, [batch]):
+        trainer = Trainer(1, num_gpus, backend=backend)
+        net = backend.mlp([2, 3])
+        histories.append(trainer.fit(net, batches, batches, loss=loss, lr=0.0))
+    found, expected = histories
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
 
 
 @requirement("fit.weights-of-zero", section=SECTION)

@@ -372,7 +372,7 @@ def test_the_loss_that_lbfgs_searches_with_is_added_up_on_its_device(virtual, mo
     with start("gloo", rank=0, world_size=1, store=torch.distributed.HashStore()):
         group = SimpleNamespace(rank=0, size=1)
         learner = framework_of(virtual).parallel.learner_of_group(net, settings, group)
-        learner.portion = Portion(2, 2, 1.0)
+        learner.portion = Portion(2, 2)
         learner.step((x,), x)
     # The CPU may have no engine.
     assert devices == [x.device]

@@ -120,17 +120,41 @@ class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gra
             return super()._update_parameter(steps, x, gradient + 0.01 * x, *rest)
 
 
+class DecaysUnusedLayers(Mutant, caught_by="train.leaves-unused-parameters"):
+    class Learner(NetworkLearner):
+        def leave(self, layers, unused):
+            if self.settings.optimizer == "adamw":
+                layers[unused] = {name: x * 0.999 for name, x in layers[unused].items()}
+            return layers
+
+
 class AddsGradients(Mutant, caught_by="train.accumulates"):
     class Learner(NetworkLearner):
         def flush(self):
-            self.pending = min(self.pending, 1)
+            self._total = 1.0
             super().flush()
+
+
+class CountsBatchesAndNotLabels(Mutant, caught_by="train.accumulates-by-weight"):
+    class Learner(NetworkLearner):
+        def _find_factor(self, inputs, y):
+            self.weight = None
+            return super()._find_factor(inputs, y)
+
+
+class LogsBatchesAndNotLabels(Mutant, caught_by="fit.weighs-the-loss-of-an-epoch"):
+    class Learner(NetworkLearner):
+        def evaluate(self, inputs, y):
+            found = super().evaluate(inputs, y)
+            self.weight = None
+            return found
 
 
 class DividesByTheFullNumber(Mutant, caught_by="train.accumulates-what-is-left"):
     class Learner(NetworkLearner):
         def flush(self):
-            self.pending = self.pending and self.settings.accumulate_grad_batches
+            if self.pending:
+                self._total *= self.settings.accumulate_grad_batches / self.pending
             super().flush()
 
 

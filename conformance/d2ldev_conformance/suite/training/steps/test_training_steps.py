@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import DeviceMismatchError, UnsupportedValueError
+from d2ldev import DeviceMismatchError, UnsupportedValueError, WeightedLoss
 from d2ldev.framework import Weighted
 from d2ldev_conformance.provision import (
     freezables,
     models_of_sequences,
+    models_with_branches,
     networks,
     own_optimizers,
 )
@@ -183,7 +184,17 @@ def test_targets_that_would_be_broadcast_are_refused(backend, place, method):
 
 @requirement("train.refuses-losses-that-are-no-scalar", section=SECTION)
 @pytest.mark.needs("train", "train with a loss of your own")
-@pytest.mark.parametrize("loss", [lambda p, y: (p - y) ** 2, lambda *_: 1.0], ids=["rows", "1.0"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda p, y: (p - y) ** 2,
+        lambda *_: 1.0,
+        lambda p, y: (p[0, 0] - y[0, 0], p[0, 0]),
+        lambda p, y: WeightedLoss((p - y) ** 2, 4),
+        lambda p, y: WeightedLoss(p[0, 0] - y[0, 0], y),
+    ],
+    ids=["rows", "1.0", "tuple", "sums", "weights"],
+)
 def test_a_loss_that_is_not_a_scalar_is_refused_and_nothing_changes(backend, place, loss):
     """Refuse a loss that is not a scalar tensor, and change nothing.
 
@@ -324,6 +335,92 @@ def test_accumulated_batches_equal_one_large_batch(backend, place, data, clip):
     assert found.pending == 0
 
 
+def _take_weighted(prediction, y):
+    """Return squares, each with the weight in the second column of the target."""
+    rows = range(y.shape[0])
+    squares = [(prediction[i, 0] - y[i, 0]) ** 2 * y[i, 1] for i in rows]
+    return WeightedLoss(sum(squares), sum(y[i, 1] for i in rows))
+
+
+def _take_mean(prediction, y):
+    """Return the mean of squares."""
+    rows = range(y.shape[0])
+    return sum((prediction[i, 0] - y[i, 0]) ** 2 for i in rows) / len(rows)
+
+
+class _Weighing:
+    """Batches whose losses weigh differently: of 5, 4, 1 and 3 examples, the second of weight 0.
+
+    Args:
+        backend, place: where they are.
+        kind: what weighs.
+    """
+
+    def __init__(self, backend, place, kind):
+        self._backend, self._place = backend, place
+        draw = np.random.default_rng(0)
+        self._x = draw.standard_normal((13, 2)).astype("float32")
+        self._y = draw.random((13, 3)).astype("float32")
+        self.loss = {"own": _take_weighted, "mean": _take_mean}.get(kind, kind.split()[0])
+        if self.loss == "cross_entropy":
+            self._y = self._y.argmax(-1).astype("int32")
+        weights = np.array([1, 2, 0, 0.5, 3, 0, 0, 0, 0, 2, 1, 0, 1], "float32")
+        self._weights = weights if kind.endswith("weights") else None
+        if kind.endswith("labels"):
+            self._y[weights == 0] = -100
+        if kind == "own":
+            self._y = np.stack([self._y[:, 0], weights], 1)
+
+    def take(self, *rows):
+        """Return the operands of a step."""
+        part = slice(*rows)
+        x, y = (self._backend.asarray(a[part], device=self._place) for a in (self._x, self._y))
+        if self._weights is not None:
+            y = Weighted(y, self._backend.asarray(self._weights[part], device=self._place))
+        return (x,), y
+
+    def learn(self, steps, **options):
+        """Return a learner after steps from these rows."""
+        net = self._backend.mlp([2, 3], device=self._place)
+        options = {"loss": self.loss, "optimizer": "momentum", "lr": 0.2, **options}
+        learner = self._backend.learner(net, **options)
+        for rows in steps:
+            learner.step(*self.take(*rows))
+        learner.flush()
+        return learner
+
+
+@requirement("train.accumulates-by-weight", section=SECTION)
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("mse", "bce", "cross_entropy", "cross_entropy labels"),
+        *("mse weights", "bce weights", "cross_entropy weights"),
+        pytest.param("own", marks=pytest.mark.needs("train", "train with a loss of your own")),
+        pytest.param("mean", marks=pytest.mark.needs("train", "train with a loss of your own")),
+    ],
+)
+def test_accumulated_batches_count_by_the_weights_of_their_losses(backend, place, kind, clip):
+    """Count each accumulated batch by what its mean is taken over.
+
+    Labels that are left out, weights of examples and uneven batches must change no step. A loss of
+    the user's may tell its weight, and a mean counts by its examples.
+    """
+    data = _Weighing(backend, place, kind)
+    options = {"gradient_clip_val": clip}
+    pieces = [(0, 5), (5, 9), (9, 10), (10, 13)]
+    found = data.learn(pieces, accumulate_grad_batches=6, **options)
+    _assert_same_model(backend, found, data.learn([(0, 13)], **options))
+    # Batches of weight 0 alone change nothing, and give no NaN.
+    if kind not in ("mse", "bce", "cross_entropy", "mean"):
+        before = read_saved_values(backend, backend.mlp([2, 3], device=place))
+        still = data.learn([(5, 7), (7, 9)], accumulate_grad_batches=2, **options)
+        still.sync()
+        for name, value in read_saved_values(backend, still.components["model"]).items():
+            np.testing.assert_allclose(value, before[name], atol=1e-7, err_msg=name)
+
+
 @requirement("train.accumulates-what-is-left", section=SECTION)
 def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data):
     """Take the mean over as many batches as have accumulated.
@@ -365,6 +462,45 @@ def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data
     x, y = (backend.asarray(array, device=target) for array in data)
     expected.step((x,), y)
     _assert_same_model(backend, found, expected)
+
+
+# -- layers that a step does not use ---------------------------------------------------------------
+
+
+@requirement("train.leaves-unused-parameters", section=SECTION)
+@pytest.mark.parametrize("accumulate_grad_batches", [1, 2])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
+def test_a_layer_that_a_step_does_not_use_stays_as_it_is(
+    backend, place, data, model_with_branches, optimizer, accumulate_grad_batches
+):
+    """Leave a layer that a step does not use as it is, with its state in the optimizer.
+
+    A gradient of zeros would decay its values and its moments.
+    """
+
+    def learn(sizes):
+        net = models_with_branches(backend)[model_with_branches](place)
+        options = {"accumulate_grad_batches": accumulate_grad_batches, "lr": 0.1}
+        learner = backend.learner(net, optimizer=optimizer, **options)
+        found = []
+        for size in sizes:
+            x, y = (backend.asarray(array[:size], device=place) for array in data)
+            for _ in range(accumulate_grad_batches):
+                learner.step((x,), y)
+            learner.sync()
+            found.append(read_saved_values(backend, learner.components["model"]))
+        return found
+
+    first, second, third = learn([8, 3, 8])
+    by_small = {name for name in first if not np.array_equal(first[name], second[name])}
+    by_large = {name for name in first if not np.array_equal(second[name], third[name])}
+    assert by_small
+    assert by_large
+    assert not by_small & by_large
+    if optimizer in ("sgd", "momentum", "adagrad"):  # the others may count the steps of all
+        _, expected = learn([8, 8])
+        for name in by_large:
+            np.testing.assert_array_equal(third[name], expected[name])
 
 
 # -- weights ---------------------------------------------------------------------------------------
