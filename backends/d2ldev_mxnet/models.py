@@ -110,11 +110,6 @@ class MXNetModels(Models):
     def find_unlisted(self, obj: Any) -> Collection[str]:
         return vars(obj).keys() - _OWN_ATTRIBUTES if isinstance(obj, _Block) else ()
 
-    def registration(self, obj: Any, name: str) -> str:
-        if isinstance(obj, _Block):
-            return f"self.{name} = self.params.get_constant({name!r}, x)"
-        return super().registration(obj, name)
-
     def list_attached(self, x: Tensor) -> Iterator[Member]:
         gradient = self._gradient_of(x)
         if gradient is None:
