@@ -356,11 +356,12 @@ class BatchedDeviceLog(DeviceLog[TensorT]):
 
 
 def means_of(
-    totals: Mapping[str, Sequence[float]], of_nothing: float = float("nan")
+    totals: Mapping[str, Sequence[float]], of_nothing: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return name -> weighted sum / sum of weights; ``of_nothing`` if that sum is 0."""
+    """Return name -> weighted sum / sum of weights; NaN or ``of_nothing`` if that sum is 0."""
+    others = of_nothing or {}
     return {
-        name: total / weights if weights else of_nothing
+        name: total / weights if weights else others.get(name, float("nan"))
         for name, (total, weights) in totals.items()
     }
 

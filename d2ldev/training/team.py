@@ -82,8 +82,8 @@ class Team:
         return _count_alone(examples, each)._replace(in_accuracy=counted)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
-        """Return the means over the batches of an epoch; 0 where nothing counts."""
-        return means_of(log.state_dict()["totals"], of_nothing=0.0)
+        """Return the means over the batches of an epoch; the last value where nothing counts."""
+        return means_of(log.state_dict()["totals"], log.last())
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         """Return the state of a log, with the sums over all processes."""
@@ -183,7 +183,7 @@ class ProcessGroup(Team):
         return Counts(portion.length, portion.number * each, portion.number, counted)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
-        return means_of(self._totals(log, f"the end of {self._place}"), of_nothing=0.0)
+        return means_of(self._totals(log, f"the end of {self._place}"), log.last())
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         return {**log.state_dict(), "totals": self._totals(log, "a checkpoint within an epoch")}
