@@ -66,6 +66,8 @@ def with_tables(text: str) -> str:
         "sharding": make_sharding_rows(),
         "speed-summary": speed_summary_rows(),
         "speed-misses": speed_miss_rows(),
+        "zoo": zoo_rows(),
+        "zoo-refused": zoo_refusal_rows(),
         "requirements": requirement_rows(),
         **option_tables(),
         "peers": chain(peer_rows(_results("peers-*")), _circumstances("peers-*")),
@@ -581,6 +583,41 @@ def _figure(result: dict[str, Any]) -> str:
 def _explain(result: dict[str, Any]) -> str:
     """Return what ``_figure`` does, with the reason why an aim is missed."""
     return _figure(result) + (f": {result['reason']}" if result["reason"] else "")
+
+
+def zoo_rows() -> Iterator[str]:
+    """Return one row for each package of models that others wrote, and what it was tried with."""
+    yield "| package | models | right | refused | not right |"
+    yield "|---|---|---|---|---|"
+    lines, total = [], Counter[str]()
+    for _, document in documents(ROOT / "conformance" / "results" / "zoo"):
+        for package, group in groupby(document["results"], key=lambda each: each["package"]):
+            count = Counter(each["outcome"] for each in group)
+            total += count
+            yield f"| {package} | {_count_cells(count)} |"
+        there = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+        lines.append(f"- {document['date']}, Python {document['python']}, {there}")
+    yield f"| together | {_count_cells(total)} |"
+    yield from ("", *lines)
+
+
+def _count_cells(count: Counter[str]) -> str:
+    numbers = count.total(), count["right"], count["refused"], count["wrong"] + count["failed"]
+    return " | ".join(str(number) for number in numbers)
+
+
+def zoo_refusal_rows() -> Iterator[str]:
+    """Return one row for each reason why a model of others is refused, or is not right."""
+    yield "| what | models | why |"
+    yield "|---|---|---|"
+    models: dict[tuple[str, str], dict[str, None]] = {}
+    for _, document in documents(ROOT / "conformance" / "results" / "zoo"):
+        for result in document["results"]:
+            for check, message in result["messages"].items():
+                reason = result["reasons"][check] or f"Not yet: {_in_a_cell(message)}"
+                models.setdefault((check, reason), {})[f"`{result['model']}`"] = None
+    for (check, reason), names in models.items():
+        yield f"| {check} | {', '.join(names)} | {reason} |"
 
 
 def _in_a_cell(statement: str) -> str:
