@@ -99,8 +99,6 @@ def describe_output(output: Any) -> str:
     """Return what a model has returned, in a few words: a mapping by its keys."""
     if isinstance(output, Mapping):
         return f"it returns a {type(output).__name__} with {', '.join(map(repr, output.keys()))}"
-    if isinstance(output, (tuple, list)):
-        return f"it returns a {type(output).__name__} of {len(output)}"
     return f"it returns a {type(output).__name__}"
 
 

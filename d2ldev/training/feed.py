@@ -151,7 +151,7 @@ class Feed:
         """Return the inputs of the first batch, on the device."""
         for first in draw_outside(self._framework, data):
             (batch,) = self.draw([first])
-            return separate(self.prepare(batch), self._signature, self._rule)[0]
+            return separate(self.prepare(batch), self._signature, self._rule, self._kinds)[0]
         raise empty_data_refusal()
 
     def inputs_to_predict(self, batch: Any) -> Inputs:
@@ -159,7 +159,7 @@ class Feed:
 
         The target is ``'y'`` of a mapping, or the last item of a tuple with two or more items.
         """
-        return separate(self.prepare(batch), self._signature, "left out")[0]
+        return separate(self.prepare(batch), self._signature, "left out", self._kinds)[0]
 
     def _prepare_on_host(self, batch: Any) -> Any:
         """Cast the floats of a batch on the host, read its labels, and select a portion.
@@ -221,7 +221,7 @@ class Feed:
         if type(batch) is tuple and len(batch) == 2:  # the usual batch
             return look_at(self._framework, batch[1], is_drawn=True, waits=waits)
         try:
-            _, y = separate(batch, self._signature, self._rule)
+            _, y = separate(batch, self._signature, self._rule, self._kinds)
         except UnsupportedValueError:  # the step raises it again
             return None
         return look_at(self._framework, y, is_drawn=True, waits=waits)
@@ -241,11 +241,11 @@ class Feed:
         learner, backend, kinds = self._learner, self._backend, self._kinds
         if learner.settings.methods is not None:
             if not self._is_built and not learner.is_built:
-                inputs, _ = separate(batch, self._signature, self._rule)
+                inputs, _ = separate(batch, self._signature, self._rule, self._kinds)
                 learner.build(unwrap_broadcasts(inputs, kinds))
             self._is_built = True
             return (self._unwrap(batch, has_marks),), None, None, count_of(backend, batch)
-        inputs, y = separate(batch, self._signature, self._rule)
+        inputs, y = separate(batch, self._signature, self._rule, self._kinds)
         if self._rule == "none":
             whole = batch if learner.settings.loss == "model" else None
             number = count_of(backend, inputs)

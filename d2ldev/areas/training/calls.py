@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from d2ldev.areas.training.batches import Weighted
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.nesting.kinds import UNKNOWN, Kinds
 from d2ldev.options import nearest
 
 Inputs = tuple[Any, ...] | Mapping[str, Any]
@@ -152,13 +153,16 @@ def _is_passed(key: Any, signature: Signature, *, is_alone: bool) -> bool:
     return takes and isinstance(key, str) and key not in signature.switches
 
 
-def separate(batch: Any, signature: Signature, rule: TargetRule) -> tuple[Inputs, Any]:
+def separate(
+    batch: Any, signature: Signature, rule: TargetRule, kinds: Kinds
+) -> tuple[Inputs, Any]:
     """Return the inputs of a batch, and its target.
 
     Args:
         batch: a tuple of inputs and the target, a mapping, ``(mapping, target)``, or one input.
         signature: the inputs of the model.
         rule: what becomes of the target.
+        kinds: of the framework. A mapping that moves by itself, and is not walked, is one input.
 
     Returns:
         The target is ``Weighted`` if the batch has weights, and None if it has none.
@@ -167,11 +171,11 @@ def separate(batch: Any, signature: Signature, rule: TargetRule) -> tuple[Inputs
         UnsupportedValueError: if the batch lacks an input or the target, or has more than the model
             takes.
     """
-    if isinstance(batch, Mapping):
+    if _has_names(batch, kinds):
         return _take(batch, find_roles(tuple(batch.keys()), signature, rule))
     fields = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-    if len(fields) in (1, 2) and isinstance(fields[0], Mapping):
-        return _separate_pair(fields, signature, rule)
+    if len(fields) in (1, 2) and _has_names(fields[0], kinds):
+        return _separate_pair(fields, signature, rule, kinds)
     has_target = rule == "compared" or (rule == "left out" and len(fields) > 1)
     if has_target and len(fields) < 2:
         raise _no_inputs_refusal(describe(batch), rule)
@@ -183,13 +187,17 @@ def separate(batch: Any, signature: Signature, rule: TargetRule) -> tuple[Inputs
     return inputs, target
 
 
+def _has_names(x: Any, kinds: Kinds) -> bool:
+    return isinstance(x, Mapping) and kinds[type(x)] is not UNKNOWN
+
+
 def _separate_pair(
-    fields: tuple[Any, ...], signature: Signature, rule: TargetRule
+    fields: tuple[Any, ...], signature: Signature, rule: TargetRule, kinds: Kinds
 ) -> tuple[Inputs, Any]:
     """Return the inputs and the target of ``(mapping, target)``, or of ``(mapping,)``."""
     mapping, *targets = fields
     if rule == "compared" and not targets:
-        return separate(mapping, signature, rule)
+        return separate(mapping, signature, rule, kinds)
     if rule == "none" and targets:
         raise UnsupportedValueError(
             f"call a model with a batch, {describe(fields)}",

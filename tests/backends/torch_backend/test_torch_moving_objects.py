@@ -1,6 +1,7 @@
 """Objects in a batch that are not containers, and move by their own method ``to(device)``."""
 
 from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -192,6 +193,36 @@ def test_a_dataclass_with_both_methods_of_a_tensor_moves_by_itself(virtual, x):
     moved, copied = virtual.to(batch, gpu(1))["table"], virtual.copy(batch, gpu(0))["table"]
     assert (virtual.device_of(moved.x), virtual.device_of(copied.x)) == (gpu(1), gpu(0))
     assert virtual.copy(batch)["table"].x.data_ptr() != x.data_ptr()
+
+
+class Rows(Mapping):
+    """As a ``TensorDict``: a mapping whose iteration gives rows, with both of a tensor's methods."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __getitem__(self, key):
+        return getattr(self, key)
+
+    def __iter__(self):
+        return iter(self.x)
+
+    def __len__(self):
+        return len(self.x)
+
+    def to(self, device):
+        return Rows(self.x.to(device))
+
+    def clone(self):
+        return Rows(self.x.clone())
+
+
+def test_a_mapping_that_moves_by_itself_is_one_input(virtual, x):
+    trainer, net = Trainer(1, num_gpus=1, backend=virtual), Together()
+    y = torch.zeros(4, 1)
+    assert trainer.predict(net, [Rows(x)])[0].shape == (4, 1)
+    assert trainer.predict(net, [(Rows(x), y)])[0].shape == (4, 1)
+    assert len(trainer.fit(net, [(Rows(x), y)])["loss"]) == 1
 
 
 @pytest.mark.parametrize("size", [[], [4]], ids=["alone", "rows"])

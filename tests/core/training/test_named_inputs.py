@@ -6,9 +6,11 @@ from functools import partial, wraps
 import numpy as np
 import pytest
 
+import d2ldev
 from d2ldev import UnsupportedValueError
+from d2ldev._backend import framework_of
 from d2ldev.areas import Weighted
-from d2ldev.areas.training import Signature, find_roles, separate
+from d2ldev.areas.training import Signature, calls, find_roles
 from d2ldev.operations.steps import read_signature
 from d2ldev.training.trainer import Trainer
 
@@ -19,7 +21,12 @@ OPEN = OPTIONAL._replace(takes_names=True)
 UNNAMED = Signature(("x", "scale", "mask"), frozenset(["x"]), 3, frozenset(["x", "scale", "mask"]))
 ANY = Signature(most=None)
 EVERY = Signature(most=None, takes_names=True)
+KINDS = framework_of(d2ldev.get_backend("reference")).state.kinds
 TOLD = Signature(("x", "mask"), frozenset(["x"]), 2, switches=frozenset(["training"]))
+
+
+def separate(batch, signature, rule):
+    return calls.separate(batch, signature, rule, KINDS)
 
 
 @pytest.mark.parametrize(

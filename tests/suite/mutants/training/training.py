@@ -299,7 +299,7 @@ class GivesInputsInTheirOrder(Mutant, caught_by="fit.inputs-by-name"):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        feed.separate = lambda batch, _signature, _rule: (
+        feed.separate = lambda batch, *_: (
             tuple(x for key, x in batch.items() if key != "y"),
             batch["y"],
         )
@@ -309,10 +309,10 @@ class TakesOtherNamesForTheTarget(Mutant, caught_by="fit.refuses-other-names"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
 
-        def take(batch, signature, rule):
+        def take(batch, signature, *how):
             *others, last = batch
             inputs = {key: batch[key] for key in others if key in signature.names}
-            return calls.separate({**inputs, "y": batch[last]}, signature, rule)
+            return calls.separate({**inputs, "y": batch[last]}, signature, *how)
 
         feed.separate = lambda batch, *how: (take if "mmask" in batch else calls.separate)(
             batch, *how
