@@ -196,7 +196,7 @@ def test_a_dataclass_with_both_methods_of_a_tensor_moves_by_itself(virtual, x):
 
 
 class Rows(Mapping):
-    """As a ``TensorDict``: a mapping whose iteration gives rows, with both of a tensor's methods."""
+    """As a ``TensorDict``: iteration gives rows, and it has both methods of a tensor."""
 
     def __init__(self, x):
         self.x = x
