@@ -44,6 +44,7 @@ __all__ = [
     "DataModule",
     "DeviceLike",
     "History",
+    "Inputs",
     "Keep",
     "Loss",
     "LossName",
@@ -89,6 +90,9 @@ Shape: TypeAlias = int | Sequence[int]
 
 Target: TypeAlias = TensorT | Sequence[Any] | Mapping[str, Any] | None
 """The target of a batch: a tensor, or a nesting of tensors; None for a loss without a target."""
+
+Inputs: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
+"""The inputs of a model: a tuple by position, or a mapping by name."""
 
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 """A value that JSON can hold."""

@@ -35,7 +35,6 @@ from d2ldev.areas.training import (
     NO_LABEL,
     WEIGHT_DECAY,
     Copier,
-    Inputs,
     Labels,
     Learner,
     Portion,
@@ -94,7 +93,7 @@ from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands
 from d2ldev.operations.moving import is_text, to
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
 from d2ldev.scopes import Contexts, Scopes, leave_in_turn, make_change
-from d2ldev.typing import DeviceLike, DTypeLike, Shape
+from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
 
 if TYPE_CHECKING:
     from d2ldev.areas.leaks import Stray, Watch

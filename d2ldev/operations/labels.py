@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from d2ldev.areas import Framework, Learner, TrainingSettings, Weighted
-from d2ldev.areas.training import NO_LABEL, Inputs, Labels
+from d2ldev.areas.training import NO_LABEL, Labels
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.steps import is_named
+from d2ldev.typing import Inputs
 
 # How many steps may pass before ranges that wait on a device are read.
 _MOST_PENDING = 1024

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.areas import Framework, Learner, Tensor, TrainingSettings
 from d2ldev.areas.abilities import require
 from d2ldev.areas.group import join_group
-from d2ldev.areas.training import Inputs
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
@@ -18,6 +17,7 @@ from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
 from d2ldev.operations.steps import check_labels, output_refusal
 from d2ldev.options import Loss
+from d2ldev.typing import Inputs
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from d2ldev.areas import Framework, Sharded, TrainingSettings
-from d2ldev.areas.training import Inputs, bounds, shard_refusal
+from d2ldev.areas.training import bounds, shard_refusal
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.nesting.walk import flatten, unwrap_broadcasts
 from d2ldev.operations import moving, placing
 from d2ldev.operations.examples import Whole
+from d2ldev.typing import Inputs
 
 
 def split(framework: Framework, batch: Any, devices: Sequence[Device]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from d2ldev._backend import framework_of
 from d2ldev.areas import Learner, Sharded
-from d2ldev.areas.training import Inputs, Labels, Signature, TargetRule, separate
+from d2ldev.areas.training import Labels, Signature, TargetRule, separate
 from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten_changing, leaves, unwrap_broadcasts
@@ -28,6 +28,7 @@ from d2ldev.training.data import (
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
 from d2ldev.training.interruption import shield
 from d2ldev.training.team import Counts, Team
+from d2ldev.typing import Inputs
 
 # How many batches are on their way to a GPU during a step.
 _DEPTH = 2

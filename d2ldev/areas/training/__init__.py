@@ -19,7 +19,6 @@ from d2ldev.areas.training.batches import (
     tell_epoch,
 )
 from d2ldev.areas.training.calls import (
-    Inputs,
     Signature,
     TargetRule,
     find_roles,
@@ -46,7 +45,6 @@ __all__ = [
     "NO_LABEL",
     "WEIGHT_DECAY",
     "Copier",
-    "Inputs",
     "Labels",
     "Learner",
     "Portion",

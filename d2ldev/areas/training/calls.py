@@ -21,9 +21,7 @@ from d2ldev.areas.training.batches import Weighted
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import UNKNOWN, Kinds
 from d2ldev.options import nearest
-
-Inputs = tuple[Any, ...] | Mapping[str, Any]
-"""The inputs of a model: a tuple by position, or a mapping by name."""
+from d2ldev.typing import Inputs
 
 TargetRule = Literal["compared", "left out", "none", "given"]
 """What becomes of the target of a batch.

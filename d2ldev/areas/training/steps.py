@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple
 
 from d2ldev.areas.training.batches import Labels, Portion
-from d2ldev.areas.training.calls import Inputs, Signature, find_roles
+from d2ldev.areas.training.calls import Signature, find_roles
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, warn
 from d2ldev.options import (
     LOSSES,
@@ -26,7 +26,7 @@ from d2ldev.options import (
     nearest,
     problem_of,
 )
-from d2ldev.typing import JSON, Target, TensorT
+from d2ldev.typing import JSON, Inputs, Target, TensorT
 
 MOMENTUM = 0.9
 """The momentum of ``'momentum'``."""

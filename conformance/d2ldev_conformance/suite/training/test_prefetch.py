@@ -186,9 +186,9 @@ def test_a_batch_that_cannot_be_moved_is_an_error_in_its_place(backend, place):
 
     The error belongs to this batch, and not to the two before it.
     """
-    batches = backend.prefetch([backend.ones(1), {"meta": [open]}, backend.ones(1)], place)
+    batches = backend.prefetch([backend.ones(1), {"meta": [object()]}, backend.ones(1)], place)
     next(batches)
-    with pytest.raises(UnsupportedValueError, match="open"):
+    with pytest.raises(UnsupportedValueError, match="object"):
         next(batches)
 
 
