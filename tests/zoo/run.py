@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from checks import CHECKS, Subject, judge
+from d2ldev_conformance.lines import format_lines
 from refusals import find_reason
 from zoo import Model
 
@@ -124,8 +124,7 @@ def write_report(
         "results": results,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1)
-    (folder / f"{framework}.json").write_text(f"{text}\n", encoding="utf-8")
+    (folder / f"{framework}.json").write_text(format_lines(document), encoding="utf-8")
 
 
 if __name__ == "__main__":
