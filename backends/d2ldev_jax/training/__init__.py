@@ -64,7 +64,7 @@ class JaxTraining(Training):
             raise UnsupportedValueError(
                 f"train {describe(model)} with the settings that it was compiled with",
                 "on JAX d2ldev does not read them",
-                "fit(model, data, loss='mse', optimizer=model.optimizer)",
+                "loss='mse', and optimizer=model.optimizer to train it",
             )
         return super().defaults(model)
 

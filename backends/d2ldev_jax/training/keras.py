@@ -21,7 +21,7 @@ from d2ldev.framework import (
     describe,
     read_signature,
 )
-from d2ldev_jax.keras import name_variables
+from d2ldev_jax.keras import KerasObject, name_variables
 from d2ldev_jax.training.wrappers import Wrapper
 
 # No variable has such a name.
@@ -86,6 +86,15 @@ class KerasModule(Wrapper):
                 f"train {describe(self.unwrap())} with precision={settings.precision!r}",
                 "its layers compute in the dtype of their own policy",
                 f"keras.config.set_dtype_policy('mixed_{dtype}'), before the model is made",
+            )
+        is_own = settings.optimizer is None or isinstance(settings.optimizer, KerasObject)
+        held = [x.path for x in self.unwrap().trainable_variables if x.constraint is not None]
+        if held and not is_own:
+            raise UnsupportedValueError(
+                f"train {describe(self.unwrap())} with the optimizer "
+                f"{describe(settings.optimizer)}",
+                f"{held[0]} has a constraint, which only optimizers of Keras apply",
+                "optimizer=keras.optimizers.SGD(0.1)",
             )
 
     def read_signature(self) -> Signature:

@@ -302,6 +302,11 @@ def make_compiled():
     return model
 
 
+def make_held():
+    line = keras.layers.Dense(2, kernel_constraint="non_neg")
+    return keras.Sequential([keras.Input((4,)), line])
+
+
 class Around(nnx.Module):
     """A module of Flax with a layer of Keras in it."""
 
@@ -323,6 +328,13 @@ REFUSED = {
         {},
         "inner_optimizer",
     ),
+    "a constraint": (make_held, {"optimizer": lambda: "sgd"}, {}, "keras.optimizers.SGD"),
+    "a constraint in optax": (
+        make_held,
+        {"optimizer": lambda: optax.sgd(0.1)},
+        {},
+        "keras.optimizers.SGD",
+    ),
     "a model around it": (Around, {}, {}, "train the Keras model itself"),
     "another model": (
         lambda: nnx.Linear(4, 2, rngs=nnx.Rngs(0)),
@@ -340,6 +352,11 @@ def test_what_would_have_no_effect_is_refused(backend, name):
     with pytest.raises(UnsupportedValueError) as caught:
         trainer.fit(make(), DATA, **{key: value() for key, value in options.items()})
     assert fix in caught.value.fix
+
+
+def test_an_optimizer_of_keras_applies_constraints(backend):
+    model = fit(backend, make_held(), optimizer=keras.optimizers.SGD(0.1))
+    assert np.asarray(model.layers[0].kernel.value).min() == 0
 
 
 def test_a_trained_model_is_freed(backend):
