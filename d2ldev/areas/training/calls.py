@@ -303,12 +303,12 @@ def _unknown_refusal(
 
 def _lack_refusal(missing: list[str], known: list[Any], target: Any) -> UnsupportedValueError:
     problem = f"the model also needs {_list(missing)}"
+    entries = ", ".join(f"{name!r}: ..." for name in (*known, *missing))
+    fix = f"yield {{{entries}}} in a batch"
     if target in missing:
         problem += f"; {target!r} is the target"
-    entries = ", ".join(f"{name!r}: ..." for name in (*known, *missing))
-    return UnsupportedValueError(
-        f"call a model with {_list(known)} of a batch", problem, f"yield {{{entries}}} in a batch"
-    )
+        fix = f"yield ({{{entries}}}, target)"
+    return UnsupportedValueError(f"call a model with {_list(known)} of a batch", problem, fix)
 
 
 def _gap_refusal(

@@ -77,6 +77,14 @@ def test_a_model_without_names_gets_inputs_in_its_order(batch, expected):
     assert separate(batch, UNNAMED, "compared") == (expected, 4)
 
 
+def test_the_fix_of_a_model_that_needs_y_gives_the_target_beside_the_mapping():
+    signature = Signature(("x", "y"), frozenset(["x", "y"]))
+    with pytest.raises(UnsupportedValueError) as caught:
+        separate({"x": 1, "y": 4}, signature, "compared")
+    assert caught.value.fix == "yield ({'x': ..., 'y': ...}, target)"
+    assert separate(({"x": 1, "y": 4}, 5), signature, "compared") == ({"x": 1, "y": 4}, 5)
+
+
 def test_a_gap_between_inputs_without_names_is_refused():
     with pytest.raises(UnsupportedValueError, match="'scale' before 'mask'") as error:
         separate({"mask": 3, "x": 1, "y": 4}, UNNAMED, "compared")
