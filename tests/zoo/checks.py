@@ -150,8 +150,7 @@ def check_place_optimizer(it: Subject) -> None:
     optimizer = it.plain.start(it.model, net)
     net = it.plain.train(it.model, net, batches, optimizer)
     net, optimizer = it.backend.place((net, optimizer), PLACE)
-    with it.backend.on(PLACE):
-        net = it.plain.train(it.model, net, it.backend.to(batches, PLACE), optimizer)
+    net = it.plain.train(it.model, net, it.backend.to(batches, PLACE), optimizer)
     if not it.model.random:
         assert_equal(it.plain.state_of(net), it.plain_run(epochs=2))
 

@@ -54,8 +54,9 @@ def train(model: Model, net: Any, batches: list[Any], optimizer: Any) -> Any:
         pairs = zip(gradients, net.trainable_variables, strict=True)
         optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
 
-    for batch in batches:
-        step(*split(batch))
+    with tf.device(net.variables[0].value.device):  # as TensorFlow needs it, off the CPU
+        for batch in batches:
+            step(*split(batch))
     return net
 
 
