@@ -60,7 +60,8 @@ def train(model: Model, net: Any, batches: list[Any], optimizer: Any) -> Any:
         loss, gradients = nnx.value_and_grad(compute_loss)(net, batch)
         graph, _, rest = nnx.split(net, nnx.Param, ...)
         value = lambda params: compute_loss(nnx.merge(graph, params, rest), batch)  # noqa: E731
-        optimizer.update(net, gradients, value=loss, grad=gradients, value_fn=value)
+        search = {"value": loss, "grad": gradients, "value_fn": value}  # as optax documents it
+        optimizer.update(net, gradients, **(search if model.name == "lbfgs" else {}))
 
     for batch in batches:
         step(net, optimizer, batch)

@@ -14,7 +14,14 @@ from zoo import Model
 
 from d2ldev import Backend
 
-_RATES = ("dropout", "drop_prob", "layerdrop", "attention_dropout", "activation_dropout")
+_RATES = (
+    "dropout",
+    "drop_prob",
+    "layerdrop",
+    "attention_dropout",
+    "activation_dropout",
+    "dropout_prob",
+)
 
 
 def build(model: Model, seed: int) -> nn.Module:
