@@ -104,7 +104,6 @@ _LLAMA = {"vocabulary_size": 60, "num_layers": 1, "num_query_heads": 2, "num_key
 _GEMMA = {**_LLAMA, "head_dim": 8}
 _T5 = {"vocabulary_size": 60, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 32, "dropout": 0.0, "key_value_dim": 8}
 _VIT = {"image_shape": (32, 32, 3), "patch_size": 8, "num_layers": 1, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
-_RESNET = {"input_conv_filters": [8], "input_conv_kernel_sizes": [3], "stackwise_num_filters": [64, 64], "stackwise_num_blocks": [1, 1], "stackwise_num_strides": [1, 2], "block_type": "basic_block", "image_shape": (32, 32, 3)}
 HUB = [
     Model("keras_hub", "BertTextClassifier", _classifier("BertTextClassifier", _hub("BertBackbone", **_TEXT)), pairs_of_features, CROSS_ENTROPY),
     Model("keras_hub", "DistilBertTextClassifier", _classifier("DistilBertTextClassifier", _hub("DistilBertBackbone", **_TEXT)), classes_of_text, CROSS_ENTROPY),
@@ -115,7 +114,6 @@ HUB = [
     Model("keras_hub", "T5Backbone", _hub("T5Backbone", **_T5), translation, decoder_loss),
     Model("keras_hub", "BartBackbone", _hub("BartBackbone", **_TEXT), translation, decoder_loss),
     Model("keras_hub", "ViTImageClassifier", _classifier("ViTImageClassifier", _hub("ViTBackbone", **_VIT)), images(32), CROSS_ENTROPY),
-    Model("keras_hub", "ResNetBackbone", _hub("ResNetBackbone", **_RESNET), lambda rng: (floats(rng, 32, 32, 3), floats(rng, 4, 4, 64)), MEAN_SQUARE),
 ]
 # fmt: on
 

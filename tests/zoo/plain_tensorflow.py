@@ -62,7 +62,7 @@ def train(model: Model, net: Any, batches: list[Any], optimizer: Any) -> Any:
 
 def state_of(net: Any) -> dict[str, np.ndarray]:
     """Return the variables, but for the states of random numbers."""
-    return {f"{i} {v.path}": v.numpy() for i, v in enumerate(_variables(net))}
+    return {f"{i} {v.name}": v.numpy() for i, v in enumerate(_variables(net))}
 
 
 def _variables(net: Any) -> list[Any]:
