@@ -540,6 +540,9 @@ def read_signature(
 ) -> Signature:
     """Return the inputs of the method that calls a model. If Python cannot tell, it takes any.
 
+    A method with ``*args`` and ``**kwargs`` passes its inputs on. If it names only options of its
+    own, keywords with a default, then no input has a name. An example is the ``apply`` of Flax.
+
     Args:
         method: bound to the model.
         switches: the names of parameters that the framework sets.
@@ -550,6 +553,13 @@ def read_signature(
         each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
     takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    takes_rest = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    if (
+        takes_any
+        and takes_rest
+        and not any(_is_positional(each) or each.default is each.empty for each in named)
+    ):
+        named = []
     return Signature(
         names=tuple(each.name for each in named),
         required=frozenset(each.name for each in named if each.default is each.empty),
@@ -557,7 +567,7 @@ def read_signature(
         unnamed=frozenset(
             each.name for each in named if by_position or each.kind is each.POSITIONAL_ONLY
         ),
-        takes_names=any(each.kind is each.VAR_KEYWORD for each in parameters) and not by_position,
+        takes_names=takes_rest and not by_position,
         switches=frozenset(switches),
     )
 

@@ -136,9 +136,10 @@ class JaxLearner(Learner):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
                 "it is neither a flax.nnx.Module, nor a pytree that can be called",
-                "for a linen module jax.tree_util.Partial(net.apply, variables), or "
-                "nnx.bridge.ToNNX(net, rngs=nnx.Rngs(0)).lazy_init(X), or D2L's training_step on "
-                "one device. Put your own parameters into an nnx.Module, as nnx.Param",
+                "for a linen module nnx.bridge.ToNNX(net, rngs=nnx.Rngs(0)).lazy_init(X), or D2L's "
+                "training_step on one device. If it has only parameters, "
+                "jax.tree_util.Partial(net.apply, variables). Put your own parameters into an "
+                "nnx.Module, as nnx.Param",
             )
         self._loss = loss_among(settings, _LOSSES, _divide)
         self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None

@@ -209,6 +209,9 @@ class Model:
     def anything(self, x, *others):
         return x
 
+    def passes_on(self, *operands, method=None, **options):
+        return self.forward(*operands, **options)
+
     @wraps(forward)
     def wrapper(self, *operands, **options):
         return self.forward(*operands, **options)
@@ -227,6 +230,7 @@ FORWARD = Signature(("x", "mask", "scale"), frozenset(["x"]), 2, takes_names=Tru
             partial(Model().forward, 1),
             FORWARD._replace(names=("mask", "scale"), required=frozenset(), most=1),
         ),
+        (Model().passes_on, EVERY),
         (Model().anything, Signature(("x",), frozenset(["x"]))),
         (Model().only, Signature(("x", "mask"), frozenset(["x", "mask"]), 2, frozenset(["x"]))),
         ("{}".format, Signature(most=None)),
