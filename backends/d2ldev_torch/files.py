@@ -54,7 +54,9 @@ class TorchFiles(Files):
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
         if x.layout is not torch.strided:
             raise ValueError(SPARSE)
-        return array_of(make_strided(x).to("cpu").resolve_conj().resolve_neg())
+        host = make_strided(x).detach().to("cpu").resolve_conj().resolve_neg()
+        # ``Tensor.numpy`` would mark the memory as lent, and ``load_into`` would not write to it.
+        return array_of(host, np.from_dlpack)
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         if native != NATIVE_CPU:

@@ -6,7 +6,7 @@ So their bytes are exchanged as unsigned integers of the same size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -293,13 +293,21 @@ def make_strided(x: torch.Tensor) -> torch.Tensor:
     return x if x.layout is torch.strided else x.to_dense()
 
 
-def array_of(x: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return the memory of a tensor of the CPU as an array."""
+def array_of(
+    x: torch.Tensor, convert: Callable[[torch.Tensor], Any] = torch.Tensor.numpy
+) -> np.ndarray[Any, Any]:
+    """Return the memory of a tensor of the CPU as an array.
+
+    Args:
+        x: the tensor.
+        convert: makes an array of a tensor whose dtype NumPy has.
+    """
     name = str(x.dtype).removeprefix("torch.")
     if name.startswith(("bfloat16", "float8")):
         ml_dtypes = import_optional("ml_dtypes", f"hold {name} in NumPy", extra="files")
-        return x.view(_UNSIGNED[x.element_size()]).numpy().view(getattr(ml_dtypes, name))
-    return x.numpy()
+        numbers: Any = convert(x.view(_UNSIGNED[x.element_size()]))
+        return numbers.view(getattr(ml_dtypes, name))  # type: ignore[no-any-return]
+    return convert(x)  # type: ignore[no-any-return]
 
 
 def foreign_dtype(array: np.ndarray[Any, Any]) -> torch.dtype | None:

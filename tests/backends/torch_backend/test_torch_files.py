@@ -742,3 +742,14 @@ def test_what_a_call_left_in_an_attribute_is_not_written_into(torch_backend, pat
     torch_backend.load_into(net, path)
     assert net.last.tolist() == [[1, 1]] * 3
     assert not batch.any()
+
+
+def test_the_memory_of_a_saved_model_is_written(torch_backend, tmp_path):
+    net = torch.nn.Linear(3, 2)
+    flat = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(flat, net.parameters())
+    torch_backend.save(net, tmp_path / "net.safetensors")
+    saved = flat.clone()
+    flat.zero_()
+    torch_backend.load_into(net, tmp_path / "net.safetensors")
+    assert torch.equal(flat, saved)
