@@ -233,15 +233,19 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
         )
     if _has_groups(own) and len(own["param_groups"]) == len(groups):
         # A file lacks some settings. A scheduler, or a newer torch, may have added others here.
+        # The names belong to the parameters here.
         merged = [
-            {**mine, **theirs, **{key: mine[key] for key in ("param_names",) if key in mine}}
+            {**mine, **{key: x for key, x in theirs.items() if key != "param_names"}}
             for mine, theirs in zip(groups, own["param_groups"], strict=True)
         ]
         own = {**own, "param_groups": merged}
     is_plain = type(optimizer).load_state_dict is Optimizer.load_state_dict
 
+    tensors = {id(x): x for _, x in _walk(own, "", {})}
+
     def load() -> None:
-        optimizer.load_state_dict(own)
+        # Other containers each time: a class of the user's may take out what it reads.
+        optimizer.load_state_dict(copy.deepcopy(own, {**tensors}))
         if is_plain:
             _keep_dtypes(optimizer, own)
 

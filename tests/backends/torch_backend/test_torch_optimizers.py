@@ -369,6 +369,41 @@ def test_an_optimizer_that_has_names_is_read_by_them(torch_backend, tmp_path):
         torch_backend.load_into(third, path)
 
 
+def test_a_file_gives_no_names_to_an_optimizer_without_names(torch_backend, tmp_path):
+    path = tmp_path / "state.safetensors"
+    mine, optimizer = of_names("ac", Adam, 0)
+    torch_backend.save({"net": torch.nn.ParameterDict(mine), "optimizer": optimizer}, path)
+    theirs, other = of_names("ca", Adam, 1, is_named=False)
+    torch_backend.load_into({"net": torch.nn.ParameterDict(theirs), "optimizer": other}, path)
+    assert "param_names" not in other.param_groups[0]
+    found, saved = other.state[theirs["a"]], optimizer.state[mine["a"]]
+    assert torch.equal(found["exp_avg"], saved["exp_avg"])
+
+
+class TakingOut(SGD):
+    """An optimizer whose ``load_state_dict`` takes out what it reads."""
+
+    extra = 0
+
+    def state_dict(self):
+        return {**super().state_dict(), "extra": self.extra}
+
+    def load_state_dict(self, state_dict):
+        self.extra = state_dict.pop("extra")
+        super().load_state_dict(state_dict)
+
+
+def test_a_load_state_dict_may_take_out_what_it_reads(torch_backend, tmp_path):
+    net = torch.nn.Linear(2, 2)
+    optimizer = TakingOut(net.parameters(), 0.1)
+    optimizer.extra = 5
+    torch_backend.save(optimizer, tmp_path / "state.safetensors")
+    other = torch_backend.load_into(
+        TakingOut(net.parameters(), 0.1), tmp_path / "state.safetensors"
+    )
+    assert other.extra == 5
+
+
 def test_parameters_outside_of_the_model_have_the_order_of_the_rest(torch_backend, tmp_path):
     def build(first):
         torch.manual_seed(len(first))
