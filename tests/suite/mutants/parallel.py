@@ -188,9 +188,8 @@ class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-ba
 
 class CountsShardsWithALossAlike(Mutant, caught_by="several.loss-of-the-model"):
     class ParallelLearner(NetworkParallelLearner):
-        def _compute_shares(self, y, shards):
-            is_own = self.settings.loss == "model"
-            return [0.5 for _ in shards] if is_own else super()._compute_shares(y, shards)
+        def _weigh(self, shard):
+            return 0.5 if self.settings.loss == "model" else super()._weigh(shard)
 
 
 class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-example"):
@@ -300,10 +299,12 @@ class EvaluatesBothParts(Mutant, caught_by="several.predict-and-validate"):
 
 
 class TakesTheMeanOfTheProcesses(Mutant, caught_by="processes.learn-what-one-learns"):
-    class GroupLearner(ReferenceGroupLearner):
-        def step(self, inputs, y):
-            self.portion = self.portion._replace(share=0.5)
-            return super().step(inputs, y)
+    class GroupLearner(NetworkGroupLearner):
+        def _find_factor(self, inputs, y):
+            before = self._total if self.pending else 0.0
+            super()._find_factor(inputs, y)
+            self._total = before + 1.0
+            return 1.0
 
 
 class GivesEachProcessTheListOfTheFirst(Mutant, caught_by="processes.split-sequences"):
@@ -322,15 +323,15 @@ class GivesEachProcessTheListOfTheFirst(Mutant, caught_by="processes.split-seque
 
 
 class LearnsNothingInProcesses(Mutant, caught_by="processes.change-the-parameters"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def step(self, inputs, y):
             return self.evaluate(inputs, y)
 
 
 class LearnsFromItsPartAlone(Mutant, caught_by="processes.end-with-the-same"):
-    class GroupLearner(ReferenceGroupLearner):
-        def _differentiate(self, model, inputs, y):
-            return ReferenceLearner._differentiate(self, model, inputs, y)
+    class GroupLearner(NetworkGroupLearner):
+        def _take_mean(self, sums):
+            return ReferenceLearner._take_mean(self, sums)
 
 
 class KeepsItsOwnRunningMeans(Mutant, caught_by="processes.end-with-the-same"):
@@ -346,7 +347,7 @@ class LosesTheRunningMeansOfTheProcesses(Mutant, caught_by="processes.keep-runni
 
 
 class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def __init__(self, framework, model, settings, group):
             super().__init__(framework, model, settings, group)
             self._model = model
@@ -366,7 +367,7 @@ class ShufflesByItself(Mutant, caught_by="processes.shuffle-as-the-first"):
 
 
 class ClipsEachShard(Mutant, caught_by="processes.clip-the-whole-gradient"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def _gradients(self, model, activations, error):
             return super()._clip(super()._gradients(model, activations, error))
 
@@ -375,7 +376,7 @@ class ClipsEachShard(Mutant, caught_by="processes.clip-the-whole-gradient"):
 
 
 class StepsWithEachBatchOfAll(Mutant, caught_by="processes.accumulate"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def step(self, inputs, y):
             found = super().step(inputs, y)
             self.flush()
@@ -383,15 +384,14 @@ class StepsWithEachBatchOfAll(Mutant, caught_by="processes.accumulate"):
 
 
 class LearnsFromWhatOnlyFills(Mutant, caught_by="processes.take-small-batches"):
-    class GroupLearner(ReferenceGroupLearner):
-        def step(self, inputs, y):
-            if not self.portion.number:
-                self.portion = self.portion._replace(number=1)
-            return super().step(inputs, y)
+    class GroupLearner(NetworkGroupLearner):
+        def _find_factor(self, inputs, y):
+            # The factor of a shard without examples is 0.
+            return super()._find_factor(inputs, y) or 1.0
 
 
 class CountsExamplesAndNotWeights(Mutant, caught_by="processes.weigh-the-whole-batch"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def _loss(self, prediction, y):
             found = super()._loss(prediction, y)
             self.weight = None
@@ -399,7 +399,7 @@ class CountsExamplesAndNotWeights(Mutant, caught_by="processes.weigh-the-whole-b
 
 
 class CountsExamplesAndNotLabels(Mutant, caught_by="processes.leave-out-labels"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def _loss(self, prediction, y):
             found = super()._loss(prediction, y)
             self.weight = None
@@ -407,7 +407,7 @@ class CountsExamplesAndNotLabels(Mutant, caught_by="processes.leave-out-labels")
 
 
 class CountsItsOwnLabelsAlone(Mutant, caught_by="processes.accumulate-by-weight"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def _find_factor(self, inputs, y):
             if self.settings.accumulate_grad_batches > 1:
                 self.weight = None
@@ -415,13 +415,13 @@ class CountsItsOwnLabelsAlone(Mutant, caught_by="processes.accumulate-by-weight"
 
 
 class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-another-number"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def replace(self, components):
             super().replace({**components, "optimizer": self.components["optimizer"]})
 
 
 class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-parameters"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def _clip(self, gradients):
             return gradients if self.settings.shard else super()._clip(gradients)
 
@@ -447,14 +447,14 @@ class LetsProcessesShareAGpu(Mutant, caught_by="processes.say-who-shares-a-gpu")
 
 
 class SaysNothingOfTheLost(Mutant, caught_by="processes.end-with-a-lost-one"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def __init__(self, framework, model, settings, group):
             super().__init__(framework, model, settings, group)
             sys.excepthook = lambda *error: None
 
 
 class SaysNotWhatTheLostWasWaitedFor(Mutant, caught_by="processes.end-with-a-lost-one"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def __init__(self, framework, model, settings, group):
             super().__init__(framework, model, settings, group)
             sys.excepthook = lambda kind, error, traceback: print(
@@ -469,7 +469,7 @@ class SaysNothingWhileItBegins(Mutant, caught_by="processes.end-while-they-begin
 
 
 class ForgetsWhatProcessesHaveLearned(Mutant, caught_by="processes.start-again", is_nightly=True):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def replace(self, components):
             pass
 
@@ -477,7 +477,7 @@ class ForgetsWhatProcessesHaveLearned(Mutant, caught_by="processes.start-again",
 class LearnsFromItsMachineAlone(
     Mutant, caught_by="processes.train-on-two-machines", is_nightly=True
 ):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def _differentiate(self, model, inputs, y):
             _one, *others = {each.rpartition(":")[0] for each in self._group.addresses}
             cls = ReferenceLearner if others else ReferenceGroupLearner
@@ -485,7 +485,7 @@ class LearnsFromItsMachineAlone(
 
 
 class SaysNothingOfWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):
-    class GroupLearner(ReferenceGroupLearner):
+    class GroupLearner(NetworkGroupLearner):
         def __init__(self, framework, model, settings, group):
             super().__init__(framework, model, settings, group)
             sys.excepthook = lambda *error: None

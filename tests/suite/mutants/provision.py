@@ -293,8 +293,8 @@ class NetworkParallelLearner(KeepsMeans, AnyLoss, ReferenceParallelLearner):
     """Trains on several devices, with any loss."""
 
 
-class NetworkGroupLearner(KeepsMeans, ReferenceGroupLearner):
-    """Trains normalized networks in several processes, too."""
+class NetworkGroupLearner(KeepsMeans, AnyLoss, ReferenceGroupLearner):
+    """Trains in several processes, with any loss, and normalized networks too."""
 
     def __init__(self, framework, model, settings, group):
         super().__init__(framework, model, settings, group)
@@ -373,13 +373,13 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
                 return [own[0] if i == number else x for i, x in enumerate(all_layers)]
 
             layers = put(before.layers, self._model.layers)
-            self._model = Branching(self.leave(layers, 1 - number))
+            self._model = Branching(self.leave_out(layers, 1 - number))
             self._optimizer = {
                 name: put(whole[name], value) if isinstance(value, list) else value
                 for name, value in self._optimizer.items()
             }
 
-    def leave(self, layers, unused):
+    def leave_out(self, layers, unused):
         """Return the layers after a step that has not used one of them."""
         return layers
 
@@ -443,9 +443,9 @@ def views(backend):
     """Return a model whose memory others hold, too."""
 
     def build(seed, device):
-        return Kept(weight=_draw(backend, seed, device))
+        return Attentive(backend.mlp([2, 1], device=device, seed=seed).layers)
 
-    return {"kept": (build, lambda obj: [obj.weight[...]])}
+    return {"attentive": (build, lambda net: [layer["weight"][...] for layer in net.layers])}
 
 
 def optimizer_states(backend):

@@ -122,7 +122,7 @@ class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gra
 
 class DecaysUnusedLayers(Mutant, caught_by="train.leaves-unused-parameters"):
     class Learner(NetworkLearner):
-        def leave(self, layers, unused):
+        def leave_out(self, layers, unused):
             if self.settings.optimizer == "adamw":
                 layers[unused] = {name: x * 0.999 for name, x in layers[unused].items()}
             return layers
