@@ -227,9 +227,12 @@ class DeviceLog(Generic[TensorT]):
         entries = self._pending[:]
         if not entries:
             return
-        names, number = entries[::3], len(entries) // 3
-        numbers = self._numbers([*entries[1::3], *entries[2::3]])
-        weights, values = numbers[:number], numbers[number:]
+        names, weights, values = entries[::3], entries[1::3], entries[2::3]
+        if {*map(type, weights)} == {float}:  # the usual weights, which need no transfer
+            values = self._numbers(values)
+        else:
+            numbers = self._numbers([*weights, *values])
+            weights, values = numbers[: len(weights)], numbers[len(weights) :]
         # Only now, so that an error in the transfer loses nothing.
         del self._pending[: len(entries)]
         for name, column in _columns(names, weights, values):
