@@ -423,10 +423,10 @@ class TensorFlowLearner(Learner):
 
         In float16 a sum may be 0, of batches of weight 0.
         """
-        divide = tf.math.divide_no_nan
+        share = tf.math.divide_no_nan(tf.ones_like(total), total)
+        # It keeps the rows of an embedding apart, which Keras squares one by one.
         return [
-            None if x is None else divide(tf.convert_to_tensor(x), tf.cast(total, x.dtype))
-            for x in gradients
+            None if x is None else tf.math.scalar_mul(tf.cast(share, x.dtype), x) for x in gradients
         ]
 
     def _choose_total(self, factor: Tensor, weight: Any) -> Tensor | None:
