@@ -156,8 +156,11 @@ class Kinds(dict[type, "Kind | Container"]):
 
     def _own_method(self, cls: type, which: int) -> str | None:
         names = self._framework.tensors.own_methods
-        # The class is asked: an object may answer to every name.
-        is_there = names is not None and callable(getattr(cls, names[which], None))
+        if names is None:
+            return None
+        # The class is asked: an object may answer to every name. What cannot move by itself is
+        # not copied by itself: the arrays of other frameworks have ``clone``, too.
+        is_there = all(callable(getattr(cls, name, None)) for name in names[: which + 1])
         return names[which] if is_there else None
 
     def _moves_by_itself(self, cls: type) -> bool:
