@@ -910,7 +910,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             x: a tensor, or a nesting of dicts, lists, tuples, namedtuples, dataclasses and
                 containers of ``d2ldev.register_container``. None, numbers and strings stay. NumPy
                 arrays and other frameworks' tensors become tensors of this backend. Arrays of text,
-                and tensors that only the host can hold, stay.
+                and tensors that only the host can hold, stay. On PyTorch, any other object with a
+                method ``to`` moves by it, such as a ``TensorDict``.
             device: the target: a ``Device``, a string, or the framework's own device object.
 
         Returns:
@@ -923,8 +924,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if the copy does not fit into its memory.
             InvalidDeviceError: if ``device`` is invalid.
-            UnsupportedValueError: if ``x`` holds anything else. The message names it, and nothing
-                has moved.
+            UnsupportedValueError: if ``x`` holds anything else, which the message names, or an own
+                ``to`` raises. What other objects' own ``to`` moved in place before has moved; of
+                all else, nothing has.
 
         >>> X = backend.ones((2, 3))
         >>> batch = backend.to({'x': X, 'y': np.zeros(2)}, 'gpu:0')
@@ -957,7 +959,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Returns:
             A copy that shares no memory with ``x``, even on the same device. Tied leaves are tied
-            again.
+            again. On PyTorch, what moves by its own ``to`` is copied by its own ``clone``.
 
         Raises:
             As ``to``.

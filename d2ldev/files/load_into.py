@@ -206,7 +206,10 @@ def _check(framework: Framework, source: Source, match: Match, *, is_strict: boo
     # Such as a module whose parameters are kept apart from it.
     elif match.unexpected and not (match.pairs or match.missing or match.different):
         told.append("the object holds no tensors")
-        fix = f"give what holds them: params = backend.load_into(params, ...); {fix}"
+        fix = (
+            "give what was saved, or what holds its tensors: "
+            f"params = backend.load_into(params, ...); {fix}"
+        )
     raise CheckpointError(source.attempted, f"{'; '.join(told)}; nothing was changed", fix)
 
 

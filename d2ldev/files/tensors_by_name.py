@@ -48,7 +48,8 @@ class TensorsByName:
                 self.attempted,
                 f"{describe(x)} at {name} is neither a tensor of the {framework.name} backend nor "
                 "a NumPy array",
-                "backend.load_into(net, backend.named_tensors(other)); nestings go through a file",
+                "backend.save(other, path), then backend.load_into(net, path): a mapping has "
+                "tensors alone, as backend.named_tensors(net) has",
             )
         self._values[name] = x
         dtype, shape = form_of(framework, x)

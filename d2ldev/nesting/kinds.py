@@ -158,8 +158,8 @@ class Kinds(dict[type, "Kind | Container"]):
         names = self._framework.tensors.own_methods
         if names is None:
             return None
-        # The class is asked: an object may answer to every name. What cannot move by itself is
-        # not copied by itself: the arrays of other frameworks have ``clone``, too.
+        # The class is asked: an object may answer to every name. Only an object that moves by
+        # itself copies itself, because arrays of other frameworks have ``clone``, too.
         is_there = all(callable(getattr(cls, name, None)) for name in names[: which + 1])
         return names[which] if is_there else None
 

@@ -27,6 +27,8 @@ from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
 from d2ldev.device import Device
 from d2ldev.display import MOST_ROWS, format_html_table
@@ -132,7 +134,9 @@ class Search:
             f"derive its class from a model of {self.framework.name}, or place the tensors in it: "
             "obj.x = backend.place(obj.x, device)"
         )
-        if self._kinds.method_of(value, 0):
+        if isinstance(value, np.ndarray):
+            fix = "make it a tensor: backend.asarray(x), or leave it out of what is placed"
+        elif self._kinds.method_of(value, 0):
             fix = "x = backend.to(x, device) moves an object by its own method"
         elif callable(value):
             fix = f"give a model of {self.framework.name}, such as net = backend.mlp([2, 1])"
@@ -206,7 +210,7 @@ class Search:
                 self.attempted,
                 f"the method by which the {type(value).__name__}{where} moves its tensors raised "
                 f"{type(error).__name__}: {text_of(error)}",
-                "it has to take a function that returns its argument",
+                "mend that method: it is first called with a function that returns its argument",
             ) from error
         if found:
             vars(self).setdefault("moved_by_objects", []).extend(found)

@@ -137,19 +137,24 @@ def mean_and_weight(loss: Any, take_mean: Callable[[Any, Any], tuple[Any, Any]])
             as a scalar of the framework on the device of the sum, without a gradient.
 
     Raises:
-        UnsupportedValueError: for a ``WeightedLoss`` of something other than scalars.
+        UnsupportedValueError: for a ``WeightedLoss`` of something other than scalars, or with a
+            negative number as its weight.
     """
     if not isinstance(loss, WeightedLoss):
         return loss, None
     for name, x in loss._asdict().items():
-        shape = getattr(
-            x, "shape", () if name == "weight" and isinstance(x, (int, float)) else None
-        )
+        is_number = name == "weight" and isinstance(x, (int, float))
+        shape = getattr(x, "shape", () if is_number else None)
+        problem = ""
         if shape is None or tuple(shape):
             found = describe(x) if shape is None else f"of shape {tuple(shape)},"
+            problem = f"{found} not a scalar"
+        elif is_number and not x >= 0:  # that of a tensor would make the host wait
+            problem = f"{x}, less than 0" if x < 0 else f"{x}"
+        if problem:
             raise UnsupportedValueError(
                 "compute the loss of a batch",
-                f"the {name} of its WeightedLoss is {found} not a scalar",
+                f"the {name} of its WeightedLoss is {problem}",
                 "d2ldev.WeightedLoss((losses * weights).sum(), weights.sum())",
             )
     return take_mean(*loss)

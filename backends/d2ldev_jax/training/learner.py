@@ -371,8 +371,9 @@ def _wrap(model: Any) -> Any:
     if isinstance(model, nnx.Module):
         _check_layers(model)
         return model
-    has_arrays = callable(model) and any(isinstance(x, jax.Array) for x in jax.tree.leaves(model))
-    return PytreeModule(model) if has_arrays else model
+    # JAX takes an object for a leaf unless its class is registered.
+    is_pytree = callable(model) and not jax.tree_util.all_leaves([model])
+    return PytreeModule(model) if is_pytree else model
 
 
 def _check_layers(model: nnx.Module) -> None:
@@ -460,8 +461,8 @@ def name_failed_update(optimizer: Any) -> Iterator[None]:
             f"train with the optimizer {describe(optimizer)}",
             f"its update fails: {text_of(error)}. It gets gradients and parameters. If it takes "
             "extra arguments, it gets value=, grad=, and without accumulate_grad_batches value_fn=",
-            "optax.GradientTransformationExtraArgs(tx.init, update), where update gives tx.update "
-            "what it needs; or optax.adam(0.1)",
+            "leave out accumulate_grad_batches; optax.GradientTransformationExtraArgs(tx.init, "
+            "update), where update gives tx.update what it needs; or optax.adam(0.1)",
         ) from error
 
 

@@ -84,6 +84,7 @@ class PytreeModule(Wrapper):
             raise UnsupportedValueError(
                 f"call {name} with a batch",
                 f"{type(error).__name__}: {text_of(error)}",
-                f"a pytree that takes a batch. For a {name} of one example: "
-                "jax.tree_util.Partial(lambda net, x: jax.vmap(net)(x), net)",
+                f"a pytree that takes a batch alone. For a {name} of one example: "
+                "jax.tree_util.Partial(lambda net, x: jax.vmap(net)(x), net). Its function also "
+                "gives what else the net takes, such as a key, or a state",
             ) from error

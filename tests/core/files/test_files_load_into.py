@@ -77,7 +77,7 @@ def test_a_target_without_tensors_has_its_own_error(reference, path):
         CheckpointError, match="unexpected a; the object holds no tensors"
     ) as caught:
         reference.load_into({}, path)
-    assert caught.value.fix.startswith("give what holds them: params = backend.load_into(params")
+    assert caught.value.fix.startswith("give what was saved, or what holds its tensors: params")
 
 
 def test_many_names_that_are_missing_are_counted(reference, path):

@@ -313,7 +313,10 @@ def model(backend):
         net = backend.mlp([2, 1], device=device)
         if not isinstance(net, framework_of(backend).models.types):
             pytest.skip("its models are containers, which hold nothing else")
-        setattr(net, name, kept)
+        try:
+            setattr(net, name, kept)
+        except ValueError as error:  # the newest Flax wants to know where tensors are
+            pytest.skip(f"the framework refuses such an attribute: {str(error)[:80]}")
         return net
 
     return make

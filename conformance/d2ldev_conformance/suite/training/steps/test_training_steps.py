@@ -192,11 +192,12 @@ def test_targets_that_would_be_broadcast_are_refused(backend, place, method):
         lambda p, y: (p[0, 0] - y[0, 0], p[0, 0]),
         lambda p, y: WeightedLoss((p - y) ** 2, 4),
         lambda p, y: WeightedLoss(p[0, 0] - y[0, 0], y),
+        lambda p, y: WeightedLoss(p[0, 0] - y[0, 0], -4),
     ],
-    ids=["rows", "1.0", "tuple", "sums", "weights"],
+    ids=["rows", "1.0", "tuple", "sums", "weights", "negative"],
 )
 def test_a_loss_that_is_not_a_scalar_is_refused_and_nothing_changes(backend, place, loss):
-    """Refuse a loss that is not a scalar tensor, and change nothing.
+    """Refuse a loss that is not a scalar tensor, or of a negative weight, and change nothing.
 
     Frameworks sum over the rows, or fail without a name.
     """
