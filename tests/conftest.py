@@ -1,6 +1,7 @@
 """What every test of the project is given, and what none of them may leave behind."""
 
 import os
+import signal
 import tempfile
 
 # Frameworks read it when they are imported, here and in what the tests start. With a thread for
@@ -24,6 +25,9 @@ pytest_plugins = ["pytester"]
 def pytest_configure(config):
     # Whatever frameworks are installed: a test that is about the choice makes it itself.
     d2ldev.set_backend("reference")
+    # A shell that starts the tests in the background has them ignore Ctrl-C, and so what they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _use_own_temporary_folder(config)
     if settings.get_current_profile_name() != "d2ldev":
         # Already while tests are collected, Hypothesis writes into the working directory.
         folder = tempfile.TemporaryDirectory(prefix="d2ldev-hypothesis-")
@@ -37,6 +41,14 @@ def pytest_configure(config):
             suppress_health_check=[HealthCheck.function_scoped_fixture],
         )
         settings.load_profile("d2ldev")
+
+
+def _use_own_temporary_folder(config):
+    """Give this run, and what it starts, a folder in which other programs make no files."""
+    folder = tempfile.TemporaryDirectory(prefix="d2ldev-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder.name))
+    tempfile.tempdir = None  # found anew
 
 
 def pytest_collection_finish(session):

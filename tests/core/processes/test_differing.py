@@ -22,7 +22,7 @@ from d2ldev.areas.group import list_versions
 from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 
-SOON = 20
+SOON = 35
 """Seconds; the timeout is longer."""
 TIMEOUT = 40
 

@@ -17,7 +17,7 @@ from d2ldev.processes.join import free_port
 from d2ldev.settings import Peers
 
 PROGRAM = {"backend": "reference"}
-SOON = 5.0
+SOON = 25.0  # seconds; a machine with other work takes some of them
 """Seconds: more than the patience of those who wait in vain, because the machine may be busy."""
 LONG = 20.0
 """Seconds that nobody is to be held up."""

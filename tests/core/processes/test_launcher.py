@@ -19,7 +19,7 @@ from d2ldev.cli.main import app
 from d2ldev.launch.launcher import Launch, Stops
 from d2ldev.processes.join import free_port
 
-SOON = 20
+SOON = 45  # seconds; a process that is not ended sleeps for 60
 """Seconds, on a machine that is busy; what would go on by itself goes on for a minute."""
 
 TRAIN = """

@@ -19,7 +19,7 @@ from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 
 TIMEOUT = 2
-BOUND = 12
+BOUND = 45  # seconds; without an end the processes would wait for 60
 """Seconds after a process is lost until all others have ended, on a machine that is busy."""
 KILLS = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "300")) // 50
 """How many processes are lost at random instants: 6, and 200 at night."""
@@ -239,7 +239,7 @@ def test_a_copy_of_a_process_holds_no_connection_and_cannot_train():
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(5)
+            signal.alarm(20)
             try:
                 train()
             except d2ldev.PeerLostError as error:
@@ -251,7 +251,7 @@ def test_a_copy_of_a_process_holds_no_connection_and_cannot_train():
     first, second = together(body, timeout=30)
     assert first.error == "PeerLostError"
     assert "rank 1" in first.text
-    assert first.seconds < 5  # long before the copy ends, and before the timeout
+    assert first.seconds < 15  # long before the copy ends, and before the timeout
     assert "made by a fork" in second.text
 
 

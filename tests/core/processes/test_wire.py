@@ -97,7 +97,7 @@ def test_waiting_for_a_message_ends_at_the_deadline(raw):
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         other.receive_one(begin + 0.3)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     stop.set()
     thread.join()
 

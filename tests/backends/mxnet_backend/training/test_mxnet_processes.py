@@ -25,6 +25,7 @@ nightly = pytest.mark.nightly
 
 LIMIT = 120
 TIMEOUT = 3
+SOON = 60  # of seconds: much longer than the timeout, for a machine with other work
 Ended = namedtuple("Ended", "status errors seconds")
 
 # Both processes come to the middle of the run before a signal comes to one of them.
@@ -192,7 +193,7 @@ def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
     end_processes([processes[lost]])
     assert other.status == 1
     assert f"PeerLostError: cannot train in 2 processes: rank {lost} on " in other.errors
-    assert other.seconds < 2 * TIMEOUT + 4
+    assert other.seconds < SOON
     assert not find_survivors(port)
 
 
@@ -204,7 +205,7 @@ def test_a_lost_server_ends_all(tmp_path):
         assert each.status == 1
         assert "rank 0 on " in each.errors
         assert "is lost: MXNet's server has ended with status -9" in each.errors
-        assert each.seconds < TIMEOUT + 4
+        assert each.seconds < SOON
     assert not find_survivors(port)
 
 
