@@ -109,13 +109,10 @@ class TorchModels(Models):
         is_optimizer = isinstance(model, torch.optim.Optimizer)
         return [name for name, _ in optimizers.find_hidden(model)] if is_optimizer else ()
 
-    def apply(self, obj: Any, function: Callable[[Tensor], Tensor]) -> None:
+    def own_move(self, cls: type) -> Callable[[Any, Callable[[Tensor], Tensor]], object] | None:
         # torch's own modules keep nothing there that is not among their members.
-        if isinstance(obj, torch.nn.Module) and not type(obj)._apply.__module__.startswith(
-            "torch."
-        ):
-            own: Any = obj  # torch gives the method no types
-            own._apply(function)
+        move: Any = getattr(cls, "_apply", None)
+        return None if move is None or move.__module__.startswith("torch.") else move
 
     def registration(self, obj: Any, name: str) -> str:
         if isinstance(obj, torch.nn.Module):

@@ -114,12 +114,14 @@ class Models:
         """
         return name not in self.find_unlisted(obj)
 
-    def apply(self, obj: Any, function: Callable[[Tensor], Tensor]) -> None:
-        """Replace the tensors that an object moves by a method of its own, such as ``_apply``.
+    def own_move(self, cls: type) -> Callable[[Any, Callable[[Tensor], Tensor]], object] | None:
+        """Return the method by which objects of a class move tensors, such as ``_apply``.
 
-        Called by ``place`` twice: with a function that returns its argument, to find the tensors,
-        and after the move. The members need not be among them. By default an object has none.
+        It takes a function, and replaces each tensor by what the function returns. ``place`` calls
+        it twice: with a function that returns its argument, to find the tensors, and after the
+        move. The members need not be among them. By default no class has such a method.
         """
+        return None
 
     def registration(self, obj: Any, name: str) -> str:
         """Return the line by which an object of ``types`` registers a tensor ``x`` as its own."""

@@ -78,7 +78,7 @@ class Search:
     foreign: Sequence[tuple[str, str]] = ()
     """The names of objects of other frameworks, and clauses that name these."""
     moved_by_objects: Sequence[Any] = ()
-    """The tensors that objects move by their own functions; see ``Models.apply``."""
+    """The tensors that objects move by methods of their own; see ``Models.own_move``."""
     has_notes = False
     """Whether there is anything in these, except ``again``."""
 
@@ -88,7 +88,7 @@ class Search:
         self.framework = framework
         self._kinds = framework.state.kinds
         self.attempted = attempted
-        self._top, self._is_saved = obj, is_saved
+        self._top = obj
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
         self.members: list[tuple[str, Any, Put, Any]] = []
@@ -108,6 +108,8 @@ class Search:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
+        if not is_saved:
+            self._add_own_moves()
         if self.uncounted:
             moved = {id(x) for name, x in self.entries if name not in self.uncounted}
             moved.update(map(id, self.moved_by_objects))
@@ -168,7 +170,6 @@ class Search:
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
-        moves_itself = not self._is_saved and self._note_own_moves(name, value)
         for member_name, inner, put, key in members:
             full_name = prefix + member_name
             kind = kinds[type(inner)]
@@ -184,37 +185,41 @@ class Search:
                 raise self._refusal(full_name, inner)
             elif kind is PLAIN:
                 # One that moves its tensors itself keeps up with its device, too.
-                if isinstance(inner, self.framework.tensors.plain_types) and not moves_itself:
+                is_noted = isinstance(inner, self.framework.tensors.plain_types)
+                if is_noted and models.own_move(type(value)) is None:
                     self._note("notes", (full_name, inner))
             elif not self._is_plain(inner):
                 self._add_nesting(value, prefix, member_name, inner)
                 if put is not None:
                     may_be_put_back((full_name, inner, put, key))
 
-    def _note_own_moves(self, name: str, value: Any) -> bool:
-        """Note the tensors that an object moves by its own method; tell whether it has one."""
-        models = self.framework.models
-        if type(models).apply is Models.apply:
-            return False
+    def _add_own_moves(self) -> None:
+        """Add the tensors that objects move by methods of their own."""
+        # Most models have many objects, and few classes.
+        methods = {cls: self.framework.models.own_move(cls) for cls in {*map(type, self.objects)}}
+        if not any(methods.values()):
+            return
         found: list[Any] = []
 
         def note(x: Any) -> Any:
             found.append(x)
             return x
 
-        try:
-            models.apply(value, note)
-        except Exception as error:  # whatever a user's method raises
-            where = f" at {name}" if name else ""
-            raise UnsupportedValueError(
-                self.attempted,
-                f"the method by which the {type(value).__name__}{where} moves its tensors raised "
-                f"{type(error).__name__}: {text_of(error)}",
-                "mend that method: it is first called with a function that returns its argument",
-            ) from error
-        if found:
-            vars(self).setdefault("moved_by_objects", []).extend(found)
-        return bool(found)
+        for obj in self.objects:
+            move = methods[type(obj)]
+            try:
+                if move is not None:
+                    move(obj, note)
+            except Exception as error:  # whatever a user's method raises
+                name = self._seen[id(obj)]
+                where = f" at {name}" if name else ""
+                raise UnsupportedValueError(
+                    self.attempted,
+                    f"the method by which the {type(obj).__name__}{where} moves its tensors raised "
+                    f"{type(error).__name__}: {text_of(error)}",
+                    "mend that method: it is first called with a function that returns its argument",
+                ) from error
+        self.moved_by_objects = found
 
     def check_tensors(self, *, is_saved: bool = False) -> None:
         """Refuse an object that lacks tensors.
@@ -439,22 +444,24 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
         if new is not value:
             put(key, new)
     if search.moved_by_objects:
-        _apply(search, replaced, device)
+        _move_by_objects(search, replaced, device)
     for each in search.objects:
         models.finish(each)
     _settle(search, device)
     return placed
 
 
-def _apply(search: Search, replaced: Mapping[int, Any], device: Device) -> None:
-    """Let objects keep the copies of the tensors that they move by their own functions."""
+def _move_by_objects(search: Search, replaced: Mapping[int, Any], device: Device) -> None:
+    """Let objects keep the copies of the tensors that they move by methods of their own."""
 
     def replace(x: Any) -> Any:
         # An object may make a tensor for its function, which shows it the device.
         return replaced[id(x)] if id(x) in replaced else moving.to(search.framework, x, device)
 
     for each in search.objects:
-        search.framework.models.apply(each, replace)
+        move = search.framework.models.own_move(type(each))
+        if move is not None:
+            move(each, replace)
 
 
 def _ask_tensors(
@@ -610,14 +617,16 @@ def placement(framework: Framework, obj: Any) -> Placement:
 
 
 def _list_places(search: Search) -> Placement:
-    framework = search.framework
-    places = Placement()
-    for name, x in search.entries:
-        place = (
-            _find_place(framework, x) if name in search.stays else framework.tensors.device_of(x)
-        )
-        if place is not None:
-            places[name] = place
+    framework, left = search.framework, search.stays
+    device_of = framework.tensors.device_of
+    places = Placement(
+        {
+            name: place
+            for name, x in search.entries
+            if (place := device_of(x) if name not in left else _find_place(framework, x))
+            is not None
+        }
+    )
     for name, x in search.notes:
         if isinstance(x, framework.models.bound_types):
             place = framework.devices.from_native(framework.models.device_of_bound(x))
