@@ -464,6 +464,12 @@ def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": build}
 
 
+def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of an embedding."""
+    make = partial(nnx.Embed, 6, 4, rngs=nnx.Rngs(0))
+    return {"embedding": partial(_make_there, backend, make)}
+
+
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules that are called with ``x`` and ``mask``, by name."""
 

@@ -496,6 +496,19 @@ def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"block": build}
 
 
+def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of an embedding."""
+
+    def build(device: Device) -> Any:
+        with NumPySemantics():
+            block = NumPySequential()
+            block.add(mx.gluon.nn.Embedding(6, 4))
+            block.initialize(mx.init.One(), ctx=backend.native(device))
+        return block
+
+    return {"embedding": build}
+
+
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of blocks that are called with ``x`` and ``mask``, by name."""
 

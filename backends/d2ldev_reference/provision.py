@@ -12,7 +12,8 @@ from d2ldev.framework import Device
 _WITHOUT_LAYERS = (
     *("networks", "networks_with_batch_norm", "freezables", "loops", "own_optimizers"),
     *("untrainable_models", "models_without_parameters", "models_with_masks"),
-    *("models_with_losses", "attention_models", "models_with_branches", "modules"),
+    *("models_with_losses", "attention_models", "models_with_branches", "models_with_tables"),
+    "modules",
     *("buffers", "ties", "optimizer_states", "parameter_orders"),
 )
 CANNOT = {

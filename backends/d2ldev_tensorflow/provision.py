@@ -501,6 +501,16 @@ def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"model": build}
 
 
+def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of an embedding."""
+
+    def build(device: Device) -> Any:
+        layer = keras.layers.Embedding(6, 4, embeddings_initializer=_draw_kernel(0))
+        return backend.place(keras.Sequential([keras.Input((None,)), layer]), device)
+
+    return {"embedding": build}
+
+
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of models that are called with ``x`` and ``mask``, by name."""
     return {

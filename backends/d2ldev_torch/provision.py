@@ -392,6 +392,16 @@ def freezables(backend: Any) -> Mapping[str, Any]:
     }
 
 
+def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of an embedding."""
+
+    def build(device: Device) -> torch.nn.Module:
+        table = backend.rand((6, 4), seed=0, device=device)
+        return torch.nn.Embedding.from_pretrained(table, freeze=False)
+
+    return {"embedding": build}
+
+
 def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that is called with ``x`` and ``mask``."""
     return {"module": lambda device: backend.place(Masked(), device)}

@@ -26,7 +26,8 @@ MODULE_OF_KIND = {
         (
             *("networks", "networks_with_batch_norm", "freezables", "own_optimizers"),
             *("untrainable_models", "models_without_parameters", "models_with_masks"),
-            *("models_with_losses", "models_with_branches", "attention_models", "modules"),
+            *("models_with_losses", "models_with_branches", "models_with_tables"),
+            *("attention_models", "modules"),
         ),
         "training",
     ),
@@ -169,6 +170,15 @@ def models_with_branches(backend: Backend) -> Builders:
     and a smaller batch the other one.
     """
     return _call_provision(backend, "models_with_branches")
+
+
+def models_with_tables(backend: Backend) -> Builders:
+    """Return builders of models that look up rows of a table of six, by name.
+
+    They map integers of shape ``(n, steps)`` to ``(n, steps, 4)``. Each begins with the same values
+    whenever it is made.
+    """
+    return _call_provision(backend, "models_with_tables")
 
 
 def attention_models(backend: Backend) -> Builders:

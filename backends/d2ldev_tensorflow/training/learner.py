@@ -405,6 +405,7 @@ class TensorFlowLearner(Learner):
 
     def _update(self, gradients: list[Any], total: Tensor | None) -> None:
         """Take a step with sums of gradients, divided by ``total`` unless it is None."""
+        gradients = [*map(_add_up_rows, gradients)]
         if total is not None:
             gradients = self._take_mean(gradients, total)
         if self.settings.gradient_clip_val:
@@ -423,11 +424,7 @@ class TensorFlowLearner(Learner):
 
         In float16 a sum may be 0, of batches of weight 0.
         """
-        share = tf.math.divide_no_nan(tf.ones_like(total), total)
-        # It keeps the rows of an embedding apart, which Keras squares one by one.
-        return [
-            None if x is None else tf.math.scalar_mul(tf.cast(share, x.dtype), x) for x in gradients
-        ]
+        return _scale(gradients, tf.math.divide_no_nan(tf.ones_like(total), total))
 
     def _choose_total(self, factor: Tensor, weight: Any) -> Tensor | None:
         """Return the factor of a shard; None if those of all shards of a step add up to 1."""
@@ -501,12 +498,26 @@ class TensorFlowLearner(Learner):
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
         """Return the gradients, clipped as ``torch.nn.utils.clip_grad_norm_`` clips them."""
-        # An embedding's gradient has a row for each use. Their norm is not the norm of their sums.
-        dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
-        squares = [tf.reduce_sum(tf.cast(g, tf.float32) ** 2) for g in dense if g is not None]
+        numbers = [getattr(each, "values", each) for each in gradients if each is not None]
+        squares = [tf.reduce_sum(tf.cast(x, tf.float32) ** 2) for x in numbers]
         norm = tf.sqrt(tf.add_n(squares)) / self._optimizer.scale_loss(tf.ones(()))
-        factor = tf.minimum(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
-        return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
+        return _scale(gradients, tf.minimum(1.0, self.settings.gradient_clip_val / (norm + 1e-6)))
+
+
+def _add_up_rows(gradient: Any) -> Any:
+    """Return a gradient with one row for each token that a batch has used.
+
+    That of an embedding has a row for each use. Keras squares each of these rows alone.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    tokens, places = tf.unique(gradient.indices)
+    sums = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(tokens))
+    return tf.IndexedSlices(sums, tokens, gradient.dense_shape)
+
+
+def _scale(gradients: list[Any], factor: Tensor) -> list[Any]:
+    return [x if x is None else tf.math.scalar_mul(tf.cast(factor, x.dtype), x) for x in gradients]
 
 
 def _list_flags(flagged: list[Any]) -> list[bool]:

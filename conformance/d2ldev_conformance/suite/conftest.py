@@ -31,6 +31,7 @@ from d2ldev_conformance.provision import (
     models_with_branches,
     models_with_losses,
     models_with_masks,
+    models_with_tables,
     models_without_parameters,
     modules,
     networks,
@@ -81,6 +82,7 @@ PROVIDED = {
     "module": modules,
     "optimized": optimizer_states,
     "parameter_order": parameter_orders,
+    "table": models_with_tables,
     "tied": ties,
     "viewed": views,
 }

@@ -131,12 +131,17 @@ It is some rounding of float32 in each of a dozen steps.
 """
 
 
+def assert_near(found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> None:
+    """Check that two models have the same values, to rounding."""
+    assert list(found) == list(expected)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], err_msg=name, **ROUNDING)
+
+
 def assert_same_run(run: Any, other: Any) -> None:
     """Check that two runs end with the same values and history, to rounding."""
     (values, history, *_), (other_values, other_history, *_) = run, other
-    assert list(values) == list(other_values)
-    for name, value in values.items():
-        np.testing.assert_allclose(value, other_values[name], **ROUNDING)
+    assert_near(values, other_values)
     assert list(history) == list(other_history)
     for name, curve in history.items():
         np.testing.assert_allclose(curve, other_history[name], **ROUNDING)
@@ -154,6 +159,23 @@ def make_normal_batches(*, has_equal_halves: bool) -> list[tuple[NDArray[Any], N
         inputs[:, 512:] = inputs[:, :512]
     labels = (np.arange(1024) % 2).astype("int32")
     return [(x, labels) for x in inputs]
+
+
+def make_repeated_tokens() -> list[list[tuple[NDArray[Any], NDArray[Any]]]]:
+    """Return batches of four tokens and numbers for each, twice.
+
+    In the second list each token is there three times, with other numbers of the same mean. The
+    gradients of the mean squared error are the same.
+    """
+    draw = np.random.default_rng(0)
+    once, repeated = [], []
+    for tokens in ([0, 2, 3, 5], [1, 2, 4, 3], [5, 0, 4, 2]):
+        ids = np.array(tokens, "int32")
+        y, noise = (draw.normal(size=(4, 4)).astype("float32") for _ in range(2))
+        once.append((ids.reshape(4, 1), y.reshape(4, 1, 4)))
+        three = np.concatenate([y, y + noise, y - noise])
+        repeated.append((np.tile(ids, 3).reshape(4, 3), three.reshape(4, 3, 4)))
+    return [once, repeated]
 
 
 def assert_same_statistics(

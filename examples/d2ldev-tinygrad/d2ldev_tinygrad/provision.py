@@ -16,6 +16,7 @@ CANNOT = {
     "models_with_losses": "the models of this backend return a tensor",
     "attention_models": "every tensor in an attribute of a model is one of its weights",
     "models_with_branches": "Tensor.gradient needs all parameters of a model in the loss",
+    "models_with_tables": "an Embedding of tinygrad multiplies with zeros and ones",
     "composites": "tinygrad has no containers",
     "modules": "tinygrad has no class for D2L's Module",
     "parameter_orders": "the state of tinygrad's optimizers has numbers, and no names",

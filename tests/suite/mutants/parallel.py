@@ -13,7 +13,12 @@ from d2ldev.framework import Weighted
 from d2ldev.operations.examples import Whole
 from d2ldev.training import team
 from mutants import Mutant, ReferenceParallel
-from mutants.provision import KeepsMeans, NetworkGroupLearner, NetworkParallelLearner
+from mutants.provision import (
+    KeepsMeans,
+    NetworkGroupLearner,
+    NetworkParallelLearner,
+    divide_by_uses,
+)
 
 # -- by hand --------------------------------------------------------------------------------------
 
@@ -192,6 +197,12 @@ class CountsShardsWithALossAlike(Mutant, caught_by="several.loss-of-the-model"):
             return 0.5 if self.settings.loss == "model" else super()._weigh(shard)
 
 
+class AveragesTheRowsOfATokenInAShard(Mutant, caught_by="several.add-up-repeated-rows"):
+    class ParallelLearner(NetworkParallelLearner):
+        def _gradients(self, model, activations, error):
+            return divide_by_uses(model, activations, super()._gradients(model, activations, error))
+
+
 class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-example"):
     class Parallel(ReferenceParallel):
         def least_examples(self, model):
@@ -344,6 +355,12 @@ class LosesTheRunningMeansOfTheProcesses(Mutant, caught_by="processes.keep-runni
     class GroupLearner(NetworkGroupLearner):
         def mean_of(self, x):
             return self.components["model"].mean
+
+
+class AveragesTheRowsOfATokenInAProcess(Mutant, caught_by="processes.add-up-repeated-rows"):
+    class GroupLearner(NetworkGroupLearner):
+        def _gradients(self, model, activations, error):
+            return divide_by_uses(model, activations, super()._gradients(model, activations, error))
 
 
 class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):

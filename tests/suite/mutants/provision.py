@@ -78,6 +78,15 @@ class Branching(MLP):
         return MLP([self.layers[self.choose(x)]]).outputs(x)
 
 
+class Table(MLP):
+    """A model that looks up rows, each by zeros and a one."""
+
+    def outputs(self, x):
+        """Return the zeros and ones, and the rows."""
+        tokens = xp.arange(6, device=x.device)
+        return super().outputs(xp.astype(xp.expand_dims(x, axis=-1) == tokens, xp.float32))
+
+
 class Attentive(MLP):
     """A model whose call leaves a tensor in an attribute."""
 
@@ -251,9 +260,9 @@ class AnyLoss(ReferenceLearner):
         return self._cross_entropy(prediction, y) if is_its_own else super()._losses(prediction, y)
 
     def _update(self, gradients):
-        cls = WithLoss if isinstance(self._model, WithLoss) else None
+        cls = type(self._model)
         super()._update(gradients)
-        if cls is not None:
+        if cls in (WithLoss, Table):
             self._model = cls(self._model.layers, self._model.activation)
 
     def _loss(self, prediction, y):
@@ -269,6 +278,15 @@ class AnyLoss(ReferenceLearner):
         loss, self.weight = mean_and_weight(self.settings.loss(*given), take_mean)
         check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
         return loss, None if isinstance(prediction, dict) else prediction * 0.0
+
+
+def divide_by_uses(model, activations, gradients):
+    """Return gradients, those of a table divided by the number of uses of each row."""
+    if isinstance(model, Table):
+        uses = xp.sum(xp.reshape(activations[0], (-1, 6)), axis=0)
+        weight = gradients[0]["weight"] / xp.where(uses > 0, uses, xp.ones_like(uses))
+        gradients = [{**gradients[0], "weight": weight}]
+    return gradients
 
 
 class KeepsMeans(ReferenceLearner):
@@ -298,7 +316,7 @@ class NetworkGroupLearner(KeepsMeans, AnyLoss, ReferenceGroupLearner):
 
     def __init__(self, framework, model, settings, group):
         super().__init__(framework, model, settings, group)
-        if isinstance(model, Normalized):
+        if isinstance(model, (Normalized, Table)):
             self._model = dataclasses.replace(model, layers=self._model.layers)
 
     def mean_of(self, x):
@@ -542,6 +560,11 @@ def models_with_branches(backend):
         return Branching(layers)
 
     return {"branching": build}
+
+
+def models_with_tables(backend):
+    """Return a model that looks up rows."""
+    return {"table": lambda device: Table(backend.mlp([6, 4], device=device).layers)}
 
 
 def attention_models(backend):

@@ -36,13 +36,18 @@ from d2ldev import (
 )
 from d2ldev._backend import framework_of
 from d2ldev.areas.abilities import require
-from d2ldev_conformance.provision import list_provided, networks_with_batch_norm
+from d2ldev_conformance.provision import (
+    list_provided,
+    models_with_tables,
+    networks_with_batch_norm,
+)
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import (
     assert_same,
     assert_same_run,
     assert_same_statistics,
     make_normal_batches,
+    make_repeated_tokens,
     read_saved_values,
 )
 from d2ldev_conformance.suite.parallel.launching import command, require_processes, run_launch
@@ -150,6 +155,8 @@ NORMALIZED: dict[str, dict[str, Any]] = {
     "normalized": {"has_equal_halves": False},
     "with equal halves": {"has_equal_halves": True, "lr": 0.0},
 }
+# The optimizers of a model with a table.
+TABLES = ("sgd", "adam", "adagrad")
 
 
 def _arrays(examples):
@@ -261,6 +268,7 @@ def train(
     is_weighing: bool = False,
     normalized_network: str | None = None,
     has_equal_halves: bool = False,
+    table: str | None = None,
     validates: bool = False,
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
@@ -285,6 +293,7 @@ def train(
         normalized_network: the name of a network with batch normalization, which is trained with
             other data.
         has_equal_halves: whether both halves of these batches have the same examples.
+        table: the name of a model with a table, which is trained with tokens that repeat.
         stopping: the ranks whose callback stops the run.
         at: after which step it does.
         patience: of an ``EarlyStopping``; None for no such callback.
@@ -292,7 +301,9 @@ def train(
     """
     seed = rank if is_seeded_by_rank else 0
     backend.seed(seed)
-    if normalized_network is None:
+    if table is not None:
+        net = models_with_tables(backend)[table](backend.cpu())
+    elif normalized_network is None:
         net = backend.mlp([3, 8, 3], seed=seed)
     else:
         net = networks_with_batch_norm(backend)[normalized_network](backend.cpu())
@@ -316,12 +327,14 @@ def train(
         data = trainer.shard_data(_loader(examples, is_shuffled, seed, left_out))
     if normalized_network is not None:
         data = make_normal_batches(has_equal_halves=has_equal_halves)
+    if table is not None:
+        _, data = make_repeated_tokens()
     history = trainer.fit(
         net,
         data,
         _loader(7, is_shuffled=False) if validates else None,
-        loss=_take_weighted if is_weighing else "cross_entropy",
-        metrics=[] if is_weighing else ["accuracy"],
+        loss=_take_weighted if is_weighing else "mse" if table else "cross_entropy",
+        metrics=[] if is_weighing or table else ["accuracy"],
         checkpoint=None if checkpoint is None else f"{folder}/{checkpoint}.safetensors",
         **{"lr": 0.02, **options},
     )
@@ -435,6 +448,11 @@ def runs(backend, num_gpus, tmp_path_factory):
     for name in list_provided(backend, networks_with_batch_norm):
         normalized = {"num_gpus": num_gpus, "normalized_network": name}
         cases |= {f"{name} {case}": {**normalized, **NORMALIZED[case]} for case in NORMALIZED}
+    for name in list_provided(backend, models_with_tables):
+        options = {"num_gpus": num_gpus, "table": name}
+        cases |= {
+            f"{name} {optimizer}": {**options, "optimizer": optimizer} for optimizer in TABLES
+        }
     done, _ = _launch(backend, folder, cases)
     assert done.returncode == 0, done.stderr
     return found
@@ -514,6 +532,14 @@ def test_the_model_has_the_running_statistics_of_two_processes(backend, runs, no
     for rank in (0, 1):
         found, _ = runs.together(f"{normalized_network} {case}", rank)
         assert_same_statistics(found, alone, start)
+
+
+@requirement("processes.add-up-repeated-rows", section=SECTION)
+@pytest.mark.parametrize("optimizer", TABLES)
+def test_a_token_that_repeats_in_all_processes_has_one_gradient(runs, table, optimizer):
+    """Take the rows of a token that repeats, in one process or in several, for one gradient."""
+    alone = runs.alone(table=table, optimizer=optimizer)
+    assert_same_run(runs.together(f"{table} {optimizer}"), alone)
 
 
 @requirement("processes.begin-with-the-first", section=SECTION)

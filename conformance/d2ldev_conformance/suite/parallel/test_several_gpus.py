@@ -12,14 +12,17 @@ from d2ldev import Broadcast, History, Trainer, WeightedLoss
 from d2ldev_conformance.provision import (
     attention_models,
     models_with_losses,
+    models_with_tables,
     networks_with_batch_norm,
 )
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import (
     ROUNDING,
+    assert_near,
     assert_same_run,
     assert_same_statistics,
     make_normal_batches,
+    make_repeated_tokens,
     read_saved_values,
 )
 from d2ldev_conformance.suite.training.test_stopping import (
@@ -198,6 +201,19 @@ def test_shards_with_a_loss_of_the_model_count_by_their_examples(backend, loss_m
         history = trainer.fit(net, data, data, loss="model", lr=0.1, metrics=["accuracy"])
         found.append((read_saved_values(backend, trainer.model), history, trainer))
     assert_same_run(*found)
+
+
+@requirement("several.add-up-repeated-rows", section=SECTION, source="contract, Several GPUs")
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
+def test_a_token_that_repeats_in_all_shards_has_one_gradient(backend, table, optimizer):
+    """Take the rows of a token that repeats, in one shard or in several, for one gradient."""
+    found = []
+    for number, data in zip((1, 2), make_repeated_tokens(), strict=True):
+        net = models_with_tables(backend)[table](backend.cpu())
+        trainer = Trainer(2, number, 0.05, backend=backend)
+        trainer.fit(net, data, loss="mse", optimizer=optimizer, lr=0.1)
+        found.append(read_saved_values(backend, trainer.model))
+    assert_near(*found)
 
 
 @requirement(

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+from functools import partial
 
 import keras
 import numpy as np
@@ -88,19 +89,24 @@ def test_the_losses_fall_and_are_those_of_the_cpu(backend, model):
     assert losses["cpu"][-1] < losses["cpu"][0]
 
 
-@pytest.mark.parametrize("model", [convolutional, recurrent], ids=["convolutional", "recurrent"])
-def test_the_losses_are_those_of_keras_own_fit(backend, model):
+@pytest.mark.parametrize(
+    ("model", "optimizer", "own"),
+    [
+        (convolutional, "adam", partial(keras.optimizers.Adam, 0.01, epsilon=1e-8)),
+        # In Keras' own fit, Adam squares each row of a token that repeats alone.
+        (recurrent, "momentum", partial(keras.optimizers.SGD, 0.01, momentum=0.9)),
+    ],
+    ids=["convolutional", "recurrent"],
+)
+def test_the_losses_are_those_of_keras_own_fit(backend, model, optimizer, own):
     data = batches(backend, model, "cpu", 4)
     learner = backend.learner(
-        build(backend, model, "cpu"), loss="cross_entropy", optimizer="adam", lr=0.01
+        build(backend, model, "cpu"), loss="cross_entropy", optimizer=optimizer, lr=0.01
     )
     losses = [float(learner.step(*batch)[0]) for batch in data]
     evaluated = float(learner.evaluate(*data[0])[0])
     net = build(backend, model, "cpu")
-    net.compile(
-        keras.optimizers.Adam(0.01, epsilon=1e-8),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
+    net.compile(own(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     expected = [net.train_on_batch(x, y) for (x,), y in data]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     ((x,), y) = data[0]

@@ -20,7 +20,7 @@ from d2ldev.device import CPU
 from d2ldev.training import feed, run
 from d2ldev.training.trainer import Trainer
 from mutants import Mutant, ReferenceTraining
-from mutants.provision import Network, NetworkLearner
+from mutants.provision import Network, NetworkLearner, divide_by_uses
 
 ReferenceLearner = d2ldev_reference.training.ReferenceLearner
 
@@ -126,6 +126,12 @@ class DecaysUnusedLayers(Mutant, caught_by="train.leaves-unused-parameters"):
             if self.settings.optimizer == "adamw":
                 layers[unused] = {name: x * 0.999 for name, x in layers[unused].items()}
             return layers
+
+
+class AveragesTheRowsOfAToken(Mutant, caught_by="train.adds-up-repeated-rows"):
+    class Learner(NetworkLearner):
+        def _gradients(self, model, activations, error):
+            return divide_by_uses(model, activations, super()._gradients(model, activations, error))
 
 
 class AddsGradients(Mutant, caught_by="train.accumulates"):

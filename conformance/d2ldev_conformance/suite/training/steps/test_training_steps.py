@@ -15,11 +15,18 @@ from d2ldev_conformance.provision import (
     freezables,
     models_of_sequences,
     models_with_branches,
+    models_with_tables,
     networks,
     own_optimizers,
 )
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, values_of
+from d2ldev_conformance.suite.data import (
+    assert_near,
+    assert_same_values,
+    make_repeated_tokens,
+    read_saved_values,
+    values_of,
+)
 
 SECTION = "6.7.3"
 SOURCE = "contract, Training"
@@ -502,6 +509,31 @@ def test_a_layer_that_a_step_does_not_use_stays_as_it_is(
         _, expected = learn([8, 8])
         for name in by_large:
             np.testing.assert_array_equal(third[name], expected[name])
+
+
+@requirement("train.adds-up-repeated-rows", section=SECTION)
+@pytest.mark.parametrize(("accumulate_grad_batches", "clip"), [(1, 0), (2, 0.05)])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
+def test_a_token_that_repeats_has_one_gradient(
+    backend, place, table, optimizer, accumulate_grad_batches, clip
+):
+    """Take the rows of a token that repeats in a batch for one gradient, which is their sum.
+
+    An optimizer that squares each row alone learns other numbers than one that squares the sum.
+    """
+    found = []
+    for batches in make_repeated_tokens():
+        net = models_with_tables(backend)[table](place)
+        options = {"accumulate_grad_batches": accumulate_grad_batches, "gradient_clip_val": clip}
+        learner = backend.learner(net, optimizer=optimizer, lr=0.1, **options)
+        for batch in batches:
+            parts = (np.array_split(array, accumulate_grad_batches) for array in batch)
+            for arrays in zip(*parts, strict=True):
+                x, y = (backend.asarray(array, device=place) for array in arrays)
+                learner.step((x,), y)
+        learner.sync()
+        found.append(read_saved_values(backend, learner.components["model"]))
+    assert_near(*found)
 
 
 # -- weights ---------------------------------------------------------------------------------------
