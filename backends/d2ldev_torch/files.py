@@ -142,7 +142,8 @@ class TorchFiles(Files):
         own = _check(optimizer, state, order)
         if order is not None:
             own = optimizers.reorder(optimizer, own, order)
-        if optimizers.is_of_torch(optimizer):
+        if type(optimizer).__module__.startswith("torch.optim."):
+            # The state of another one may have any shape.
             _check_own(optimizer, own)
             _check_next_step(optimizer, own)
         return optimizers.prepare(optimizer, own, self._kinds)

@@ -1,8 +1,8 @@
 """Optimizers: ``state_dict()`` and ``load_state_dict()`` are their file, whatever they keep inside.
 
-``place`` moves the state of an optimizer by torch's own policy, and the tensors in its attributes
-and their containers. It moves the same of the optimizers that it wraps. One scan finds the tensors
-that ``state_dict`` lacks.
+``place`` moves what an optimizer keeps in its state, its attributes and their containers: by
+torch's own policy, whoever wrote the class. It moves the same of the optimizers that it wraps. The
+same walk finds what ``state_dict`` does not show.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import copyreg
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache
@@ -25,27 +25,22 @@ from d2ldev.framework import (
     Kinds,
     Member,
     UnsupportedValueError,
-    join_path,
     map_tensors,
     text_of,
 )
 
 _PLAIN = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
-_NO_SETTINGS: dict[str, Any] = {}
+_LABELS = frozenset((str, int))
+_CHANGEABLE = (dict, list, deque)
+_ENTERED = (Optimizer, torch.nn.Module, Mapping, list, tuple, deque, AbstractSet)
 _ATTEMPTED = "load the state of an optimizer"
 
 
 @cache
 def _own_attributes() -> frozenset[str]:
-    """Return the attributes that torch and its schedulers give an optimizer, beside the state."""
-    # The first optimizer imports torch's compiler. So this runs only for a user's own optimizer.
+    """Return the attributes that torch and its schedulers give an optimizer."""
     plain = torch.optim.SGD([torch.zeros(1, device="cpu")], 1.0)
     return frozenset((*vars(plain), "step", "_opt_called"))
-
-
-def is_of_torch(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is one of torch's own."""
-    return type(optimizer).__module__.startswith("torch.optim.")
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -62,73 +57,111 @@ def list_parameters(optimizer: Optimizer) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def _attributes(optimizer: Optimizer) -> list[tuple[str, Any]]:
-    """Return the attributes of an optimizer, beside its state."""
-    if is_of_torch(optimizer):
-        return []
+def _attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer, beside those that torch gives it."""
     own = _own_attributes()
-    return [(name, value) for name, value in vars(optimizer).items() if name not in own]
+    return {name: value for name, value in vars(optimizer).items() if name not in own}
 
 
-# -- placing --------------------------------------------------------------------------------------
+# -- what it keeps --------------------------------------------------------------------------------
 
 
-def list_members(optimizer: Optimizer) -> Iterator[Member]:
-    """Yield the members of an optimizer; see ``Models.members``."""
-    groups = [(x, group) for group in optimizer.param_groups for x in group["params"]]
-    known = {id(x): (number, group) for number, (x, group) in enumerate(groups)}
-    for i, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key == "params" or not (type(value) in _PLAIN or _stays_on_host(value, group)):
-                yield f"param_groups.{i}.{key}", value, group.__setitem__, key
-    for owner, state in optimizer.state.items():
-        number, group = known.get(id(owner), (owner, _NO_SETTINGS))
-        name = f"state.{number}"
-        if not isinstance(state, dict):
-            yield name, state, optimizer.state.__setitem__, owner
-            continue
-        put = state.__setitem__
-        for key, value in state.items():
-            if type(value) not in _PLAIN and not (key == "step" and _stays_on_host(value, group)):
-                # Most keys are text, and the other function takes longer.
-                yield f"{name}.{key}" if type(key) is str else join_path(name, key), value, put, key
-    for name, value in _attributes(optimizer):
-        if isinstance(value, dict) and any(isinstance(key, torch.Tensor) for key in value):
-            for key, inner in value.items():
-                label = known[id(key)][0] if id(key) in known else ""
-                yield f"{name}.{label}", inner, value.__setitem__, key
-        elif type(value) not in _PLAIN:
-            yield name, value, vars(optimizer).__setitem__, name
+def list_members(optimizer: Optimizer) -> list[Member]:
+    """Return the members of an optimizer; see ``Models.members``.
 
-
-def _stays_on_host(value: Any, group: Mapping[str, Any]) -> bool:
-    """Return whether a number of an optimizer, such as its step or its rate, stays on the CPU.
-
-    This is torch's policy in ``Optimizer.load_state_dict``: it does, unless the kernel reads it.
+    This follows torch's policy in ``Optimizer.load_state_dict``: a step that is on the CPU stays
+    there, unless the kernel reads it. So does a learning rate.
     """
-    is_on_host = isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu
-    return is_on_host and not (group.get("capturable") or group.get("fused"))
+    stay = () if _reads_numbers(optimizer) else ("step", "lr")
+    return _walk(optimizer, _CHANGEABLE, {}, frozenset(stay))
 
 
-# -- what its state_dict does not show ------------------------------------------------------------
+def _reads_numbers(optimizer: Optimizer) -> bool:
+    """Return whether a kernel reads the step and the learning rate."""
+    return any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
 
 
-def find_hidden(optimizer: Optimizer) -> list[tuple[str, Any]]:
-    """Return the tensors and generators that ``state_dict`` does not show, with their names.
+def _walk(
+    x: Any, entered: Any, seen: dict[int, Any], stay: AbstractSet[str] = frozenset()
+) -> list[Member]:
+    """Return what an optimizer or a container holds, as members.
+
+    Args:
+        x: the optimizer, or the container.
+        entered: the types of the values whose contents are returned in their place.
+        seen: gets each of them by its id.
+        stay: the keys of numbers that are left out if they are on the CPU.
+    """
+    found: list[Member] = []
+    numbers = {}
+    if isinstance(x, Optimizer):
+        numbers = {id(p): number for number, p in enumerate(parameters_of(x))}
+    queue = [("", x)]
+    for prefix, outer in queue:
+        if id(outer) in seen:
+            continue
+        seen[id(outer)] = outer
+        contents, put = _open(outer)
+        for position, (key, value) in enumerate(contents):
+            cls = type(value)
+            if cls in _PLAIN:
+                continue
+            label = key if type(key) in _LABELS else numbers.get(id(key), position)
+            # Of the class: ``isinstance`` takes three times as long for a tensor.
+            if issubclass(cls, entered):
+                queue.append((f"{prefix}{label}.", value))
+            elif key not in stay or not _is_on_host(value):
+                found.append((f"{prefix}{label}", value, put, key))
+    return found
+
+
+def _open(x: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
+    """Return the contents of a value by their keys, and a function that puts others there."""
+    if isinstance(x, dict):
+        return x.items(), x.__setitem__
+    if isinstance(x, Optimizer):
+        own = {"param_groups": x.param_groups, "state": x.state, **_attributes(x)}
+        return own.items(), vars(x).__setitem__
+    if isinstance(x, torch.nn.Module):
+        return [*x.named_parameters(), *x.named_buffers()], None
+    return x.items() if isinstance(x, Mapping) else enumerate(x), getattr(x, "__setitem__", None)
+
+
+def _is_on_host(x: Any) -> bool:
+    """Return whether a value is a number in a tensor on the CPU."""
+    return isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_cpu
+
+
+def _find_tensors(x: Any, seen: dict[int, Any]) -> list[tuple[str, Any]]:
+    """Return the tensors and generators in an optimizer or container, with their names.
 
     One scan of attributes and containers, and of the optimizers and modules in them.
     """
-    if is_of_torch(optimizer):
-        return []
-    shown = [x for _, x in _walk(state_of(optimizer), "", {}) if isinstance(x, torch.Tensor)]
+    kinds = (torch.Tensor, torch.Generator)
+    return [(name, x) for name, x, _, _ in _walk(x, _ENTERED, seen) if isinstance(x, kinds)]
+
+
+def find_hidden(optimizer: Optimizer) -> list[str]:
+    """Return the names of the tensors and generators that ``state_dict`` does not show."""
+    held = _find_tensors(optimizer, {})
     parameters = parameters_of(optimizer)
     gradients = [x.grad for x in parameters if x.grad is not None]
+    shown = [x for _, x in _find_tensors((state_of(optimizer),), {})]
     known = {_address(x) for x in (*shown, *parameters, *gradients)}
-    return [
-        (name, x)
-        for name, x in _walk(optimizer, "", {})
-        if not isinstance(x, Optimizer) and _address(x) not in known and not _is_among(x, shown)
-    ]
+    # A ``state_dict`` may show a copy. One that is itself held is no copy of another.
+    addresses = {_address(x) for _, x in held}
+    copies = {id(x): x for x in shown if _address(x) not in addresses}
+    hidden = []
+    for name, x in held:
+        if _address(x) in known:
+            continue
+        same = next((key for key, other in copies.items() if _is_copy(x, other)), None)
+        if same is None:
+            hidden.append(name)
+        else:
+            known.add(_address(copies.pop(same)))
+            known.add(_address(x))
+    return hidden
 
 
 def _address(x: Any) -> int:
@@ -138,38 +171,13 @@ def _address(x: Any) -> int:
     return id(x)
 
 
-def _is_among(x: Any, others: Sequence[torch.Tensor]) -> bool:
-    """Return whether one of other tensors has the values of a tensor, as a copy of it."""
-    return isinstance(x, torch.Tensor) and any(
-        (other.shape, other.dtype, other.layout) == (x.shape, x.dtype, x.layout)
+def _is_copy(x: Any, other: Any) -> bool:
+    """Return whether two tensors have the same values."""
+    return (
+        isinstance(x, torch.Tensor)
+        and (other.shape, other.dtype, other.layout) == (x.shape, x.dtype, x.layout)
         and torch.equal(other.to(x.device), x)
-        for other in others
     )
-
-
-def _walk(x: Any, name: str, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors, generators and optimizers in a value, each once, with their names."""
-    if type(x) in _PLAIN or id(x) in seen:
-        return
-    seen[id(x)] = x
-    if isinstance(x, (torch.Tensor, torch.Generator)):
-        yield name, x
-        return
-    inner: Any = ()
-    if isinstance(x, Optimizer):
-        yield name, x
-        inner = [("state", x.state), ("param_groups", x.param_groups), *_attributes(x)]
-    elif isinstance(x, torch.nn.Module):
-        inner = [*x.named_parameters(), *x.named_buffers()]
-    elif isinstance(x, Mapping):
-        inner = (
-            (key if isinstance(key, (str, int)) else number, value)
-            for number, (key, value) in enumerate(x.items())
-        )
-    elif isinstance(x, (list, tuple, deque, AbstractSet)):
-        inner = enumerate(x)
-    for label, value in inner:
-        yield from _walk(value, join_path(name, label), seen)
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -227,7 +235,7 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
     if len(devices) == 1:
         # As ``torch.load`` returns them. A class of the user's may not move them.
         (device,) = devices
-        stay = not any(group.get("capturable") or group.get("fused") for group in groups)
+        stay = not _reads_numbers(optimizer)
         own = map_tensors(
             lambda x: x if stay and not x.dim() else x.to(device), own, kinds, _ATTEMPTED
         )
@@ -240,8 +248,7 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
         ]
         own = {**own, "param_groups": merged}
     is_plain = type(optimizer).load_state_dict is Optimizer.load_state_dict
-
-    tensors = {id(x): x for _, x in _walk(own, "", {})}
+    tensors = {id(x): x for _, x in _find_tensors((own,), {})}
 
     def load() -> None:
         # Other containers each time: a class of the user's may take out what it reads.
@@ -279,12 +286,11 @@ def _remember(optimizer: Optimizer, *, with_values: bool) -> Callable[[], None]:
         with_values: whether it also writes the present values into the tensors.
     """
     seen: dict[int, Any] = {}
-    found = [x for _, x in _walk([optimizer, state_of(optimizer)], "", seen)]
+    found = [x for _, x in _find_tensors((optimizer, state_of(optimizer)), seen)]
     tensors = [x for x in found if isinstance(x, torch.Tensor) and with_values]
     values = [(x, x.detach().to("cpu", copy=True)) for x in tensors]
     holders = [vars(x) if isinstance(x, Optimizer) else x for x in seen.values()]
-    mutable = (dict, list, deque, set)
-    kept = [(x, copy.copy(x)) for x in holders if isinstance(x, mutable)]
+    kept = [(x, copy.copy(x)) for x in holders if isinstance(x, (*_CHANGEABLE, set))]
 
     @torch.no_grad()
     def restore() -> None:
@@ -347,7 +353,7 @@ def is_simple(optimizer: Optimizer) -> bool:
         cls.state_dict is not Optimizer.state_dict
         or cls.load_state_dict is not Optimizer.load_state_dict
     )
-    values = [x for _, x in _attributes(optimizer)]
+    values = _attributes(optimizer).values()
     return not has_own and all(type(x) in _PLAIN or callable(x) for x in values)
 
 
@@ -357,7 +363,7 @@ def reduce(optimizer: Optimizer) -> Any:
     torch itself pickles only ``state``, ``param_groups`` and ``defaults``.
     """
     cls = type(optimizer)
-    if is_of_torch(optimizer) or cls.__getstate__ is not Optimizer.__getstate__:
+    if cls.__getstate__ is not Optimizer.__getstate__:
         return NotImplemented
-    state = {**optimizer.__getstate__(), **dict(_attributes(optimizer))}
+    state = {**optimizer.__getstate__(), **_attributes(optimizer)}
     return copyreg.__newobj__, (cls,), state  # type: ignore[attr-defined]

@@ -188,10 +188,12 @@ class Models:
         """
         return False
 
-    def overlaps(self, xs: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return pairs of different tensors that share memory, such as a parameter and its view.
+    def overlaps(self, xs: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor, bool]]:
+        """Return pairs of different tensors that share memory, and whether they share all of it.
 
-        Called by ``place`` for what it moves: a copy of each shares nothing.
+        Called by ``place`` for what it moves. Two that share all, element by element, get one copy.
+        Copies of others, such as a parameter and its view, share nothing. The first tensor of a
+        pair is never the second one of a pair that shares all.
         """
         return ()
 

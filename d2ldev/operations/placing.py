@@ -415,11 +415,17 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
         _settle(search, device)
         return obj
 
-    apart = _find_broken_ties(search, obj, elsewhere)
-    news = moving.copy_or_raise(framework, framework.tensors.move_all, elsewhere, device, attempted)
+    pairs = list(models.overlaps(elsewhere))
+    apart = _find_broken_ties(search, obj, [(x, y) for x, y, is_whole in pairs if not is_whole])
+    # Tensors of one memory get one copy.
+    firsts = {id(y): x for x, y, is_whole in pairs if is_whole}
+    copied = [x for x in elsewhere if id(x) not in firsts] if firsts else elsewhere
+    news = moving.copy_or_raise(framework, framework.tensors.move_all, copied, device, attempted)
+    copies = {id(x): new for x, new in zip(copied, news, strict=True)}
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
-    for old, new in zip(elsewhere, news, strict=True):
+    for old in elsewhere:
+        new = copies[id(firsts.get(id(old), old))]
         if models.is_refilled(old):
             refilled.append((old, new))
         else:
@@ -501,7 +507,9 @@ def settle(framework: Framework, obj: Any, device: Device) -> Any:
     return obj
 
 
-def _find_broken_ties(search: Search, obj: Any, elsewhere: Sequence[Any]) -> list[tuple[str, str]]:
+def _find_broken_ties(
+    search: Search, obj: Any, pairs: Sequence[tuple[Any, Any]]
+) -> list[tuple[str, str]]:
     """Return the names of pairs of tensors whose copies do not share the memory that they share.
 
     Raises:
@@ -509,7 +517,6 @@ def _find_broken_ties(search: Search, obj: Any, elsewhere: Sequence[Any]) -> lis
             would differ from then on.
     """
     framework = search.framework
-    pairs = list(framework.models.overlaps(elsewhere))
     if not pairs:
         return []
     checked = Inventory(framework, obj, search.attempted)

@@ -184,6 +184,51 @@ def test_what_only_the_optimizer_knows_it_is_asked_for(virtual, tmp_path):
     assert_equal(train(virtual, *build(Told), 4, checkpoint=path, resume=True), expected)
 
 
+# -- what else it keeps ----------------------------------------------------------------------------
+
+
+def test_what_a_program_keeps_in_one_of_torchs_own_moves_and_is_sent(virtual):
+    _, optimizer = build(with_attributes)
+    optimizer = virtual.place(optimizer, "gpu:0")
+    assert {str(virtual.device_of(x)) for x in (optimizer.scale, *optimizer.means)} == {"gpu:0"}
+    other = send(virtual, optimizer)
+    assert other.scale.tolist() == [1.0, 1.0]
+    assert len(other.means) == 4
+
+
+class Sharing(Optimizer):
+    """Lookahead that has the state of its optimizer under a name of its own."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner, self.fast_state = inner, inner.state
+        self.param_groups = inner.param_groups
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+@pytest.mark.parametrize(("options", "device"), [({}, "cpu"), ({"fused": True}, "gpu:1")])
+def test_a_step_follows_the_policy_under_every_name(virtual, options, device):
+    net, optimizer = build(lambda parameters: Sharing(Adam(parameters, **options)))
+    train(virtual, net, optimizer)
+    net, optimizer = virtual.place((net, optimizer), "gpu:1")
+    assert optimizer.fast_state is optimizer.inner.state
+    for state in optimizer.fast_state.values():
+        assert str(virtual.device_of(state["step"])) == device
+        assert str(virtual.device_of(state["exp_avg"])) == "gpu:1"
+
+
+def test_a_parameter_keeps_the_memory_that_it_has_from_its_state(virtual):
+    net, optimizer = build(partial(SGD, lr=0.1))
+    for x in net.parameters():
+        optimizer.state[x]["old"] = x.data.clone()
+        x.data = optimizer.state[x]["old"]
+    virtual.place((net, optimizer), "gpu:0")
+    for x in net.parameters():
+        assert x.data_ptr() == optimizer.state[x]["old"].data_ptr()
+
+
 # -- what no state_dict shows ----------------------------------------------------------------------
 
 
@@ -232,7 +277,26 @@ class Sharp(Optimizer):
         self.base_optimizer.step()
 
 
+def with_attributes(parameters):
+    """Return one of torch's own whose program keeps tensors in its attributes."""
+    optimizer = Adam(parameters, 0.05)
+    parameters = optimizer.param_groups[0]["params"]
+    optimizer.means = [x.detach().clone() for x in parameters]
+    optimizer.scale = torch.ones(2)
+    return optimizer
+
+
+class Zeros(InAList):
+    """Keeps zeros, as its state does."""
+
+    def momentum_of(self, number, x):
+        self.state[x]["count"] = torch.zeros_like(x)
+        return torch.zeros_like(x)
+
+
 HIDDEN = {
+    "in one of torch's own": (with_attributes, r"scale, optimizer\.means\.0, .* and 2 more:"),
+    "zeros": (Zeros, "momenta.0, optimizer.momenta.1, optimizer.momenta.2 and 1 more:"),
     "in a list": (InAList, "momenta.0, optimizer.momenta.1, optimizer.momenta.2 and 1 more:"),
     "by id": (ById, r"momenta\.\d+, optimizer\.momenta\.\d+, .* and 1 more:"),
     "in a queue": (InAQueue, r"last\.\d\.1, .* more:"),
@@ -246,7 +310,8 @@ def test_what_a_state_dict_lacks_is_named(virtual, tmp_path, make, said):
     net, optimizer = build(make)
     path = tmp_path / "run.safetensors"
     train(virtual, net, optimizer)
-    fix = f"fix: define state_dict\\(\\) and load_state_dict\\(\\) in {make.__name__}"
+    cls = type(optimizer).__name__
+    fix = f"fix: define state_dict\\(\\) and load_state_dict\\(\\) in {cls}"
     with pytest.warns(D2LDevWarning, match=rf"has no optimizer\.{said} the state_dict\(\) .*{fix}"):
         virtual.save({"optimizer": optimizer}, path)
     with pytest.warns(D2LDevWarning, match="has no components.optimizer"):
@@ -254,21 +319,26 @@ def test_what_a_state_dict_lacks_is_named(virtual, tmp_path, make, said):
 
 
 class Complete(Momenta):
-    """Has a list of its parameters, one of its gradients, and views and copies of its state."""
+    """Has a list of its parameters, one of its gradients, and one of views of its state."""
 
     def momentum_of(self, number, x):
         momentum = self.state[x].setdefault("momentum", torch.zeros_like(x))
-        self.views = [momentum.view(-1), momentum.clone()]
+        self.views = [momentum.view(-1)]
         self.gradients = [x.grad for x in self.parameters]
         return momentum
 
 
-@pytest.mark.parametrize("make", [Complete, Told, *MAKERS.values()])
+class Copied(InAList):
+    """Has a state_dict with copies of all that it keeps."""
+
+    def state_dict(self):
+        return {**super().state_dict(), "momenta": [x.clone() for x in self.momenta]}
+
+
+@pytest.mark.parametrize("make", [Complete, Copied, Told, *MAKERS.values()])
 def test_what_a_state_dict_has_is_not_named(virtual, tmp_path, make):
     net, optimizer = build(make)
     train(virtual, net, optimizer)
-    if make is Complete:
-        optimizer.views[1] = optimizer.state[optimizer.parameters[-1]]["momentum"].clone()
     assert find_hidden(optimizer) == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")

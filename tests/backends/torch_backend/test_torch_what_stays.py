@@ -22,6 +22,10 @@ class Viewed(nn.Module):
         keep(self)
 
 
+class Marked(torch.Tensor):
+    """A tensor of another class."""
+
+
 class Wrapper(torch.Tensor):
     """A tensor around another one, which torch's compiler knows nothing of."""
 
@@ -191,6 +195,32 @@ def test_a_view_that_is_not_a_weight_is_named(virtual):
     assert virtual.device_of(net.half) is gpu(0)
 
 
+def test_tensors_of_one_memory_move_as_one_copy(virtual, recwarn):
+    net = nn.ParameterList([nn.Parameter(torch.arange(8.0)) for _ in range(2)])
+    net[1].data = net[0].data
+    net.plain, net.other = net[0].detach(), net[0].detach().as_subclass(Marked)
+    net.register_buffer("turned", torch.ones(2, 2))
+    net.register_buffer("turned_again", net.turned.detach())
+    before = [*net.parameters(), *net.buffers()]
+    virtual.place(net, gpu(1))
+    assert net[0] is before[0]
+    assert net[1] is before[1]
+    assert net[0].data_ptr() == net[1].data_ptr() == net.plain.data_ptr()
+    assert net.turned.data_ptr() == net.turned_again.data_ptr()
+    assert type(net.other) is Marked
+    assert {*virtual.placement(net).values()} == {gpu(1)}
+    assert [str(each.message).count("shares memory") for each in recwarn] == [1]
+
+
+def test_a_conjugate_is_a_tensor_of_its_own(virtual):
+    net = nn.Module()
+    net.wave = torch.ones(2, dtype=torch.complex64) * 1j
+    net.back = net.wave.conj()
+    with pytest.warns(D2LDevWarning, match="shares memory with"):
+        virtual.place(net, gpu(0))
+    assert (net.wave.tolist(), net.back.tolist()) == ([1j, 1j], [-1j, -1j])
+
+
 def test_neighbours_in_one_storage_are_no_views_of_each_other(virtual, recwarn):
     whole = torch.arange(8.0)
     net = nn.ParameterList([nn.Parameter(whole[:4]), nn.Parameter(whole[4:])])
@@ -202,8 +232,8 @@ def test_neighbours_in_one_storage_are_no_views_of_each_other(virtual, recwarn):
 def test_overlaps_are_found_behind_a_smaller_view(virtual):
     whole = torch.arange(8.0)
     views = [whole, whole[:2], whole[6:], torch.ones(3), torch.ones(2).to_sparse()]
-    pairs = [(x, y) for x, y in framework_of(virtual).models.overlaps(views)]
-    assert any(y is views[2] for _, y in pairs)
+    pairs = [*framework_of(virtual).models.overlaps(views)]
+    assert any(y is views[2] for _, y, _ in pairs)
     assert all(id(views[3]) not in map(id, pair) for pair in pairs)
 
 
