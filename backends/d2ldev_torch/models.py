@@ -145,7 +145,7 @@ class TorchModels(Models):
         for index, x in enumerate(xs):
             with suppress(RuntimeError, ValueError):  # it is sparse, or not initialized
                 addresses.append((x.data_ptr(), index))
-        end, last = 0, None
+        end, last = 0, xs[0]
         for begin, index in sorted(addresses):
             x = xs[index]
             if begin < end:

@@ -1,8 +1,8 @@
 """Optimizers: ``state_dict()`` and ``load_state_dict()`` are their file, whatever they keep inside.
 
-``place`` moves what an optimizer keeps in its state, its attributes and their containers: by
-torch's own policy, whoever wrote the class. It moves the same of the optimizers that it wraps. The
-same walk finds what ``state_dict`` does not show.
+``place`` moves what an optimizer keeps in its state, its attributes and their containers. It
+follows torch's own policy, whoever wrote the class. It moves the same of the optimizers that it
+wraps. The same walk finds tensors that ``state_dict`` lacks.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def find_hidden(optimizer: Optimizer) -> list[str]:
     gradients = [x.grad for x in parameters if x.grad is not None]
     shown = [x for _, x in _find_tensors((state_of(optimizer),), {})]
     known = {_address(x) for x in (*shown, *parameters, *gradients)}
-    # A ``state_dict`` may show a copy. One that is itself held is no copy of another.
+    # A ``state_dict`` may show a copy. A tensor that it shares with the optimizer belongs to that.
     addresses = {_address(x) for _, x in held}
     copies = {id(x): x for x in shown if _address(x) not in addresses}
     hidden = []
