@@ -54,14 +54,14 @@ class TorchFiles(Files):
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
         if x.layout is not torch.strided:
             raise ValueError(SPARSE)
-        host = make_strided(x).detach().to("cpu").resolve_conj().resolve_neg()
+        host = make_strided(x).to("cpu").resolve_conj().resolve_neg()
         # ``Tensor.numpy`` would mark the memory as lent, and ``load_into`` would not write to it.
         return array_of(host, np.from_dlpack)
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         if native != NATIVE_CPU:
             return super().adopt(array, dtype, native)
-        foreign = foreign_dtype(array)
+        foreign = foreign_dtype(dtype)
         if foreign is None:
             return torch.from_numpy(array)
         return torch.from_numpy(view_unsigned(array)).view(foreign)

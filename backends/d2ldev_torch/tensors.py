@@ -147,7 +147,7 @@ class TorchTensors(Tensors):
     # -- making -----------------------------------------------------------------------------------
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
-        if isinstance(obj, np.ndarray) and (foreign := foreign_dtype(obj)) is not None:
+        if isinstance(obj, np.ndarray) and (foreign := foreign_dtype(obj.dtype.name)) is not None:
             x = torch.tensor(view_unsigned(obj), device=native).view(foreign)
             return x if dtype is None else x.to(dtype)
         # ``torch.tensor`` always copies, also aligned memory, and directly to the device.
@@ -310,9 +310,8 @@ def array_of(
     return convert(x)  # type: ignore[no-any-return]
 
 
-def foreign_dtype(array: np.ndarray[Any, Any]) -> torch.dtype | None:
-    """Return torch's dtype for an array that torch refuses; None for any other array."""
-    name = array.dtype.name
+def foreign_dtype(name: str) -> torch.dtype | None:
+    """Return torch's dtype of a name whose arrays torch refuses; None for any other name."""
     return getattr(torch, name) if name.startswith(("bfloat16", "float8")) else None
 
 

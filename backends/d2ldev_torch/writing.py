@@ -33,15 +33,14 @@ def plan_writes(values: Sequence[Value]) -> list[Callable[[], object] | None]:
             groups[x.device, x.untyped_storage().data_ptr()].append(index)
     for group in groups.values():
         chosen = [values[index] for index in group]
-        if any(is_kept for _, _, is_kept in chosen) and _agree(chosen):
+        if any(is_kept for _, _, is_kept in chosen) and (len(chosen) == 1 or _agree(chosen)):
             for index, (x, new, _) in zip(group, chosen, strict=True):
                 plans[index] = partial(_write, x, new)
     return plans
 
 
 def _write(x: torch.Tensor, new: torch.Tensor) -> None:
-    with torch.no_grad():
-        x.copy_(new)
+    x.detach().copy_(new)
 
 
 def _is_writable(x: torch.Tensor) -> bool:

@@ -165,8 +165,10 @@ class Checkpoint:
     def _choose_dtype(self, stored: Stored) -> str:
         """Return the dtype as which the framework holds the numbers of a tensor; empty for none."""
         name, names = stored.numbers, self._framework.tensors.dtype_names
-        others = _WIDE.get(name.rstrip("0123456789"), ())
-        return next((each for each in (name, *others) if each in names), "")
+        if name in names:
+            return name
+        wide = _WIDE.get(name.rstrip("0123456789"), ())
+        return next((each for each in wide if each in names), "")
 
     def _is_narrowed(self, stored: Stored) -> bool:
         return stored.kind == "tensor" and self._choose_dtype(stored) != stored.numbers
@@ -211,7 +213,7 @@ class Checkpoint:
             dtype = stored.dtype
             if self._is_narrowed(stored):
                 array = self._narrow(stored, array)
-                dtype = array.dtype.name
+                dtype = self._choose_dtype(stored)
             return framework.files.adopt(array, dtype, native)
         except (FileError, CheckpointError, PackageNotInstalledError, OSError):
             raise

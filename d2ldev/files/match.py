@@ -18,6 +18,7 @@ import numpy as np
 
 from d2ldev.areas import Framework, Layout
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
+from d2ldev.files.format.container import name_of
 from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.files.load import shorten
 from d2ldev.files.structure import (
@@ -364,7 +365,7 @@ class Match:
 
     def _has_one_value(self, path: Path, x: Any) -> bool:
         """Return whether a tensor has one value, under however many names it is kept."""
-        return self.is_refilled(x) or isinstance(path, str)
+        return isinstance(path, str) or self.is_refilled(x)
 
     def is_refilled(self, x: Any) -> bool:
         is_tensor = self._framework.state.kinds[type(x)] is TENSOR
@@ -523,7 +524,7 @@ def form_of(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]:
         UnsupportedValueError: if its shape does not consist of numbers, as that of a nested tensor.
     """
     if isinstance(x, np.ndarray):
-        return x.dtype.name, x.shape
+        return name_of(x.dtype), x.shape
     dtype = framework.tensors.dtype_of(x)
     if dtype in framework.files.number_dtypes:
         return dtype, framework.tensors.to_numpy(x).shape

@@ -30,6 +30,7 @@ from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
 from d2ldev.files.format.container import (
     FileError,
     compute_checksum,
+    name_of,
     normalize,
     numpy_dtype,
     storage_of,
@@ -235,7 +236,7 @@ class Structure:
         elif isinstance(x, np.ndarray) and isinstance(kind, Kind):
             if not is_array_of_numbers(x):
                 raise array_refusal(self._attempted, x, path)
-            node = self._tensor("array", x, x.dtype.name, x, path)
+            node = self._tensor("array", x, name_of(x.dtype), x, path)
         elif is_model(self._framework, x):
             node = self._object(x, path)
         elif isinstance(kind, Kind):
@@ -262,7 +263,7 @@ class Structure:
     def _tensor(
         self, kind: str, x: Any, dtype: str, array: NDArray[Any], path: str
     ) -> dict[str, int]:
-        if storage_of(array.dtype.name) is None:
+        if storage_of(name_of(array.dtype)) is None:
             raise self._refusal(x, path, f"no file can hold its dtype, {dtype}")
         # A name in the file is Unicode, which half of a surrogate pair is not. JSON has more than
         # one way to write a control character.
@@ -367,7 +368,7 @@ def is_array_of_numbers(x: Any) -> bool:
 
     An instance of a subclass has more than its numbers: a mask, a unit, the fields of a record.
     """
-    return type(x) is np.ndarray and storage_of(x.dtype.name) is not None
+    return type(x) is np.ndarray and storage_of(name_of(x.dtype)) is not None
 
 
 def array_refusal(attempted: str, x: NDArray[Any], path: str) -> UnsupportedValueError:
@@ -425,8 +426,8 @@ def _leaf_node(x: Any) -> Any:
         return {"complex": [_leaf_node(x.real), _leaf_node(x.imag)]}
     if cls is bytes or cls is bytearray:
         return {cls.__name__: base64.b64encode(x).decode()}
-    if isinstance(x, np.generic) and storage_of(x.dtype.name) is not None:
-        return {"scalar": [x.dtype.name, x.tobytes().hex()]}
+    if isinstance(x, np.generic) and storage_of(name_of(x.dtype)) is not None:
+        return {"scalar": [name_of(x.dtype), x.tobytes().hex()]}
     raise TypeError
 
 

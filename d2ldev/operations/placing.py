@@ -77,8 +77,10 @@ class Search:
     """Where the framework has no tensor yet."""
     foreign: Sequence[tuple[str, str]] = ()
     """The names of objects of other frameworks, and clauses that name these."""
+    own_moves: Sequence[tuple[Any, Callable[..., object]]] = ()
+    """The objects that move tensors by methods of their own, and these; see ``Models.own_move``."""
     moved_by_objects: Sequence[Any] = ()
-    """The tensors that objects move by methods of their own; see ``Models.own_move``."""
+    """These tensors."""
     has_notes = False
     """Whether there is anything in these, except ``again``."""
 
@@ -108,7 +110,7 @@ class Search:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
-        if not is_saved:
+        if self.objects and not is_saved:
             self._add_own_moves()
         if self.uncounted:
             moved = {id(x) for name, x in self.entries if name not in self.uncounted}
@@ -195,21 +197,21 @@ class Search:
 
     def _add_own_moves(self) -> None:
         """Add the tensors that objects move by methods of their own."""
+        own_move = self.framework.models.own_move
         # Most models have many objects, and few classes.
-        methods = {cls: self.framework.models.own_move(cls) for cls in {*map(type, self.objects)}}
-        if not any(methods.values()):
+        methods = {cls: move for cls in {*map(type, self.objects)} if (move := own_move(cls))}
+        if not methods:
             return
+        self.own_moves = [(x, methods[type(x)]) for x in self.objects if type(x) in methods]
         found: list[Any] = []
 
         def note(x: Any) -> Any:
             found.append(x)
             return x
 
-        for obj in self.objects:
-            move = methods[type(obj)]
+        for obj, move in self.own_moves:
             try:
-                if move is not None:
-                    move(obj, note)
+                move(obj, note)
             except Exception as error:  # whatever a user's method raises
                 name = self._seen[id(obj)]
                 where = f" at {name}" if name else ""
@@ -217,7 +219,7 @@ class Search:
                     self.attempted,
                     f"the method by which the {type(obj).__name__}{where} moves its tensors raised "
                     f"{type(error).__name__}: {text_of(error)}",
-                    "mend that method: it is first called with a function that returns its argument",
+                    "mend that method: it has to take a function that returns its argument",
                 ) from error
         self.moved_by_objects = found
 
@@ -464,10 +466,8 @@ def _move_by_objects(search: Search, replaced: Mapping[int, Any], device: Device
         # An object may make a tensor for its function, which shows it the device.
         return replaced[id(x)] if id(x) in replaced else moving.to(search.framework, x, device)
 
-    for each in search.objects:
-        move = search.framework.models.own_move(type(each))
-        if move is not None:
-            move(each, replace)
+    for obj, move in search.own_moves:
+        move(obj, replace)
 
 
 def _ask_tensors(

@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Mapping
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -103,6 +104,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+@lru_cache(maxsize=256)
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype, which NumPy makes anew each time."""
+    return str(dtype.name)
+
+
 def storage_of(name: str) -> tuple[str, tuple[int, ...]] | None:
     """Return how a dtype is stored: its tag, and the sizes that follow the tensor's shape.
 
@@ -147,7 +154,7 @@ def start_checksum(dtype: str, shape: tuple[int, ...]) -> Any:
 
 def compute_checksum(dtype: str, array: NDArray[Any]) -> str:
     """Return the checksum of a tensor with this dtype, whose values an array has."""
-    _, suffix = storage_of(array.dtype.name) or ("", ())
+    _, suffix = storage_of(name_of(array.dtype)) or ("", ())
     checksum = start_checksum(dtype, (*array.shape, *suffix))
     checksum.update(as_bytes(array))
     return str(checksum.hexdigest())
@@ -171,11 +178,12 @@ def make_file(arrays: Mapping[str, NDArray[Any]], structure: str, path: str | No
 
     specs, entries = {}, {}
     for name, array in arrays.items():
-        tag, suffix = storage_of(array.dtype.name) or ("", ())
+        dtype = name_of(array.dtype)
+        tag, suffix = storage_of(dtype) or ("", ())
         shape = (*array.shape, *suffix)
         entries[name] = Entry(tag, shape, 0)
         # Where the format has no such dtype, it is stored as one of the same bytes.
-        as_dtype = array.dtype.name if array.dtype.name in TAGS else NAMES[tag]
+        as_dtype = dtype if dtype in TAGS else NAMES[tag]
         specs[name] = safetensors.TensorSpec(
             dtype=as_dtype, shape=shape, data_ptr=array.ctypes.data, data_len=array.nbytes
         )

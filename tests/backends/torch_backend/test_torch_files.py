@@ -50,7 +50,7 @@ def test_a_tensor_of_the_cpu_is_written_from_its_own_memory(torch_backend):
 def test_a_tensor_of_the_cpu_is_loaded_without_another_copy(torch_backend):
     data = np.arange(4.0)
     assert framework_of(torch_backend).files.adopt(
-        data, torch.float64, torch.device("cpu")
+        data, "float64", torch.device("cpu")
     ).data_ptr() == (data.ctypes.data)
 
 
