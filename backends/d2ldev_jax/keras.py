@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from abc import ABC
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from d2ldev.framework import Member, NoTensor, twin_refusal
+from d2ldev.framework import Member, NoTensor, make_keras_kind, twin_refusal
 
 _NUMBER = re.compile(r"_\d+$")
 
 
-class KerasObject(ABC):  # noqa: B024  # only ``isinstance`` uses it
-    """Keras layers, models, optimizers, metrics, seed generators and variables.
-
-    It recognizes them without importing Keras: before the import no such object exists.
-    """
-
-    @classmethod
-    def __subclasshook__(cls, other: type) -> bool:
-        keras: Any = sys.modules.get("keras")
-        if not hasattr(keras, "Optimizer") or keras.config.backend() != "jax":
-            return False
-        with_variables = keras.Layer, keras.Optimizer, keras.metrics.Metric
-        return issubclass(other, (*with_variables, keras.random.SeedGenerator, keras.Variable))
+KerasObject = make_keras_kind("jax")
 
 
 def is_layer(obj: Any) -> bool:

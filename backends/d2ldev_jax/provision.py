@@ -15,7 +15,7 @@ from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 
 from d2ldev.framework import Device
-from d2ldev.framework.testing import Contents, Orders
+from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 
 CANNOT = {
     "gradients": "JAX returns gradients, and keeps none",
@@ -442,26 +442,18 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules whose call leaves an array in an attribute, by name."""
-
-    def make(cls: type, device: Device) -> Any:
-        return backend.place(cls(backend.mlp([2, 2, 1])), device)
-
     classes = {"attribute": Attentive, "intermediate": Sowing, "variable": Assigning}
-    return {name: partial(make, cls) for name, cls in classes.items()}
+    return {name: wrap_mlps(backend, cls, [2, 2, 1]) for name, cls in classes.items()}
 
 
 def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that computes its loss itself."""
-    return {"module": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
+    return {"module": wrap_mlps(backend, WithLoss, [3, 2])}
 
 
 def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that computes with one of two layers."""
-
-    def build(device: Device) -> Branching:
-        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
-
-    return {"module": build}
+    return {"module": wrap_mlps(backend, Branching, [2, 1], [2, 1])}
 
 
 def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from d2ldev.framework import Device, Tensor
-from d2ldev.framework.testing import Contents, Orders
+from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import NumPyBlock, NumPySequential, initialise
 
@@ -477,23 +477,17 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of blocks whose call leaves an array in an attribute, by name."""
-    return {
-        "block": lambda device: backend.place(Attentive(backend.mlp([2, 2, 1])), device),
-    }
+    return {"block": wrap_mlps(backend, Attentive, [2, 2, 1])}
 
 
 def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a block that computes its loss itself."""
-    return {"block": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
+    return {"block": wrap_mlps(backend, WithLoss, [3, 2])}
 
 
 def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a block that computes with one of two layers."""
-
-    def build(device: Device) -> Branching:
-        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
-
-    return {"block": build}
+    return {"block": wrap_mlps(backend, Branching, [2, 1], [2, 1])}
 
 
 def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

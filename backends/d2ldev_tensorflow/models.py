@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import sys
-from abc import ABC
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial, update_wrapper
@@ -32,6 +31,7 @@ from d2ldev.framework import (
     Tensor,
     UnsupportedValueError,
     keras_elsewhere,
+    make_keras_kind,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 from d2ldev_tensorflow.strict import allow_mixing
@@ -59,6 +59,7 @@ _LISTED = frozenset(
         "_distribution_strategy",
     }
 )
+KerasObject = make_keras_kind("tensorflow")
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 # Most attributes have one of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
@@ -96,21 +97,6 @@ def find_learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
         elif getattr(layer, "bin_boundaries", None) is not None and layer.summary is not None:
             found.append((layer, "bin_boundaries"))
     return found
-
-
-class KerasObject(ABC):  # noqa: B024  # only ``isinstance`` uses it
-    """Keras layers, models, optimizers, metrics, seed generators and variables.
-
-    It recognizes them without importing Keras: before the import no such object exists.
-    """
-
-    @classmethod
-    def __subclasshook__(cls, other: type) -> bool:
-        keras: Any = sys.modules.get("keras")
-        if not hasattr(keras, "Optimizer") or keras.config.backend() != "tensorflow":
-            return False
-        with_variables = keras.Layer, keras.Optimizer, keras.metrics.Metric
-        return issubclass(other, (*with_variables, keras.random.SeedGenerator, keras.Variable))
 
 
 class TensorFlowModels(Models):

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from d2ldev.framework import Device, Tensor
-from d2ldev.framework.testing import Contents, Orders
+from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 
 CANNOT = {"gradients": "TensorFlow's tapes return gradients, and no variable keeps one"}
 
@@ -494,11 +494,7 @@ def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a model that computes with one of two layers."""
-
-    def build(device: Device) -> Branching:
-        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
-
-    return {"model": build}
+    return {"model": wrap_mlps(backend, Branching, [2, 1], [2, 1])}
 
 
 def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from d2ldev.framework import Device, Tensor
-from d2ldev.framework.testing import Contents, Orders
+from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -395,9 +395,8 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 def models_with_tables(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of an embedding."""
 
-    def build(device: Device) -> torch.nn.Module:
-        table = backend.rand((6, 4), seed=0, device=device)
-        return torch.nn.Embedding.from_pretrained(table, freeze=False)
+    def build(device: Device) -> torch.nn.Embedding:
+        return torch.nn.Embedding(6, 4, _weight=backend.rand((6, 4), seed=0, device=device))
 
     return {"embedding": build}
 
@@ -409,23 +408,17 @@ def models_with_masks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 def models_with_losses(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that computes its loss itself."""
-    return {"module": lambda device: backend.place(WithLoss(backend.mlp([3, 2])), device)}
+    return {"module": wrap_mlps(backend, WithLoss, [3, 2])}
 
 
 def models_with_branches(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that computes with one of two layers."""
-
-    def build(device: Device) -> Branching:
-        return Branching(*(backend.mlp([2, 1], seed=seed, device=device) for seed in (0, 1)))
-
-    return {"module": build}
+    return {"module": wrap_mlps(backend, Branching, [2, 1], [2, 1])}
 
 
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules whose call leaves a tensor in an attribute, by name."""
-    return {
-        "module": lambda device: backend.place(Attentive(backend.mlp([2, 2, 1])), device),
-    }
+    return {"module": wrap_mlps(backend, Attentive, [2, 2, 1])}
 
 
 def composites(_backend: Any) -> Mapping[str, Any]:

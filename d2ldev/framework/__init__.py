@@ -88,7 +88,7 @@ from d2ldev.operations.devices import (
     warn_too_late,
 )
 from d2ldev.operations.dlpack import ON_CPU, ON_CUDA, Description, description_of
-from d2ldev.operations.keras import is_refused, keras_elsewhere
+from d2ldev.operations.keras import is_refused, keras_elsewhere, make_keras_kind
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
@@ -97,6 +97,7 @@ from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
 
 if TYPE_CHECKING:
     from d2ldev.areas.leaks import Stray, Watch
+    from d2ldev.operations.keras_inputs import join_keras_inputs, read_keras_signature
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
     from d2ldev.operations.programs import Programs, ProgramUsers
     from d2ldev.operations.steps import (
@@ -211,6 +212,7 @@ __all__ = [
     "import_optional",
     "is_refused",
     "is_text",
+    "join_keras_inputs",
     "join_path",
     "keras_elsewhere",
     "label_children",
@@ -221,6 +223,7 @@ __all__ = [
     "locate_tensors",
     "loss_among",
     "make_change",
+    "make_keras_kind",
     "map_tensors",
     "mean_and_weight",
     "memory_of_the_machine",
@@ -231,6 +234,7 @@ __all__ = [
     "own_loss",
     "place",
     "quote",
+    "read_keras_signature",
     "read_signature",
     "replace",
     "same",
@@ -263,6 +267,7 @@ _RARE = {
         # Only training needs them.
         "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
         "d2ldev.operations.programs": ("ProgramUsers", "Programs"),
+        "d2ldev.operations.keras_inputs": ("join_keras_inputs", "read_keras_signature"),
         "d2ldev.operations.steps": (
             *("check_labels", "check_loss", "check_own_loss", "check_shapes", "check_weights"),
             *("BatchWeight", "LEAST_WEIGHT", "loss_among", "mean_and_weight", "own_loss"),

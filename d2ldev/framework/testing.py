@@ -22,6 +22,7 @@ __all__ = [
     "Loops",
     "Orders",
     "check_conformance",
+    "wrap_mlps",
 ]
 
 MODULES = ("devices", "tensors", "models", "files", "strict", "training", "parallel")
@@ -62,6 +63,24 @@ Orders = Mapping[
 The first takes the order of the optimizer's parameters, a seed and a device: ``'ac'``, ``'ca'``, or
 ``'a'`` for an optimizer of one. The second returns the tensors of the optimizer for each parameter.
 """
+
+
+def wrap_mlps(
+    backend: Any, make: Callable[..., Any], *sizes: Sequence[int]
+) -> Callable[[Device], Any]:
+    """Return a builder, for ``Builders``, of a model around MLPs.
+
+    Args:
+        backend: the backend under test.
+        make: the class of the model, which takes the MLPs.
+        sizes: of each MLP, as ``backend.mlp`` takes them.
+    """
+
+    def build(device: Device) -> Any:
+        parts = (backend.mlp(each, seed=seed) for seed, each in enumerate(sizes))
+        return backend.place(make(*parts), device)
+
+    return build
 
 
 def check_conformance(name: str, module: str, *options: str) -> None:

@@ -7,6 +7,7 @@ which it chooses for the process. A model computes there, and not where it was p
 from __future__ import annotations
 
 import sys
+from abc import ABC
 from types import FunctionType
 from typing import Any
 
@@ -20,6 +21,22 @@ def is_of_keras(cls: type) -> bool:
         return False
     kinds = keras.Layer, keras.Optimizer, keras.metrics.Metric
     return issubclass(cls, (*kinds, keras.random.SeedGenerator, keras.Variable))
+
+
+def make_keras_kind(name: str) -> type:
+    """Return a class of all objects of Keras, if it computes with the framework of this name.
+
+    It recognizes them without importing Keras: before the import no such object exists.
+    """
+
+    class KerasObject(ABC):  # noqa: B024  # only ``isinstance`` uses it
+        """Keras layers, models, optimizers, metrics, seed generators and variables."""
+
+        @classmethod
+        def __subclasshook__(cls, other: type) -> bool:
+            return is_of_keras(other) and _backend() == name
+
+    return KerasObject
 
 
 def is_refused(cls: type, name: str) -> bool:

@@ -6,7 +6,6 @@ module of its variables, which the steps of Flax's models train, on several devi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
@@ -19,7 +18,8 @@ from d2ldev.framework import (
     TrainingSettings,
     UnsupportedValueError,
     describe,
-    read_signature,
+    join_keras_inputs,
+    read_keras_signature,
 )
 from d2ldev_jax.keras import KerasObject, name_variables
 from d2ldev_jax.training.wrappers import Wrapper
@@ -98,30 +98,15 @@ class KerasModule(Wrapper):
             )
 
     def read_signature(self) -> Signature:
-        model = self.unwrap()
-        if not hasattr(model, "inputs"):
-            is_keras_own = getattr(model.call, "__module__", "").startswith("keras.")
-            own = ("mask",) if is_keras_own else ()
-            return read_signature(model.call, switches=("training", *own))
-        names = self._list_inputs()
-        optional = {each.name for each in model.layers if getattr(each, "optional", False)}
-        return Signature(names, frozenset(names) - optional, len(names))
-
-    def _list_inputs(self) -> tuple[str, ...]:
-        """Return the names of a functional model's inputs, in order."""
-        model = self.unwrap()
-        # A Sequential has only ``inputs``.
-        whole = getattr(model, "input", None)
-        return tuple(whole) if isinstance(whole, Mapping) else tuple(x.name for x in model.inputs)
+        return read_keras_signature(self.unwrap())
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if hasattr(self.unwrap(), "inputs"):
-            inputs, named = (self._join(inputs, named),), {}
+        operands, options = join_keras_inputs(self.unwrap(), inputs, named)
         prediction, others, losses = self.compute(
             [getattr(self, name)[...] for name in self.trained],
             [getattr(self, name)[...] for name in self.others],
-            *inputs,
-            **named,
+            *operands,
+            **options,
             **({"training": not self.deterministic} if self.is_told else {}),
             return_losses=True,
         )
@@ -130,27 +115,6 @@ class KerasModule(Wrapper):
         # Not through ``setattr``, which would make it a part of the state.
         self.__dict__["losses"] = losses
         return prediction
-
-    def _join(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Return the inputs of a functional model, which takes them together."""
-        names = self._list_inputs()
-        is_mapping = isinstance(getattr(self.unwrap(), "input", None), Mapping)
-        if named:
-            # One that is optional may be missing.
-            whole = {name: named.get(name) for name in names}
-            if is_mapping:
-                return whole
-            inputs = tuple(whole.values())
-        if len(inputs) == 1 and (not is_mapping or isinstance(inputs[0], Mapping)):
-            return inputs[0]
-        if is_mapping:
-            fix = ", ".join(f"{name!r}: ..." for name in names)
-            raise UnsupportedValueError(
-                f"call {describe(self.unwrap())}",
-                f"its inputs have names, and the batch has {len(inputs)} without",
-                f"yield {{{fix}, 'y': y}}, or ({{{fix}}}, y), from the data",
-            )
-        return list(inputs)
 
     def take_losses(self) -> list[Tensor]:
         losses: list[Tensor] = self.__dict__.pop("losses", [])

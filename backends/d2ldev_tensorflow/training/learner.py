@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,11 +29,13 @@ from d2ldev.framework import (
     UnsupportedValueError,
     check_loss,
     describe,
+    join_keras_inputs,
     list_named_tensors,
     loss_among,
     on,
     own_loss,
     place,
+    read_keras_signature,
     read_signature,
     state_refusal,
     weigh_batch,
@@ -43,9 +45,6 @@ from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, divide, widen
 from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
 from d2ldev_tensorflow.training.precision import compute_in, find_policy
-
-# The parameters that the framework sets: in any call, and also in those of Keras itself.
-_SWITCHES = ("training", "mask")
 
 
 class TensorFlowLearner(Learner):
@@ -98,8 +97,6 @@ class TensorFlowLearner(Learner):
 
     def replace(self, components: dict[str, Any]) -> None:
         self._model, self._optimizer = components["model"], components["optimizer"]
-        # A functional model takes a list of tensors as one argument.
-        self._takes_list = is_of_keras(self._model, "Model") and hasattr(self._model, "inputs")
         self._is_layer = is_of_keras(self._model, "Layer")
         # A module may take ``training``, as Keras layers do.
         self._is_told = self._is_layer or "training" in signature(self._model).parameters
@@ -272,24 +269,9 @@ class TensorFlowLearner(Learner):
 
     @property
     def signature(self) -> Signature:
-        model = self._model
-        if not self._takes_list:
-            method = model.call if self._is_layer else model
-            is_keras_own = getattr(method, "__module__", "").startswith("keras.")
-            return read_signature(method, switches=_SWITCHES[: 2 if is_keras_own else 1])
-        names = self._list_names()
-        optional = {each.name for each in model.layers if getattr(each, "optional", False)}
-        return Signature(names, frozenset(names) - optional, len(names))
-
-    def _list_names(self) -> tuple[str, ...]:
-        """Return the names of a functional model's inputs, in order."""
-        if self._takes_mapping():
-            return tuple(self._model.input)
-        return tuple(each.name for each in self._model.inputs)
-
-    def _takes_mapping(self) -> bool:
-        # A Sequential has only ``inputs``.
-        return self._takes_list and isinstance(getattr(self._model, "input", None), Mapping)
+        if self._is_layer:
+            return read_keras_signature(self._model)
+        return read_signature(self._model, switches=("training",))
 
     def _make_operands(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return inputs as the operands of a traced function."""
@@ -461,24 +443,9 @@ class TensorFlowLearner(Learner):
     def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
         mode = {"training": training} if self._is_told else {}
         first = inputs[0] if inputs else None
-        if isinstance(first, _Named):
-            if not self._takes_list:
-                return self._model(**first.inputs, **mode)
-            # A functional model takes its inputs together. One that is optional may be missing.
-            whole = {name: first.inputs.get(name) for name in self._list_names()}
-            if self._takes_mapping():
-                return self._model(whole, **mode)
-            inputs = list(whole.values())
-        if len(inputs) == 1 or not self._takes_list:
-            return self._model(*inputs, **mode)
-        if self._takes_mapping():
-            names = ", ".join(f"{name!r}: ..." for name in self._list_names())
-            raise UnsupportedValueError(
-                f"train {describe(self._model)}",
-                f"its inputs have names, and the batch has {len(inputs)} inputs without names",
-                f"yield {{{names}, 'y': y}}, or ({{{names}}}, y), from the data",
-            )
-        return self._model(list(inputs), **mode)
+        given, named = ((), first.inputs) if isinstance(first, _Named) else (inputs, {})
+        operands, options = join_keras_inputs(self._model, given, named)
+        return self._model(*operands, **options, **mode)
 
     def _compute_loss(self, prediction: Any, y: Any) -> tuple[Tensor, Any]:
         """Return the loss plus the layers' own losses, as Keras's ``fit`` does, and its weight.
