@@ -21,13 +21,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from d2ldev.framework import (
-    Kinds,
-    Member,
-    UnsupportedValueError,
-    map_tensors,
-    text_of,
-)
+from d2ldev.framework import Kinds, Member, UnsupportedValueError, map_tensors, text_of
 
 _PLAIN = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
 _LABELS = frozenset((str, int))
@@ -129,7 +123,7 @@ def _open(x: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
 
 def _is_on_host(x: Any) -> bool:
     """Return whether a value is a number in a tensor on the CPU."""
-    return isinstance(x, torch.Tensor) and x.dim() == 0 and x.is_cpu
+    return isinstance(x, torch.Tensor) and x.is_cpu and not x.dim()
 
 
 def _find_tensors(x: Any, seen: dict[int, Any]) -> list[tuple[str, Any]]:
@@ -148,20 +142,12 @@ def find_hidden(optimizer: Optimizer) -> list[str]:
     gradients = [x.grad for x in parameters if x.grad is not None]
     shown = [x for _, x in _find_tensors((state_of(optimizer),), {})]
     known = {_address(x) for x in (*shown, *parameters, *gradients)}
-    # A ``state_dict`` may show a copy. A tensor that it shares with the optimizer belongs to that.
+    hidden = {_address(x): (name, x) for name, x in reversed(held) if _address(x) not in known}
+    # A tensor that it shows, and that the optimizer does not hold, may be a copy: of one other.
     addresses = {_address(x) for _, x in held}
-    copies = {id(x): x for x in shown if _address(x) not in addresses}
-    hidden = []
-    for name, x in held:
-        if _address(x) in known:
-            continue
-        same = next((key for key, other in copies.items() if _is_copy(x, other)), None)
-        if same is None:
-            hidden.append(name)
-        else:
-            known.add(_address(copies.pop(same)))
-            known.add(_address(x))
-    return hidden
+    for x in [x for x in shown if hidden and _address(x) not in addresses]:
+        hidden.pop(next((key for key, (_, y) in hidden.items() if _is_copy(y, x)), 0), None)
+    return [name for name, _ in reversed(hidden.values())]
 
 
 def _address(x: Any) -> int:
@@ -324,10 +310,9 @@ def reorder(optimizer: Optimizer, own: Any, order: Sequence[int]) -> dict[str, A
     parameters = parameters_of(optimizer)
     for number, x in enumerate(parameters):
         for key, value in state.get(order[number], {}).items():
-            is_one = type(value) in _PLAIN or isinstance(value, torch.Tensor)
-            if not is_one or (
-                isinstance(value, torch.Tensor) and value.numel() > max(x.numel(), 1)
-            ):
+            is_tensor = isinstance(value, torch.Tensor)
+            is_one = value.numel() <= max(x.numel(), 1) if is_tensor else type(value) in _PLAIN
+            if not is_one:
                 raise ValueError(f"{problem}. Its {key} may belong to several")
     numbers = {id(x): number for number, x in enumerate(parameters)}
     groups = []
