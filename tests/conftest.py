@@ -25,7 +25,7 @@ pytest_plugins = ["pytester"]
 def pytest_configure(config):
     # Whatever frameworks are installed: a test that is about the choice makes it itself.
     d2ldev.set_backend("reference")
-    # A shell that starts the tests in the background has them ignore Ctrl-C, and so what they start.
+    # A shell that starts the tests in the background has them, and their children, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _use_own_temporary_folder(config)
     if settings.get_current_profile_name() != "d2ldev":
