@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
     from d2ldev._backend import Backend
     from d2ldev.active import backend, backend_of, get_backend, set_backend, show, use_backend
-    from d2ldev.areas import Learner, Memory
-    from d2ldev.areas.leaks import Leak
-    from d2ldev.areas.training import WeightedLoss
+    from d2ldev.contract import Learner, Memory
+    from d2ldev.contract.leaks import Leak
+    from d2ldev.contract.training import WeightedLoss
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.files.load_into import Loaded
     from d2ldev.history import History
@@ -83,8 +83,8 @@ _CORE = {
     "DTypeLike": "typing",
     "Device": "device",
     "DeviceLike": "typing",
-    "Learner": "areas",
-    "Memory": "areas",
+    "Learner": "contract",
+    "Memory": "contract",
     "Shape": "typing",
     "backend": "active",
     "backend_of": "active",
@@ -105,7 +105,7 @@ _RARE = {
     "EarlyStopping": "training.callbacks",
     "Group": "processes.group",
     "History": "history",
-    "Leak": "areas.leaks",
+    "Leak": "contract.leaks",
     "Leaks": "leaks.finding",
     "LiveTensor": "operations.live_tensors",
     "Loaded": "files.load_into",
@@ -115,7 +115,7 @@ _RARE = {
     "Timer": "training.timer",
     "Timing": "operations.timing",
     "Trainer": "training.trainer",
-    "WeightedLoss": "areas.training",
+    "WeightedLoss": "contract.training",
     "find_leaks": "leaks.finding",
 }
 # A module that is half imported cannot be imported by a forked child.

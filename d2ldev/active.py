@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from d2ldev._backend import Backend, backend_for, framework_of
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.display import is_notebook
 from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.operations.other_backends import unknown_refusal

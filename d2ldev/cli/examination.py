@@ -18,8 +18,8 @@ from typing import Any
 from d2ldev import __version__, settings
 from d2ldev._backend import Backend
 from d2ldev.active import active_backend
-from d2ldev.areas.devices import UNKNOWN_MEMORY
 from d2ldev.cli.screen import collect_warnings, environment, exit_status, in_words, message_of
+from d2ldev.contract.devices import UNKNOWN_MEMORY
 from d2ldev.device import Device
 from d2ldev.errors import BackendNotInstalledError, InvalidDeviceError
 from d2ldev.operations import nvml

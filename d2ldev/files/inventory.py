@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.areas import Framework, Layout
-from d2ldev.areas.files import same
+from d2ldev.contract import Framework, Layout
+from d2ldev.contract.files import same
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
 from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.placing import Inventory

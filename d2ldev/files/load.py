@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from d2ldev.areas import DeviceLike, Framework
+from d2ldev.contract import DeviceLike, Framework
 from d2ldev.device import CPU, Device
 from d2ldev.errors import (
     CheckpointError,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.device import CPU
 from d2ldev.errors import (
     CheckpointError,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from d2ldev.areas import Framework, Layout
+from d2ldev.contract import Framework, Layout
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.format.container import name_of
 from d2ldev.files.inventory import ModelInventory, is_model

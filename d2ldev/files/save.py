@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, OutOfDeviceMemoryError, warn
 from d2ldev.files.format.atomic import replace_file

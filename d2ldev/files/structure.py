@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from d2ldev.areas import Framework, Layout
+from d2ldev.contract import Framework, Layout
 from d2ldev.device import CPU
 from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
 from d2ldev.files.format.container import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.errors import UnsupportedValueError, describe, text_of
 from d2ldev.files.load import Wanted
 from d2ldev.files.match import form_of

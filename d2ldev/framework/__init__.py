@@ -14,20 +14,20 @@ public interface" of import-linter.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import INTERFACE, Framework
-from d2ldev.areas.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
-from d2ldev.areas.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
-from d2ldev.areas.models import Member, Models, NoTensor, Put
-from d2ldev.areas.parallel import (
+from d2ldev.contract import INTERFACE, Framework
+from d2ldev.contract.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
+from d2ldev.contract.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
+from d2ldev.contract.models import Member, Models, NoTensor, Put
+from d2ldev.contract.parallel import (
     Parallel,
     deep_copy,
     gpu_of_process,
     statistics_refusal,
     twin_refusal,
 )
-from d2ldev.areas.strict import Strict
-from d2ldev.areas.tensors import Tensor, Tensors
-from d2ldev.areas.training import (
+from d2ldev.contract.strict import Strict
+from d2ldev.contract.tensors import Tensor, Tensors
+from d2ldev.contract.training import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
@@ -96,7 +96,7 @@ from d2ldev.scopes import Contexts, Scopes, leave_in_turn, make_change
 from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
 
 if TYPE_CHECKING:
-    from d2ldev.areas.leaks import Stray, Watch
+    from d2ldev.contract.leaks import Stray, Watch
     from d2ldev.operations.keras_inputs import join_keras_inputs, read_keras_signature
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
     from d2ldev.operations.programs import Programs, ProgramUsers
@@ -263,7 +263,7 @@ _RARE = {
         # Only a launch needs it.
         "d2ldev.processes.group": ("Group",),
         # Only a search for leaks needs them.
-        "d2ldev.areas.leaks": ("Stray", "Watch"),
+        "d2ldev.contract.leaks": ("Stray", "Watch"),
         # Only training needs them.
         "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
         "d2ldev.operations.programs": ("ProgramUsers", "Programs"),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from d2ldev.areas.tensors import Tensor
+from d2ldev.contract.tensors import Tensor
 from d2ldev.device import Device
 
 __all__ = [

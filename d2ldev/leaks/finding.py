@@ -14,8 +14,8 @@ from typing import Any, overload
 
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import active_backend
-from d2ldev.areas.abilities import require
-from d2ldev.areas.leaks import FAILING, Frames, Leak, Line, Watch, place_of
+from d2ldev.contract.abilities import require
+from d2ldev.contract.leaks import FAILING, Frames, Leak, Line, Watch, place_of
 from d2ldev.device import CPU
 from d2ldev.display import format_html_table
 from d2ldev.errors import UnsupportedValueError
@@ -59,7 +59,7 @@ class Leaks(Sequence[Leak]):
         Args:
             leak: what a block has found.
 
-        >>> from d2ldev.areas.leaks import Line
+        >>> from d2ldev.contract.leaks import Line
         >>> leaks = Leaks(['library.py'])
         >>> line = Line('library.py', 12, 'library.f')
         >>> leaks.add(d2ldev.Leak('mix', line, 'creates', d2ldev.cpu(), d2ldev.gpu(1), 'add', None))

@@ -19,7 +19,7 @@ import pytest
 
 if TYPE_CHECKING:
     from d2ldev._backend import Backend
-    from d2ldev.areas.leaks import Frames, Leak
+    from d2ldev.contract.leaks import Frames, Leak
     from d2ldev.leaks.finding import Leaks
 
 _SEARCH: pytest.StashKey[_Search] = pytest.StashKey()
@@ -108,7 +108,7 @@ class _Search:
     """
 
     def __init__(self, config: pytest.Config) -> None:
-        from d2ldev.areas.leaks import KINDS, Frames
+        from d2ldev.contract.leaks import KINDS, Frames
 
         option = config.getoption
         self.device: str = option("--d2ldev-leaks-device")
@@ -267,7 +267,7 @@ def pytest_runtest_makereport(
 
 def _row(leak: Leak, count: int) -> dict[str, Any]:
     """Return what the JSON file says of the leaks of a line."""
-    from d2ldev.areas.leaks import place_of
+    from d2ldev.contract.leaks import place_of
 
     line = place_of(leak)
     return {

@@ -103,7 +103,7 @@ class Kinds(dict[type, "Kind | Container"]):
     """The kind of each type for one backend: looked up by type, and found once for each.
 
     Args:
-        framework: a ``d2ldev.areas.Framework``. The first lookup of a type asks its ``tensors``
+        framework: a ``d2ldev.contract.Framework``. The first lookup of a type asks its ``tensors``
             and ``models``.
     """
 

@@ -13,7 +13,7 @@ from math import prod
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import DeviceLike, DTypeLike, Framework, Shape, Tensor
+from d2ldev.contract import DeviceLike, DTypeLike, Framework, Shape, Tensor
 from d2ldev.errors import (
     D2LDevError,
     NotBegunError,

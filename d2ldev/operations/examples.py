@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from operator import is_not
 from typing import Any
 
-from d2ldev.areas import Framework, Tensor
-from d2ldev.areas.training import bounds
+from d2ldev.contract import Framework, Tensor
+from d2ldev.contract.training import bounds
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
 from d2ldev.nesting.kinds import TENSOR, Kind, Kinds

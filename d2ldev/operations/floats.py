@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.nesting.kinds import PLAIN, TENSOR
 from d2ldev.nesting.walk import Flattened
 from d2ldev.operations import creation, placing

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.areas import Framework, Learner, TrainingSettings, Weighted
-from d2ldev.areas.training import NO_LABEL, Labels
+from d2ldev.contract import Framework, Learner, TrainingSettings, Weighted
+from d2ldev.contract.training import NO_LABEL, Labels
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.kinds import TENSOR

@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import Framework, Learner, Tensor, TrainingSettings
-from d2ldev.areas.abilities import require
-from d2ldev.areas.group import join_group
+from d2ldev.contract import Framework, Learner, Tensor, TrainingSettings
+from d2ldev.contract.abilities import require
+from d2ldev.contract.group import join_group
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 from typing import NamedTuple
 
-from d2ldev.areas import DeviceLike, Framework, Tensor
+from d2ldev.contract import DeviceLike, Framework, Tensor
 from d2ldev.device import Device
 from d2ldev.operations import devices
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Any
 
-from d2ldev.areas import Framework, Tensor
+from d2ldev.contract import Framework, Tensor
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
 from d2ldev.nesting.kinds import TENSOR

@@ -11,8 +11,8 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from d2ldev.areas import DeviceLike, Framework
-from d2ldev.areas.abilities import require
+from d2ldev.contract import DeviceLike, Framework
+from d2ldev.contract.abilities import require
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, quote, text_of
 from d2ldev.operations import creation, devices, moving, placing

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import DeviceLike, DTypeLike, Framework, Sharded, Tensor, Tensors
-from d2ldev.areas.abilities import require
+from d2ldev.contract import DeviceLike, DTypeLike, Framework, Sharded, Tensor, Tensors
+from d2ldev.contract.abilities import require
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN

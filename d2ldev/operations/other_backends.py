@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import FunctionType, ModuleType
 from typing import Any
 
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.nesting.kinds import REFUSED, UNKNOWN, Kind
 from d2ldev.nesting.walk import leaves

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from d2ldev.areas import Framework, Sharded, TrainingSettings
-from d2ldev.areas.training import bounds, shard_refusal
+from d2ldev.contract import Framework, Sharded, TrainingSettings
+from d2ldev.contract.training import bounds, shard_refusal
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT

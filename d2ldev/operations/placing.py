@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from d2ldev.areas import DeviceLike, Framework, Member, Models, NoTensor, Put
+from d2ldev.contract import DeviceLike, Framework, Member, Models, NoTensor, Put
 from d2ldev.device import Device
 from d2ldev.display import MOST_ROWS, format_html_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn

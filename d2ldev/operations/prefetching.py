@@ -11,7 +11,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from d2ldev.areas import Copier, DeviceLike, Framework
+from d2ldev.contract import Copier, DeviceLike, Framework
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import is_pair

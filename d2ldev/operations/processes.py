@@ -11,9 +11,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.areas import Framework, Portion, Sharded
-from d2ldev.areas.abilities import require
-from d2ldev.areas.training import bounds
+from d2ldev.contract import Framework, Portion, Sharded
+from d2ldev.contract.abilities import require
+from d2ldev.contract.training import bounds
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.operations.examples import Whole

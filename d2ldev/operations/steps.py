@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.areas import Framework, TrainingSettings, Weighted
-from d2ldev.areas.training import Portion, Signature, WeightedLoss
+from d2ldev.contract import Framework, TrainingSettings, Weighted
+from d2ldev.contract.training import Portion, Signature, WeightedLoss
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.operations.examples import number_of_examples
 

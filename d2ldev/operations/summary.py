@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.device import Device
 from d2ldev.display import format_html_table, format_text_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from d2ldev.areas import Framework
+from d2ldev.contract import Framework
 from d2ldev.device import Device
 from d2ldev.display import format_html_table
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe

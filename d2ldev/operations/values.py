@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas import Framework, Tensor
-from d2ldev.areas.tensors import Tensors
+from d2ldev.contract import Framework, Tensor
+from d2ldev.contract.tensors import Tensors
 from d2ldev.errors import UnsupportedValueError, quote
 
 if TYPE_CHECKING:

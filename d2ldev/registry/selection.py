@@ -14,8 +14,8 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import d2ldev.settings as settings
-from d2ldev.areas import Framework
-from d2ldev.areas.devices import count_gpus
+from d2ldev.contract import Framework
+from d2ldev.contract.devices import count_gpus
 from d2ldev.device import CPU, gpu, gpus_in_words
 from d2ldev.errors import (
     BackendFallbackWarning,

@@ -10,8 +10,8 @@ import numpy as np
 
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import backend_of
-from d2ldev.areas import Sharded, Weighted
-from d2ldev.areas.training import bounds
+from d2ldev.contract import Sharded, Weighted
+from d2ldev.contract.training import bounds
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
 from d2ldev.nesting.kinds import TENSOR, Kinds

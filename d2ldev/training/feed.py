@@ -9,8 +9,8 @@ from math import prod
 from typing import Any
 
 from d2ldev._backend import framework_of
-from d2ldev.areas import Learner, Sharded
-from d2ldev.areas.training import Labels, Signature, TargetRule, separate
+from d2ldev.contract import Learner, Sharded
+from d2ldev.contract.training import Labels, Signature, TargetRule, separate
 from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten_changing, leaves, unwrap_broadcasts

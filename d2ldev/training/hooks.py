@@ -10,7 +10,7 @@ from typing import Any
 
 from d2ldev._backend import Backend
 from d2ldev.active import backend as handle
-from d2ldev.areas import Learner
+from d2ldev.contract import Learner
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.training.callbacks import list_listeners

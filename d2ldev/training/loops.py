@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from d2ldev._backend import framework_of
-from d2ldev.areas import Learner, Weighted
+from d2ldev.contract import Learner, Weighted
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.labels import has_labels
 from d2ldev.operations.prefetching import draw_outside

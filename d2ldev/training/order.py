@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.areas import Framework, Training
+from d2ldev.contract import Framework, Training
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, describe, quote
 from d2ldev.registry.selection import framework_of_loader

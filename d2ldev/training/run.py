@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from d2ldev._backend import Backend, framework_of
-from d2ldev.areas import Learner
+from d2ldev.contract import Learner
 from d2ldev.device import Device
 from d2ldev.errors import (
     CheckpointError,

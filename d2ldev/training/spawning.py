@@ -25,7 +25,7 @@ from types import FunctionType
 from typing import Any, BinaryIO, NamedTuple
 
 from d2ldev._backend import Backend, framework_of
-from d2ldev.areas.parallel import first_failure
+from d2ldev.contract.parallel import first_failure
 from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, text_of
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers

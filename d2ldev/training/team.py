@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.areas import Framework, Learner
-from d2ldev.areas.training import Labels, bounds
+from d2ldev.contract import Framework, Learner
+from d2ldev.contract.training import Labels, bounds
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, text_of
 from d2ldev.files.load import from_bytes

@@ -23,12 +23,12 @@ import numpy as np
 
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import get_backend
-from d2ldev.areas import Learner, TrainingSettings
-from d2ldev.areas.abilities import require
-from d2ldev.areas.group import join_group
-from d2ldev.areas.parallel import gpu_of_process
-from d2ldev.areas.precision import check_precision, set_precision
-from d2ldev.areas.training import shard_refusal
+from d2ldev.contract import Learner, TrainingSettings
+from d2ldev.contract.abilities import require
+from d2ldev.contract.group import join_group
+from d2ldev.contract.parallel import gpu_of_process
+from d2ldev.contract.precision import check_precision, set_precision
+from d2ldev.contract.training import shard_refusal
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files

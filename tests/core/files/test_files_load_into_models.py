@@ -11,8 +11,8 @@ from saved_files import values
 
 from d2ldev import Backend, CheckpointError
 from d2ldev._backend import framework_of
-from d2ldev.areas import Layer
-from d2ldev.areas.files import same, turn
+from d2ldev.contract import Layer
+from d2ldev.contract.files import same, turn
 from d2ldev.operations.placing import Search
 
 

@@ -8,8 +8,8 @@ import pytest
 import d2ldev
 from d2ldev import UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.areas import Sharded
-from d2ldev.areas.training import bounds
+from d2ldev.contract import Sharded
+from d2ldev.contract.training import bounds
 from d2ldev.operations.examples import number_of_examples
 from d2ldev.operations.processes import Portions
 

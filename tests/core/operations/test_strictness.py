@@ -14,7 +14,7 @@ from processes import run_python
 import d2ldev
 from d2ldev import DeviceMismatchError, UnsupportedValueError, settings
 from d2ldev._backend import framework_of
-from d2ldev.areas import Strict
+from d2ldev.contract import Strict
 from d2ldev.device import CPU, gpu
 from d2ldev.operations.mixing import mismatch, operands_of, replace
 
@@ -138,7 +138,7 @@ def test_an_outer_block_is_in_force_in_a_copied_context_whose_inner_one_has_ende
 def test_strict_everywhere_is_in_force_in_every_thread_and_stays():
     code = """
         import threading
-        from d2ldev.areas import Strict
+        from d2ldev.contract import Strict
         from d2ldev_reference import ReferenceFramework
         noted, found = [], []
         class Noting(Strict):

@@ -18,7 +18,7 @@ from processes import make_distribution
 import d2ldev
 from d2ldev import ArrayLoader
 from d2ldev._backend import framework_of
-from d2ldev.areas.group import list_versions
+from d2ldev.contract.group import list_versions
 from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 

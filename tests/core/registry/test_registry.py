@@ -162,7 +162,7 @@ class MyFramework(ReferenceFramework):
 """
 
 LACKING = """
-from d2ldev.areas import Framework, Tensors
+from d2ldev.contract import Framework, Tensors
 from d2ldev_reference.devices import ReferenceDevices
 
 class MyFramework(Framework):

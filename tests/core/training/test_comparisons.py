@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError, WeightedLoss, gpu
-from d2ldev.areas import TrainingSettings, Weighted
+from d2ldev.contract import TrainingSettings, Weighted
 from d2ldev.operations.steps import loss_among
 from d2ldev.training.metrics import find_metrics
 from d2ldev.training.trainer import Trainer

@@ -27,7 +27,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Device
 from d2ldev._backend import Backend
-from d2ldev.areas import Strictness
+from d2ldev.contract import Strictness
 from mutants.provision import (
     GRADIENTS,
     Attentive,

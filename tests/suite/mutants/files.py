@@ -11,7 +11,7 @@ import numpy as np
 from d2ldev_reference.files import ReferenceFiles
 
 from d2ldev import Backend, CheckpointError
-from d2ldev.areas.files import turn
+from d2ldev.contract.files import turn
 from d2ldev.device import CPU
 from mutants import Mutant, ReferenceModels
 from mutants.provision import Kept, NetworkLearner

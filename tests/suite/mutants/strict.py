@@ -12,7 +12,7 @@ from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, DeviceMismatchError
-from d2ldev.areas import Strictness
+from d2ldev.contract import Strictness
 from d2ldev.device import CPU, gpu
 from d2ldev.operations.mixing import mismatch
 from d2ldev.scopes import every_scopes

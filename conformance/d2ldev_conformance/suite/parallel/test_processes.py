@@ -35,7 +35,7 @@ from d2ldev import (
     WeightedLoss,
 )
 from d2ldev._backend import framework_of
-from d2ldev.areas.abilities import require
+from d2ldev.contract.abilities import require
 from d2ldev_conformance.provision import (
     list_provided,
     models_with_tables,

@@ -10,7 +10,7 @@ import numpy as np
 from d2ldev_reference.devices import ReferenceDevices
 
 from d2ldev import Backend, Trainer
-from d2ldev.areas.precision import Switch
+from d2ldev.contract.precision import Switch
 from d2ldev.options import MATMUL_PRECISIONS
 from mutants import Mutant
 

@@ -6,7 +6,7 @@ import threading
 
 from d2ldev_reference.devices import NATIVE, ReferenceDevices
 
-from d2ldev.areas import Strictness
+from d2ldev.contract import Strictness
 from d2ldev.device import CPU
 from d2ldev.errors import ScopeError
 from d2ldev.registry import selection

@@ -14,8 +14,8 @@ import numpy as np
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
-from d2ldev.areas import Weighted
-from d2ldev.areas.training import calls
+from d2ldev.contract import Weighted
+from d2ldev.contract.training import calls
 from d2ldev.device import CPU
 from d2ldev.training import feed, run
 from d2ldev.training.trainer import Trainer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from d2ldev.areas.tensors import Tensor
+from d2ldev.contract.tensors import Tensor
 from d2ldev.device import Device
 from d2ldev.errors import NotBegunError
 

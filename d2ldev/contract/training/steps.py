@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple
 
-from d2ldev.areas.training.batches import Labels, Portion
-from d2ldev.areas.training.calls import Signature, find_roles
+from d2ldev.contract.training.batches import Labels, Portion
+from d2ldev.contract.training.calls import Signature, find_roles
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, warn
 from d2ldev.options import (
     LOSSES,

@@ -6,12 +6,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from d2ldev.areas.abilities import require
+from d2ldev.contract.abilities import require
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.settings import peer_timeout, peers
 
 if TYPE_CHECKING:
-    from d2ldev.areas import Framework
+    from d2ldev.contract import Framework
     from d2ldev.processes.group import Group
 
 

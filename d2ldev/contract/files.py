@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.areas.tensors import Tensor, Tensors
+from d2ldev.contract.tensors import Tensor, Tensors
 from d2ldev.errors import UnsupportedValueError
 
 if TYPE_CHECKING:

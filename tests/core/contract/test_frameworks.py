@@ -11,7 +11,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.areas import Files, Framework
+from d2ldev.contract import Files, Framework
 from d2ldev.errors import NotBegunError
 from d2ldev.nesting.kinds import PLAIN
 

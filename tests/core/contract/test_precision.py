@@ -13,8 +13,8 @@ from processes import run_python
 
 from d2ldev import Backend, Trainer, UnsupportedValueError, scopes
 from d2ldev._backend import framework_of
-from d2ldev.areas import Devices, precision
-from d2ldev.areas.precision import MatmulPrecision
+from d2ldev.contract import Devices, precision
+from d2ldev.contract.precision import MatmulPrecision
 
 
 class OneSwitch(ReferenceFramework):

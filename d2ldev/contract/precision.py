@@ -3,7 +3,7 @@
 A call changes the framework's own switch at once. It returns a block whose end undoes the change,
 as ``torch.set_grad_enabled`` does. The process has one switch, on every framework.
 
-Held by ``tests/core/areas/test_precision.py`` and the requirements ``precision.*``.
+Held by ``tests/core/contract/test_precision.py`` and the requirements ``precision.*``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from d2ldev.areas.abilities import require
+from d2ldev.contract.abilities import require
 from d2ldev.locks import Lock
 from d2ldev.scopes import leave_in_turn, make_change
 from d2ldev.settings import check_matmul_precision
 
 if TYPE_CHECKING:
-    from d2ldev.areas import Framework
+    from d2ldev.contract import Framework
 
 
 def check_precision(framework: Framework, precision: object, attempted: str, fix: str) -> str:

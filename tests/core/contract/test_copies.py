@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from d2ldev.areas.parallel import deep_copy, first_failure
+from d2ldev.contract.parallel import deep_copy, first_failure
 from d2ldev.errors import UnsupportedValueError
 
 

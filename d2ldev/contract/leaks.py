@@ -25,7 +25,7 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.kinds import PLAIN, TENSOR
 
 if TYPE_CHECKING:
-    from d2ldev.areas import Framework
+    from d2ldev.contract import Framework
 
 KINDS = {
     "mix": "meets a tensor of another device",

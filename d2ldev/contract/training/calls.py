@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from d2ldev.areas.training.batches import Weighted
+from d2ldev.contract.training.batches import Weighted
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import UNKNOWN, Kinds
 from d2ldev.options import nearest

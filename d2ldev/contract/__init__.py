@@ -30,14 +30,14 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import ClassVar
 
-from d2ldev.areas.devices import Devices, Memory
-from d2ldev.areas.files import Files, Layer, Layout
-from d2ldev.areas.models import Member, Models, NoTensor, Put
-from d2ldev.areas.parallel import Parallel
-from d2ldev.areas.state import FrameworkState
-from d2ldev.areas.strict import Strict, Strictness
-from d2ldev.areas.tensors import Tensor, Tensors
-from d2ldev.areas.training import (
+from d2ldev.contract.devices import Devices, Memory
+from d2ldev.contract.files import Files, Layer, Layout
+from d2ldev.contract.models import Member, Models, NoTensor, Put
+from d2ldev.contract.parallel import Parallel
+from d2ldev.contract.state import FrameworkState
+from d2ldev.contract.strict import Strict, Strictness
+from d2ldev.contract.tensors import Tensor, Tensors
+from d2ldev.contract.training import (
     Copier,
     Learner,
     Portion,

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from d2ldev.areas.tensors import Tensor
-from d2ldev.areas.training.batches import (
+from d2ldev.contract.tensors import Tensor
+from d2ldev.contract.training.batches import (
     NO_LABEL,
     Labels,
     Portion,
@@ -18,13 +18,13 @@ from d2ldev.areas.training.batches import (
     shard_refusal,
     tell_epoch,
 )
-from d2ldev.areas.training.calls import (
+from d2ldev.contract.training.calls import (
     Signature,
     TargetRule,
     find_roles,
     separate,
 )
-from d2ldev.areas.training.steps import (
+from d2ldev.contract.training.steps import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from d2ldev.errors import UnsupportedValueError
 
 if TYPE_CHECKING:
-    from d2ldev.areas import Framework
+    from d2ldev.contract import Framework
 
 
 def require(framework: Framework, ability: str, attempted: str, fix: str | None = None) -> None:

@@ -17,8 +17,8 @@ from d2ldev.locks import Lock
 from d2ldev.scopes import Entry, Scopes, leave_in_turn, make_change
 
 if TYPE_CHECKING:
-    from d2ldev.areas import Framework
-    from d2ldev.areas.leaks import Watch
+    from d2ldev.contract import Framework
+    from d2ldev.contract.leaks import Watch
 
 
 class Strict:

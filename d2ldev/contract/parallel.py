@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas.tensors import Tensor
-from d2ldev.areas.training import Learner, TrainingSettings
+from d2ldev.contract.tensors import Tensor
+from d2ldev.contract.training import Learner, TrainingSettings
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.walk import join_path

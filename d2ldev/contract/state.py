@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.areas.precision import Switch
-from d2ldev.areas.strict import Strictness
+from d2ldev.contract.precision import Switch
+from d2ldev.contract.strict import Strictness
 from d2ldev.device import Device
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.scopes import Contexts, Scopes
 
 if TYPE_CHECKING:
-    from d2ldev.areas import Framework
+    from d2ldev.contract import Framework
 
 
 class FrameworkState:

@@ -11,7 +11,7 @@ from d2ldev.device import Device
 from d2ldev.errors import DeviceInitializationWarning, warn
 
 if TYPE_CHECKING:
-    from d2ldev.areas import Framework
+    from d2ldev.contract import Framework
 
 
 class Memory(NamedTuple):
