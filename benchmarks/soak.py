@@ -37,7 +37,7 @@ import numpy as np
 
 import d2ldev
 from d2ldev._backend import framework_of
-from d2ldev.launch.launcher import Launch, launch
+from d2ldev.distributed.launcher import Launch, launch
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet", "reference")
 # A part of the median, and a number: what the samples of two thirds of a run may rise by.

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from d2ldev._backend import Backend
     from d2ldev.active import backend, backend_of, get_backend, set_backend, show, use_backend
     from d2ldev.contract import Learner, Memory
+    from d2ldev.contract.group import Group
     from d2ldev.contract.leaks import Leak
     from d2ldev.contract.training import WeightedLoss
     from d2ldev.device import Device, cpu, gpu
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from d2ldev.operations.live_tensors import LiveTensor
     from d2ldev.operations.summary import Summary
     from d2ldev.operations.timing import Timing
-    from d2ldev.processes.group import Group
     from d2ldev.registry.selection import virtual_gpus
     from d2ldev.training.callbacks import EarlyStopping, Schedule
     from d2ldev.training.data import ArrayLoader
@@ -103,7 +103,7 @@ _RARE = {
     "CSVLogger": "training.loggers",
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
-    "Group": "processes.group",
+    "Group": "contract.group",
     "History": "history",
     "Leak": "contract.leaks",
     "Leaks": "leaks.finding",

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 from d2ldev.contract import Framework, Learner, Memory, TrainingSettings
 from d2ldev.contract.abilities import require
 from d2ldev.contract.devices import count_gpus
-from d2ldev.contract.group import join_group
 from d2ldev.contract.precision import check_precision, set_precision
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe, quote
@@ -49,11 +48,11 @@ from d2ldev.typing import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from d2ldev.contract.group import Group
     from d2ldev.files.load_into import Loaded
     from d2ldev.operations.live_tensors import LiveTensor
     from d2ldev.operations.summary import Summary
     from d2ldev.operations.timing import Timing
-    from d2ldev.processes.group import Group
 
 
 class Backend(Generic[TensorT, NativeDeviceT]):
@@ -1417,7 +1416,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> prediction.shape
         (4, 1)
         """
-        from d2ldev.operations.learning import complete, learner
+        from d2ldev.training.learning import complete, learner
 
         require(self._framework, "train", "train a model")
         given = TrainingSettings(
@@ -1451,6 +1450,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> backend.join_group() is None
         True
         """
+        from d2ldev.distributed.membership import join_group
+
         return join_group(self._framework)
 
     def accuracy(self, prediction: TensorT, y: TensorT) -> TensorT:
@@ -1472,7 +1473,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> float(backend.accuracy(logits, backend.asarray([1, 1])))
         0.5
         """
-        from d2ldev.operations.learning import accuracy
+        from d2ldev.training.learning import accuracy
 
         return accuracy(self._framework, prediction, y)
 

@@ -153,7 +153,7 @@ def draw_layers() -> str:
 
     picture.draw_box(left, 192, width, 92, "core")
     picture.write(left + 10, 214, "one rule for all frameworks", "note")
-    names = ("operations", "nesting", "files", "training", "processes", "launch")
+    names = ("operations", "nesting", "files", "training", "distributed", "leaks")
     for i, name in enumerate(names):
         path = f"d2ldev.{name}"
         picture.write_name(left + 10 + 94 * (i % 3), 242 + 26 * (i // 3), path)

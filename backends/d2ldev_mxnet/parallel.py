@@ -23,7 +23,6 @@ from d2ldev.framework import (
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.servers import servers_of
-from d2ldev_mxnet.training.replicated import MXNetGroupLearner, MXNetParallelLearner
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
@@ -73,6 +72,8 @@ class MXNetParallel(Parallel):
         return 2 if any(found) else 1
 
     def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
+        from d2ldev_mxnet.training.replicated import MXNetParallelLearner
+
         return MXNetParallelLearner(self._framework, model, settings, devices)
 
     # -- several processes ------------------------------------------------------------------------
@@ -85,4 +86,6 @@ class MXNetParallel(Parallel):
         servers_of(group)
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
+        from d2ldev_mxnet.training.replicated import MXNetGroupLearner
+
         return MXNetGroupLearner(self._framework, model, settings, group, servers_of(group))

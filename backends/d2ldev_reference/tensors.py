@@ -118,3 +118,8 @@ def _scalar(value: Any, dtype: Any) -> Any:
     """Return a number as Python's type that array-api-strict requires for a dtype."""
     kind = np.dtype(str(dtype).removeprefix(_PREFIX)).kind
     return {"b": bool, "i": int, "u": int, "f": float, "c": complex}[kind](value)
+
+
+def with_axes(x: Tensor, number: int) -> Tensor:
+    """Return a tensor with ``number`` axes; the new ones come last, with length 1."""
+    return xp.reshape(x, (*x.shape, *(1 for _ in range(number - x.ndim))))

@@ -36,11 +36,6 @@ from d2ldev_tensorflow.devices import (
     wait_for_peers,
 )
 from d2ldev_tensorflow.models import find_learned_beside_variables, is_of_keras
-from d2ldev_tensorflow.training.replicated import (
-    GroupStrategy,
-    TensorFlowGroupLearner,
-    TensorFlowParallelLearner,
-)
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
@@ -108,6 +103,8 @@ class TensorFlowParallel(Parallel):
                 "every object with a variable of the tf.Module would need another variable",
                 "use a keras.Model, whose variables may have a copy on each device",
             )
+        from d2ldev_tensorflow.training.replicated import TensorFlowParallelLearner
+
         return TensorFlowParallelLearner(self._framework, model, settings, devices)
 
     # -- several processes ------------------------------------------------------------------------
@@ -150,6 +147,8 @@ class TensorFlowParallel(Parallel):
             task_id=group.rank,
             rpc_layer="grpc",
         )
+        from d2ldev_tensorflow.training.replicated import GroupStrategy
+
         self.strategy = GroupStrategy(
             resolver,
             distribute.CommunicationOptions(
@@ -159,6 +158,8 @@ class TensorFlowParallel(Parallel):
         )
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
+        from d2ldev_tensorflow.training.replicated import TensorFlowGroupLearner
+
         return TensorFlowGroupLearner(self._framework, model, settings, group, self.strategy)
 
 

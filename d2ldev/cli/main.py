@@ -16,9 +16,9 @@ from d2ldev.cli import doctor as doctor_command
 from d2ldev.cli import new_backend as new_backend_command
 from d2ldev.cli import tour as tour_command
 from d2ldev.cli.screen import complain
+from d2ldev.distributed.launcher import Launch
+from d2ldev.distributed.launcher import launch as start
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.launch.launcher import Launch
-from d2ldev.launch.launcher import launch as start
 from d2ldev.options import MATMUL_PRECISIONS
 from d2ldev.settings import MAX_VIRTUAL_GPUS
 

@@ -1,77 +1,115 @@
-"""The processes of a launch, which train one model with one framework."""
+"""``Group``: the processes of a launch, as a backend and a program see them."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
-from d2ldev.contract.abilities import require
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.settings import peer_timeout, peers
-
-if TYPE_CHECKING:
-    from d2ldev.contract import Framework
-    from d2ldev.processes.group import Group
+from d2ldev.errors import D2LDevError
 
 
-def join_group(framework: Framework) -> Group | None:
-    """Return the processes that train together, with a running engine; None without a launch.
+class Group(ABC):
+    """The processes of a launch, which go on together or end together.
 
-    Raises:
-        PeerLostError: if the others do not connect.
-        UnsupportedValueError: if the framework trains in one process only, or the processes run
-            different programs. If only the framework's own engine or launcher knows of the others.
+    Attributes:
+        rank, size: the number of this process, from 0, and how many there are.
+        local_rank: its number on this machine.
+        hosts: the names of the machines, by rank.
+        addresses: ``"host:port"`` by rank, where the framework's engine may listen.
+        timeout: the seconds without a heartbeat after which a process is lost.
     """
-    if (launched := peers()) is None:
-        _check_alone(framework)
-        return None
-    require(
-        framework,
-        "train in several processes",
-        f"train in {launched.world_size} processes",
-        "unset WORLD_SIZE for a process of its own",
-    )
-    from d2ldev.processes.join import find_group, join  # only a launch needs it
 
-    is_new = find_group() is None
-    if is_new and framework.parallel.is_joined():
-        # The program has started the engine itself, which may listen at this port.
-        launched = launched._replace(port=launched.port + 1)
-    group = join(launched, list_versions(framework), peer_timeout())
-    if is_new:
-        with group.work():
-            framework.parallel.join(group)
-    return group
+    rank: int
+    size: int
+    local_rank: int
+    hosts: Sequence[str]
+    addresses: Sequence[str]
+    timeout: float
 
+    @abstractmethod
+    def mark(self, label: str, content: str = "") -> None:
+        """Announce the next action of this process, without waiting for the others.
 
-def list_versions(framework: Framework) -> dict[str, str]:
-    """Return the versions that have to be the same in all processes of a launch."""
-    from importlib.metadata import PackageNotFoundError, version  # only a launch needs it
+        Args:
+            label: its name, such as ``"batch 3 of epoch 0"``.
+            content: what has to be the same in all processes.
 
-    found = {}
-    for name in ("d2ldev", *framework.distributions):
-        with suppress(PackageNotFoundError):
-            # The first on the path, as of what is imported: there may be several.
-            found[name] = version(name)
-    return {**found, "backend": framework.name, "python": sys.version.split()[0]}
+        Raises:
+            PeerLostError: if a process is lost.
+            UnsupportedValueError: if the processes do not do the same.
+        """
 
+    @abstractmethod
+    def gather(self, label: str, value: Any = None, content: str = "") -> list[Any]:
+        """Wait for all processes, and return the values of all by rank.
 
-def _check_alone(framework: Framework) -> None:
-    """Check that this process is not one of several, which would each train its own model."""
-    if variable := framework.parallel.launch_variable():
-        problem = f"by {variable} this process may be one of several"
-        fix = f"unset {variable}"
-    elif framework.parallel.is_joined():
-        problem = (
-            f"the program has started the engine of {framework.name} between several processes"
-        )
-        fix = "leave the engine out"
-    else:
-        return
-    raise UnsupportedValueError(
-        "train in one process of several",
-        f"{problem}, but RANK and WORLD_SIZE are not set",
-        "d2ldev launch, or torchrun's variables before the first use of the backend; or "
-        f"{fix}, for a model in each process",
-    )
+        Args:
+            label, content: see ``mark``.
+            value: what JSON can hold.
+
+        Returns:
+            The value of each process, by rank.
+
+        Raises:
+            PeerLostError: if a process is lost before it has come.
+            UnsupportedValueError: if the processes do not do the same.
+        """
+
+    @abstractmethod
+    def stops(self, is_wanted: bool) -> bool:
+        """Return whether all processes stop here, because one of them wants to.
+
+        All processes call it at the same places. It waits only after a process wants to stop. Then
+        all stop at one place: the next one of the process that is ahead of the others.
+
+        Args:
+            is_wanted: whether this process wants it.
+
+        Raises:
+            PeerLostError: if a process is lost.
+        """
+
+    @abstractmethod
+    def renew_stop(self) -> None:
+        """Forget who has wanted to stop; called in all processes before they gather something."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise an error if the processes cannot go on together."""
+
+    @abstractmethod
+    def work(self) -> AbstractContextManager[None]:
+        """Run a block in all processes; if one of them fails, all end it.
+
+        If a process was lost, an engine's own error becomes an error of the group. If the engine
+        waits forever, the process ends with exit status 1, and the error on its standard error.
+
+        Raises:
+            PeerLostError: if another process fails, or is lost.
+        """
+
+    @abstractmethod
+    def give_up(self, problem: str) -> None:
+        """End the work of all processes, because this one failed; any thread may call it.
+
+        Args:
+            problem: the reason.
+        """
+
+    @abstractmethod
+    def make_lost_error(self, rank: int, problem: str) -> D2LDevError:
+        """Return the error that the other processes raise after one of them failed.
+
+        Args:
+            rank: the number of the process that failed.
+            problem: the reason.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Leave the group; called when the process ends.
+
+        Its thread ends soon after, and closes the connections.
+        """

@@ -18,7 +18,7 @@ from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, des
 from d2ldev.nesting.walk import join_path
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.contract.group import Group
 
 
 class Parallel:

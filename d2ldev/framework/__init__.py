@@ -96,11 +96,12 @@ from d2ldev.scopes import Contexts, Scopes, leave_in_turn, make_change
 from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
 
 if TYPE_CHECKING:
+    from d2ldev.contract.group import Group
     from d2ldev.contract.leaks import Stray, Watch
     from d2ldev.operations.keras_inputs import join_keras_inputs, read_keras_signature
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
-    from d2ldev.operations.programs import Programs, ProgramUsers
-    from d2ldev.operations.steps import (
+    from d2ldev.training.programs import Programs, ProgramUsers
+    from d2ldev.training.steps import (
         LEAST_WEIGHT,
         BatchWeight,
         check_labels,
@@ -114,7 +115,6 @@ if TYPE_CHECKING:
         read_signature,
         weigh_batch,
     )
-    from d2ldev.processes.group import Group
 
 __all__ = [
     "ADAGRAD_EPSILON",
@@ -261,14 +261,14 @@ _RARE = {
     name: module
     for module, names in {
         # Only a launch needs it.
-        "d2ldev.processes.group": ("Group",),
+        "d2ldev.contract.group": ("Group",),
         # Only a search for leaks needs them.
         "d2ldev.contract.leaks": ("Stray", "Watch"),
         # Only training needs them.
         "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
-        "d2ldev.operations.programs": ("ProgramUsers", "Programs"),
+        "d2ldev.training.programs": ("ProgramUsers", "Programs"),
         "d2ldev.operations.keras_inputs": ("join_keras_inputs", "read_keras_signature"),
-        "d2ldev.operations.steps": (
+        "d2ldev.training.steps": (
             *("check_labels", "check_loss", "check_own_loss", "check_shapes", "check_weights"),
             *("BatchWeight", "LEAST_WEIGHT", "loss_among", "mean_and_weight", "own_loss"),
             *("read_signature", "weigh_batch"),

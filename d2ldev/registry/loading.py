@@ -11,7 +11,6 @@ from collections.abc import Iterable
 import d2ldev.settings as settings
 from d2ldev.contract import INTERFACE, Framework
 from d2ldev.contract.devices import count_gpus
-from d2ldev.contract.group import join_group
 from d2ldev.contract.precision import check_precision, set_precision
 from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError, quote
@@ -57,6 +56,8 @@ def load(name: str, source: str) -> Framework:
     # Only in a launch: a program that has started the engine itself may use the devices. Only
     # ``fit`` refuses it.
     if framework.parallel.joins_at_start and settings.peers() is not None:
+        from d2ldev.distributed.membership import join_group
+
         join_group(framework)
     return framework
 

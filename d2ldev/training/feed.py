@@ -14,10 +14,7 @@ from d2ldev.contract.training import Labels, Signature, TargetRule, separate
 from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten_changing, leaves, unwrap_broadcasts
-from d2ldev.operations.floats import Cast, dtype_of_model
-from d2ldev.operations.labels import has_labels, look_at
 from d2ldev.operations.prefetching import device_batches, draw_outside
-from d2ldev.operations.steps import is_named, takes_target
 from d2ldev.training.data import (
     check_target,
     count_of,
@@ -25,8 +22,11 @@ from d2ldev.training.data import (
     empty_data_refusal,
     length_of_first_axis,
 )
+from d2ldev.training.floats import Cast, dtype_of_model
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
 from d2ldev.training.interruption import shield
+from d2ldev.training.labels import has_labels, look_at
+from d2ldev.training.steps import is_named, takes_target
 from d2ldev.training.team import Counts, Team
 from d2ldev.typing import Inputs
 

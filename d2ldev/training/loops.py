@@ -11,12 +11,12 @@ from typing import Any
 from d2ldev._backend import framework_of
 from d2ldev.contract import Learner, Weighted
 from d2ldev.nesting.walk import unwrap_broadcasts
-from d2ldev.operations.labels import has_labels
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.training.data import drop_weights, empty_data_refusal
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, find_listeners
 from d2ldev.training.interruption import END, Interruption, shield
+from d2ldev.training.labels import has_labels
 from d2ldev.training.log import BatchedDeviceLog, DeviceLog
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress

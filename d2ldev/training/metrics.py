@@ -11,8 +11,8 @@ from d2ldev._backend import Backend, framework_of
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.other_backends import function_of_another_backend
-from d2ldev.operations.steps import comparison, describe_output, mean_of, metric_refusal
 from d2ldev.options import METRICS, Loss, Metric, problem_of
+from d2ldev.training.steps import comparison, describe_output, mean_of, metric_refusal
 
 
 def find_metrics(

@@ -96,7 +96,7 @@ def train_in_processes(
         except Exception as error:  # pickle raises many kinds
             name = _find_unsendable(trainer, operands, settings)
             raise _refuse_sending(number, f"{text_of(error)}, at {name}") from error
-        from d2ldev.processes.join import free_port  # few programs need it
+        from d2ldev.distributed.join import free_port  # few programs need it
 
         context: Any = multiprocessing.get_context(START_METHOD)
         processes: list[Any] = []

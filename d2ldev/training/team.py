@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from d2ldev.contract import Framework, Learner
 from d2ldev.contract.training import Labels, bounds
 from d2ldev.device import Device
+from d2ldev.distributed.portions import Portions
 from d2ldev.errors import CheckpointError, text_of
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.operations.placing import list_needed_tensors
-from d2ldev.operations.processes import Portions
 from d2ldev.training.callbacks import notify
 from d2ldev.training.log import DeviceLog, means_of
 from d2ldev.training.order import Order, check_random_states, random_states
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.contract.group import Group
 
 
 class Counts(NamedTuple):

@@ -25,17 +25,16 @@ from d2ldev._backend import Backend, framework_of
 from d2ldev.active import get_backend
 from d2ldev.contract import Learner, TrainingSettings
 from d2ldev.contract.abilities import require
-from d2ldev.contract.group import join_group
 from d2ldev.contract.parallel import gpu_of_process
 from d2ldev.contract.precision import check_precision, set_precision
 from d2ldev.contract.training import shard_refusal
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
+from d2ldev.distributed.membership import join_group
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import explain_late_request, offer_virtual_gpus
-from d2ldev.operations.learning import check_settings
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.options import (
     Keep,
@@ -65,6 +64,7 @@ from d2ldev.training.data import ArrayLoader, check_data
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption
+from d2ldev.training.learning import check_settings
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import check_names, find_metrics
 from d2ldev.training.module import (
@@ -81,7 +81,7 @@ from d2ldev.training.team import ProcessGroup, Team
 from d2ldev.typing import Callback, DataModule, DeviceLike, History, T
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.contract.group import Group
 
 
 class _FitSettings(NamedTuple):

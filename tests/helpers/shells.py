@@ -11,7 +11,7 @@ import pytest
 from pages import ROOT, write_files
 from processes import extend_path
 
-from d2ldev.processes.join import free_port
+from d2ldev.distributed.join import free_port
 
 GUIDES = ROOT / "docs" / "guides"
 FOR_ANY = (

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from shells import TIME, make_shell, on_loopback, read_blocks, read_commands, run
 
-from d2ldev.processes.join import free_port
+from d2ldev.distributed.join import free_port
 
 
 @pytest.fixture

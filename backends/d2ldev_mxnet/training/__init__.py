@@ -22,7 +22,6 @@ from d2ldev.framework import (
     tell_epoch,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.training.learner import MXNetLearner
 
 # The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
 _SEEDS = range(2**31 - 1)
@@ -57,6 +56,8 @@ class MXNetTraining(Training):
             loader.clean()  # drops the batches of another epoch that ``auto_reload`` has read
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
+        from d2ldev_mxnet.training.learner import MXNetLearner  # only training needs it
+
         return MXNetLearner(self._framework, model, settings)
 
     def module_class(self, methods: type) -> type:

@@ -23,7 +23,6 @@ from d2ldev.framework import (
 from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.datasets import ShardedDataset
-from d2ldev_tensorflow.training.learner import TensorFlowLearner
 
 _log = logging.getLogger("d2ldev")
 
@@ -45,6 +44,8 @@ class TensorFlowTraining(Training):
                 compiled.check_own_methods(model, "train_step", "test_step", "compute_loss")
             if getattr(model, "compiled", False):
                 compiled.check_speed(model)
+        from d2ldev_tensorflow.training.learner import TensorFlowLearner  # only training needs it
+
         return TensorFlowLearner(self._framework, model, settings)
 
     def defaults(self, model: Any) -> tuple[Any, Any]:

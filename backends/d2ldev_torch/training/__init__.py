@@ -23,7 +23,6 @@ from d2ldev.framework import (
     state_refusal,
 )
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
-from d2ldev_torch.training.learner import TorchLearner
 from d2ldev_torch.training.loaders import shard_loader
 
 
@@ -41,6 +40,8 @@ class TorchTraining(Training):
         self._framework, self._devices = framework, devices
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
+        from d2ldev_torch.training.learner import TorchLearner  # only training needs it
+
         return TorchLearner(self._framework, model, settings)
 
     def module_class(self, methods: type) -> type:

@@ -10,7 +10,7 @@ from d2ldev.training.callbacks import NeedsHistory
 
 # The module of a public name that only a launch, or the Trainer, makes. An author of a backend
 # implements its methods: their examples are programs of the guide "Write a backend".
-FOR_AUTHORS = ("d2ldev.contract", "d2ldev.processes")
+FOR_AUTHORS = ("d2ldev.contract", "d2ldev.distributed")
 # An example that needs one of these cannot run in the environment of the core.
 ELSEWHERE = re.compile(r"import torch|PackageNotInstalledError|d2ldev launch")
 

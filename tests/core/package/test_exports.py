@@ -110,7 +110,7 @@ def test_training_is_imported_at_its_first_use(name):
 def test_modules_for_a_launch_are_not_imported():
     code = """
         import sys, d2ldev
-        rare = {"d2ldev.processes", "d2ldev.launch", "selectors", "socket"}
+        rare = {"d2ldev.distributed", "selectors", "socket"}
         show(sorted(rare & set(sys.modules)))
     """
     assert run_python(code) == [[]]
@@ -122,7 +122,7 @@ def test_a_program_that_is_not_launched_imports_no_group_of_processes():
         from d2ldev import backend
         from d2ldev import Trainer
         backend.to(backend.ones(2), "cpu")
-        show("d2ldev.processes.group" in sys.modules)
+        show("d2ldev.distributed.group" in sys.modules)
     """
     assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == [False]
 

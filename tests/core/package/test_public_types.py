@@ -18,7 +18,7 @@ import pytest
 import d2ldev
 from d2ldev import Backend
 from d2ldev import typing as public_types
-from d2ldev.launch import launcher
+from d2ldev.distributed import launcher
 
 NESTING = "a model, an optimizer, or any nesting"
 MODEL = "a model of any class of the framework"

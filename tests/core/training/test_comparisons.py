@@ -7,8 +7,8 @@ import pytest
 
 from d2ldev import UnsupportedValueError, WeightedLoss, gpu
 from d2ldev.contract import TrainingSettings, Weighted
-from d2ldev.operations.steps import loss_among
 from d2ldev.training.metrics import find_metrics
+from d2ldev.training.steps import loss_among
 from d2ldev.training.trainer import Trainer
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev.operations.steps import comparison, own_loss, takes_target
 from d2ldev.training.module import find_own_settings
+from d2ldev.training.steps import comparison, own_loss, takes_target
 from d2ldev.training.trainer import Trainer
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))

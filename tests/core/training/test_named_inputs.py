@@ -11,7 +11,7 @@ from d2ldev import UnsupportedValueError
 from d2ldev._backend import framework_of
 from d2ldev.contract import Weighted
 from d2ldev.contract.training import Signature, calls, find_roles
-from d2ldev.operations.steps import read_signature
+from d2ldev.training.steps import read_signature
 from d2ldev.training.trainer import Trainer
 
 DENSE = Signature(("input",), frozenset(["input"]), 1)

@@ -10,8 +10,8 @@ from launched import together
 import d2ldev
 from d2ldev import ArrayLoader
 from d2ldev._backend import framework_of
-from d2ldev.contract.group import join_group
 from d2ldev.device import CPU
+from d2ldev.distributed.membership import join_group
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.training.log import DeviceLog

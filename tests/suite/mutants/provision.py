@@ -13,12 +13,12 @@ import array_api_strict as xp
 import numpy as np
 from d2ldev_reference import provision
 from d2ldev_reference.models import MLP
-from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
-from d2ldev_reference.training import ReferenceLearner
+from d2ldev_reference.training.learner import ReferenceLearner
+from d2ldev_reference.training.replicated import ReferenceGroupLearner, ReferenceParallelLearner
 
 from d2ldev import UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.operations.steps import (
+from d2ldev.training.steps import (
     check_loss,
     mean_and_weight,
     output_refusal,

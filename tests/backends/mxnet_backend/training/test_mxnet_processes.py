@@ -18,7 +18,7 @@ from processes import extend_path
 from several_gpus import TOLERANCE
 
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.processes.join import free_port
+from d2ldev.distributed.join import free_port
 
 pytestmark = pytest.mark.usefixtures("set_np")
 nightly = pytest.mark.nightly

@@ -23,7 +23,7 @@ from test_tensorflow_parallel import drop_some, own_output
 
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev._backend import framework_of
-from d2ldev.processes.join import free_port
+from d2ldev.distributed.join import free_port
 
 layers = keras.layers
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import ClassVar
 
 import array_api_strict as xp
-import d2ldev_reference.training
+import d2ldev_reference.training.learner
 import numpy as np
 from d2ldev_reference.tensors import ReferenceTensors
 
@@ -22,7 +22,7 @@ from d2ldev.training.trainer import Trainer
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner, divide_by_uses
 
-ReferenceLearner = d2ldev_reference.training.ReferenceLearner
+ReferenceLearner = d2ldev_reference.training.learner.ReferenceLearner
 
 # -- steps ----------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
+from d2ldev.distributed import join
+from d2ldev.distributed.join import free_port
 from d2ldev.errors import PeerLostError, UnsupportedValueError
-from d2ldev.processes import join
-from d2ldev.processes.join import free_port
 from d2ldev.settings import Peers
 
 PROGRAM = {"backend": "reference"}

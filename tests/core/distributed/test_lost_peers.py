@@ -15,7 +15,7 @@ import pytest
 from launched import together
 
 import d2ldev
-from d2ldev.processes import join
+from d2ldev.distributed import join
 from d2ldev.training.trainer import Trainer
 
 TIMEOUT = 2

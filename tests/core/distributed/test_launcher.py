@@ -16,8 +16,8 @@ from launched import LIMIT, environment, launch_program, read_shown, write
 from typer.testing import CliRunner
 
 from d2ldev.cli.main import app
-from d2ldev.launch.launcher import Launch, Stops
-from d2ldev.processes.join import free_port
+from d2ldev.distributed.join import free_port
+from d2ldev.distributed.launcher import Launch, Stops
 
 SOON = 45  # seconds; a process that is not ended sleeps for 60
 """Seconds, on a machine that is busy; what would go on by itself goes on for a minute."""
@@ -434,5 +434,5 @@ def test_the_launcher_imports_no_framework():
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
     imported = set(done.stdout.split())
-    assert "d2ldev.launch.launcher" in imported
+    assert "d2ldev.distributed.launcher" in imported
     assert not imported & {"torch", "jax", "tensorflow", "mxnet", "array_api_strict"}

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
+from d2ldev.distributed.join import free_port
 from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.locks import Lock
-from d2ldev.processes.join import free_port
 from d2ldev.settings import PEER_TIMEOUT, Peers, peer_timeout
 
 # How many seconds the others have to end by themselves, and after SIGTERM.

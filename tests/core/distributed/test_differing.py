@@ -11,15 +11,15 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
-from d2ldev_reference.parallel import ReferenceGroupLearner
+from d2ldev_reference.training.replicated import ReferenceGroupLearner
 from launched import LIMIT, together
 from processes import make_distribution
 
 import d2ldev
 from d2ldev import ArrayLoader
 from d2ldev._backend import framework_of
-from d2ldev.contract.group import list_versions
-from d2ldev.processes import join
+from d2ldev.distributed import join
+from d2ldev.distributed.membership import list_versions
 from d2ldev.training.trainer import Trainer
 
 SOON = 35

@@ -1,4 +1,4 @@
-"""``Group``: the processes of a launch, which go on together or end together.
+"""``PeerGroup``: the processes of a launch, which go on together or end together.
 
 Every process is connected to rank 0, and a thread in each process gives signs of life. So a killed
 process is noticed at once, and a stuck process after ``timeout`` seconds. This does not depend on
@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from d2ldev.contract.group import Group
+from d2ldev.distributed.sequence import DifferentError, Doings, Failure, describe_early_end
+from d2ldev.distributed.wire import Connection
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, text_of
 from d2ldev.locks import Lock
-from d2ldev.processes.sequence import DifferentError, Doings, Failure, describe_early_end
-from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
 
 # The seconds that a process has for an error of its own after it is told of a failure. Then it is
@@ -32,20 +33,13 @@ GRACE = 2.0
 _TOLD_EVERY = 0.1
 
 
-class Group:
-    """The processes of a launch.
+class PeerGroup(Group):
+    """The processes of a launch: each has a connection to rank 0, and rank 0 has one to each.
 
     Args:
         peers: the message of the launcher.
         members: the host and the address of each process, by rank.
         connections: by rank. Rank 0 has one to each process, the others only to rank 0.
-        timeout: the seconds without a heartbeat after which a process is lost.
-
-    Attributes:
-        rank, size: the number of this process, from 0, and how many there are.
-        local_rank: its number on this machine.
-        hosts: the names of the machines, by rank.
-        addresses: ``"host:port"`` by rank, where the framework's engine may listen.
         timeout: the seconds without a heartbeat after which a process is lost.
     """
 
@@ -90,33 +84,10 @@ class Group:
     # -- together ---------------------------------------------------------------------------------
 
     def mark(self, label: str, content: str = "") -> None:
-        """Announce the next action of this process, without waiting for the others.
-
-        Args:
-            label: its name, such as ``"batch 3 of epoch 0"``.
-            content: what has to be the same in all processes.
-
-        Raises:
-            PeerLostError: if a process is lost.
-            UnsupportedValueError: if the processes do not do the same.
-        """
         self._do({"do": label, "content": content})
         self.check()
 
     def gather(self, label: str, value: Any = None, content: str = "") -> list[Any]:
-        """Wait for all processes, and return the values of all by rank.
-
-        Args:
-            label, content: see ``mark``.
-            value: what JSON can hold.
-
-        Returns:
-            The value of each process, by rank.
-
-        Raises:
-            PeerLostError: if a process is lost before it has come.
-            UnsupportedValueError: if the processes do not do the same.
-        """
         self._do({"do": label, "content": content, "gather": True, "value": value})
         self._wait_until(lambda: bool(self._gathered))
         return self._gathered.pop(0)
@@ -131,17 +102,6 @@ class Group:
             self._news.wait(self.timeout)
 
     def stops(self, is_wanted: bool) -> bool:
-        """Return whether all processes stop here, because one of them wants to.
-
-        All processes call it at the same places. It waits only after a process wants to stop. Then
-        all stop at one place: the next one of the process that is ahead of the others.
-
-        Args:
-            is_wanted: whether this process wants it.
-
-        Raises:
-            PeerLostError: if a process is lost.
-        """
         with self._lock:
             if is_wanted and not self._is_stopping:
                 if self.rank:
@@ -158,7 +118,6 @@ class Group:
         return False
 
     def renew_stop(self) -> None:
-        """Forget who has wanted to stop; called in all processes before they gather something."""
         with self._lock:
             self._is_stopping, self._last = False, None
             self._passed_by.clear()
@@ -209,23 +168,11 @@ class Group:
             self._fail(Failure(describe_early_end(0, self.rank, self._label)))
 
     def check(self) -> None:
-        """Raise an error if the processes cannot go on together."""
         if self._failure is not None:
             raise self._refusal(self._failure)
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Run a block in all processes; if one of them fails, all end it.
-
-        If a process was lost, an engine's own error becomes an error of the group. If the engine
-        waits forever, the process ends with exit status 1, and the error on its standard error.
-
-        Yields:
-            None.
-
-        Raises:
-            PeerLostError: if another process fails, or is lost.
-        """
         self.check()
         with self._lock:
             self._working += 1
@@ -245,27 +192,12 @@ class Group:
                 self._working -= 1
 
     def give_up(self, problem: str) -> None:
-        """End the work of all processes, because this one failed; any thread may call it.
-
-        Args:
-            problem: the reason.
-        """
         self._lose(self.rank, problem)
 
     def make_lost_error(self, rank: int, problem: str) -> D2LDevError:
-        """Return the error that the other processes raise after one of them failed.
-
-        Args:
-            rank: the number of the process that failed.
-            problem: the reason.
-        """
         return self._refusal(Failure(problem, rank))
 
     def leave(self) -> None:
-        """Leave the group; called when the process ends.
-
-        Its thread ends soon after, and closes the connections.
-        """
         with self._lock:
             if self._has_left:
                 return
@@ -436,7 +368,7 @@ def _write(stream: TextIO | None, text: str) -> None:
             stream.flush()
 
 
-_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_groups: weakref.WeakSet[PeerGroup] = weakref.WeakSet()
 
 
 def _disown() -> None:

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract import Framework, Learner, Tensor, TrainingSettings
 from d2ldev.contract.abilities import require
-from d2ldev.contract.group import join_group
 from d2ldev.device import CPU, Device
+from d2ldev.distributed.membership import join_group
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
-from d2ldev.operations import creation, labels, moving, placing
+from d2ldev.operations import creation, moving, placing
 from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
-from d2ldev.operations.steps import check_labels, output_refusal
 from d2ldev.options import Loss
+from d2ldev.training import labels
+from d2ldev.training.steps import check_labels, output_refusal
 from d2ldev.typing import Inputs
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.contract.group import Group
 
 _LEARNING_RATE = 0.01
 
@@ -129,7 +130,7 @@ def learner(
     if settings.batch_norm is not None and (group is not None or len(devices) > 1):
         framework.parallel.check_batch_norm(model, settings.batch_norm)
     if group is not None:
-        from d2ldev.operations.processes import check_devices  # only a launch needs it
+        from d2ldev.distributed.portions import check_devices  # only a launch needs it
 
         tensors = placing.list_named_tensors(framework, model)
         places = devices or [framework.tensors.device_of(x) for _, x in tensors]

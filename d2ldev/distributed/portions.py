@@ -21,7 +21,7 @@ from d2ldev.operations.moving import to_numpy
 from d2ldev.operations.parallel import empty_batch_refusal
 
 if TYPE_CHECKING:
-    from d2ldev.processes.group import Group
+    from d2ldev.contract.group import Group
 
 # With it, NCCL lets processes share a GPU since version 2.30.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from d2ldev.processes.wire import Connection
+from d2ldev.distributed.wire import Connection
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from d2ldev.contract.training import NO_LABEL, Labels
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations.steps import is_named
+from d2ldev.training.steps import is_named
 from d2ldev.typing import Inputs
 
 # How many steps may pass before ranges that wait on a device are read.

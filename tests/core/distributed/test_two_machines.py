@@ -85,7 +85,7 @@ def test_a_cable_that_is_pulled_ends_both_sides(machines, tmp_path):
 
 
 def test_a_machine_that_does_not_answer_ends_the_other(machines, tmp_path):
-    code = TRAIN + "from d2ldev.processes import join; join.PATIENCE = 1; train()"
+    code = TRAIN + "from d2ldev.distributed import join; join.PATIENCE = 1; train()"
     program = write(tmp_path, code)
     ip("-n", machines[0], "link", "set", "cable", "down")
     processes = begin_on_both(machines, program, "--timeout", 1)

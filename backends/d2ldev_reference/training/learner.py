@@ -18,14 +18,12 @@ from d2ldev.framework import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
-    NO_LABEL,
     WEIGHT_DECAY,
     Framework,
     Inputs,
     Learner,
     Signature,
     Tensor,
-    Training,
     TrainingSettings,
     UnsupportedValueError,
     Weighted,
@@ -37,6 +35,7 @@ from d2ldev.framework import (
     weigh_batch,
 )
 from d2ldev_reference.models import MLP, Layers
+from d2ldev_reference.tensors import with_axes
 
 # The derivative of an activation, computed from its result.
 _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,30 +43,6 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": lambda a: 1 - a * a,
     "sigmoid": lambda a: a * (1 - a),
 }
-
-
-class ReferenceTraining(Training):
-    """Steps of training, and accuracy."""
-
-    def __init__(self, framework: Framework) -> None:
-        self._framework = framework
-
-    def learner(self, model: Any, settings: TrainingSettings) -> Learner:
-        return ReferenceLearner(self._framework, model, settings)
-
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        labels = xp.astype(y, xp.int64)
-        is_right = xp.argmax(prediction, axis=-1) == labels
-        counted = xp.sum(xp.astype(labels != NO_LABEL, xp.float32))
-        return xp.sum(xp.astype(is_right, xp.float32)) / xp.maximum(counted, xp.ones_like(counted))
-
-    def label_range(self, y: Tensor, weights: Any) -> Tensor:
-        labels = xp.astype(y, xp.int64)
-        counts = labels != NO_LABEL
-        if weights is not None:
-            counts = counts & _with_axes(xp.astype(weights, xp.bool), y.ndim)
-        labels = xp.where(counts, labels, xp.zeros_like(labels))
-        return xp.stack([xp.min(labels), xp.max(labels)])
 
 
 class ReferenceLearner(Learner):
@@ -163,7 +138,7 @@ class ReferenceLearner(Learner):
             check_weights(losses.shape, weights.shape)
             weights = xp.astype(weights, losses.dtype)
             if counts is not None:
-                weights = counts * _with_axes(weights, counts.ndim)
+                weights = counts * with_axes(weights, counts.ndim)
         elif counts is not None:
             weights = counts
         if weights is None:
@@ -175,7 +150,7 @@ class ReferenceLearner(Learner):
         # The share of each loss in the mean.
         total = xp.where(total == 0, xp.ones_like(total), total)  # the loss is 0 then
         parts = weights / total * (weights.size / losses.size)
-        parts = _with_axes(parts, losses.ndim)
+        parts = with_axes(parts, losses.ndim)
         rows = parts if errors.ndim == losses.ndim else xp.expand_dims(parts, axis=-1)
         return xp.sum(_times(losses, parts)), _times(errors, rows)
 
@@ -258,11 +233,6 @@ class ReferenceLearner(Learner):
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
-
-
-def _with_axes(x: Tensor, number: int) -> Tensor:
-    """Return a tensor with ``number`` axes; the new ones come last, with length 1."""
-    return xp.reshape(x, (*x.shape, *(1 for _ in range(number - x.ndim))))
 
 
 def _times(x: Tensor, weights: Tensor) -> Tensor:

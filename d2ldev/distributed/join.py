@@ -11,10 +11,11 @@ from contextlib import suppress
 from random import SystemRandom
 from typing import Any
 
+from d2ldev.contract.group import Group
+from d2ldev.distributed.group import GRACE, PeerGroup
+from d2ldev.distributed.wire import Connection
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, quote
 from d2ldev.locks import Lock
-from d2ldev.processes.group import GRACE, Group
-from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
 
 PATIENCE = 60.0
@@ -126,7 +127,7 @@ def _receive_all(peers: Peers, hello: dict[str, Any], timeout: float, patience: 
     for connection in calls.connections.values():
         with suppress(OSError):  # one that is gone already is noted by the group
             connection.send({"welcome": members})
-    return Group(peers, members, calls.connections, timeout)
+    return PeerGroup(peers, members, calls.connections, timeout)
 
 
 def _listen(peers: Peers) -> socket.socket:
@@ -298,7 +299,7 @@ def _call(peers: Peers, hello: dict[str, Any], timeout: float, patience: float) 
     except (OSError, KeyError, TypeError, ValueError) as error:
         connection.close()
         raise _first_lost(peers, error) from error
-    return Group(peers, members, {0: connection}, timeout)
+    return PeerGroup(peers, members, {0: connection}, timeout)
 
 
 def _connect(peers: Peers, deadline: float) -> socket.socket:

@@ -1,1 +1,0 @@
-"""``d2ldev launch``: one program on several processes and machines."""
