@@ -81,7 +81,7 @@ class Group(ABC):
 
     @abstractmethod
     def work(self) -> AbstractContextManager[None]:
-        """Run a block in all processes; if one of them fails, all end it.
+        """Return a block that runs in all processes; if one of them fails, all end it.
 
         If a process was lost, an engine's own error becomes an error of the group. If the engine
         waits forever, the process ends with exit status 1, and the error on its standard error.

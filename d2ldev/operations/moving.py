@@ -142,7 +142,7 @@ def select_host_rule(framework: Framework, target: Device) -> Callable[[Tensor],
 
 def is_text(x: Any) -> bool:
     """Return whether a value is a NumPy array of text, which is the host's data on all devices."""
-    if not _is_array(x):
+    if not is_array(x):
         return False
     kind = x.dtype.kind
     return kind in "SUT" or (kind == "O" and all(isinstance(each, (str, bytes)) for each in x.flat))
@@ -439,12 +439,12 @@ def _tensors_of_data(
     data = {key: leaf for key, leaf in leaves.items() if not is_text(leaf)}
     for leaf in data.values():
         is_object = framework.state.kinds[type(leaf)] is OBJECT
-        if is_object or not (_is_array(leaf) or _is_tensor(leaf)):
+        if is_object or not (is_array(leaf) or _is_tensor(leaf)):
             raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
     made = {}
     for key, leaf in data.items():
         try:
-            values = leaf if _is_array(leaf) else to_numpy(framework_of_tensor(leaf), leaf)
+            values = leaf if is_array(leaf) else to_numpy(framework_of_tensor(leaf), leaf)
             made[key] = creation.asarray(framework, values, None, device, None, None)
         except UnsupportedValueError as error:
             name = flat.name_of(leaf)
@@ -453,7 +453,8 @@ def _tensors_of_data(
     return made
 
 
-def _is_array(x: Any) -> bool:
+def is_array(x: Any) -> bool:
+    """Return whether a value is an array of NumPy."""
     numpy = sys.modules.get("numpy")  # there is no array where it is not imported
     return numpy is not None and isinstance(x, numpy.ndarray)
 
@@ -489,7 +490,7 @@ def _is_plain(framework: Framework, x: Any) -> bool:
     """Tell whether a tensor has a shape, one of the framework's dtypes, and bytes."""
     try:
         shape = creation.shape_of(x, "copy a tensor")
-        if _is_array(x):
+        if is_array(x):
             return True
         is_known = framework.tensors.dtype_of(x) in framework.tensors.dtype_names
     except Exception:

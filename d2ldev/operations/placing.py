@@ -27,8 +27,6 @@ from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from d2ldev.contract import DeviceLike, Framework, Member, Models, NoTensor, Put
 from d2ldev.device import Device
 from d2ldev.display import MOST_ROWS, format_html_table
@@ -138,7 +136,7 @@ class Search:
             f"derive its class from a model of {self.framework.name}, or place the tensors in it: "
             "obj.x = backend.place(obj.x, device)"
         )
-        if isinstance(value, np.ndarray):
+        if moving.is_array(value):
             fix = "make it a tensor: backend.asarray(x), or leave it out of what is placed"
         elif self._kinds.method_of(value, 0):
             fix = "x = backend.to(x, device) moves an object by its own method"
@@ -219,7 +217,7 @@ class Search:
                     self.attempted,
                     f"the method by which the {type(obj).__name__}{where} moves its tensors raised "
                     f"{type(error).__name__}: {text_of(error)}",
-                    "mend that method: it has to take a function that returns its argument",
+                    "mend that method: it first gets a function that returns its argument",
                 ) from error
         self.moved_by_objects = found
 
