@@ -98,8 +98,8 @@ from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
 if TYPE_CHECKING:
     from d2ldev.contract.group import Group
     from d2ldev.contract.leaks import Stray, Watch
-    from d2ldev.operations.keras_inputs import join_keras_inputs, read_keras_signature
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
+    from d2ldev.training.keras_inputs import join_keras_inputs, read_keras_signature
     from d2ldev.training.programs import Programs, ProgramUsers
     from d2ldev.training.steps import (
         LEAST_WEIGHT,
@@ -267,7 +267,7 @@ _RARE = {
         # Only training needs them.
         "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
         "d2ldev.training.programs": ("ProgramUsers", "Programs"),
-        "d2ldev.operations.keras_inputs": ("join_keras_inputs", "read_keras_signature"),
+        "d2ldev.training.keras_inputs": ("join_keras_inputs", "read_keras_signature"),
         "d2ldev.training.steps": (
             *("check_labels", "check_loss", "check_own_loss", "check_shapes", "check_weights"),
             *("BatchWeight", "LEAST_WEIGHT", "loss_among", "mean_and_weight", "own_loss"),

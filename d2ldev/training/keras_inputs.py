@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from d2ldev.areas.training import Signature
+from d2ldev.contract.training import Signature
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.operations.steps import read_signature
+from d2ldev.training.steps import read_signature
 
 
 def read_keras_signature(model: Any) -> Signature:
