@@ -50,7 +50,9 @@ def train(model: Model, net: Any, batches: list[Any], optimizer: Any) -> Any:
             output = net(inputs, training=True)
             is_keras = isinstance(model.loss, keras.losses.Loss)
             loss = model.loss(y, output) if is_keras else model.loss(output, y)
-        gradients = tape.gradient(loss, net.trainable_variables)
+        # Dense ones: of an embedding Keras squares each row of a token that repeats alone.
+        found = tape.gradient(loss, net.trainable_variables)
+        gradients = [None if g is None else tf.convert_to_tensor(g) for g in found]
         pairs = zip(gradients, net.trainable_variables, strict=True)
         optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
 

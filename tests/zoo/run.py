@@ -1,7 +1,7 @@
 """Try models that others wrote: ``python tests/zoo/run.py torch --json conformance/results/zoo``.
 
 It needs no network and no weights. Each model is built with random ones. The status is 1 if a
-model is wrong or refused without a reason in ``refusals.py``, or breaks.
+model is wrong or breaks, or is refused without a reason in ``refusals.py``.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ def train_in_processes(models: list[Model], folder: Path) -> None:
 
 def summarize(model: Model, outcomes: dict[str, Any]) -> dict[str, Any]:
     """Return one outcome for a model: the worst of its checks."""
-    found = {each["outcome"] for each in outcomes.values() if not find_reason(each["message"])}
-    known = {each["outcome"] for each in outcomes.values() if find_reason(each["message"])}
-    worst = "wrong" if "wrong" in found else "failed" if found & {"refused", "failed"} else ""
-    worst = worst or ("differs" if "wrong" in known else "refused" if known else "right")
+    found = {each["outcome"] for each in outcomes.values()}
+    refused = [each["message"] for each in outcomes.values() if each["outcome"] == "refused"]
+    if not all(map(find_reason, refused)):
+        found.add("failed")
+    worst = next((each for each in ("wrong", "failed", "refused") if each in found), "right")
     messages = {name: each["message"] for name, each in outcomes.items() if each["message"]}
     reasons = {name: find_reason(message) for name, message in messages.items()}
     return {
