@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from d2ldev.framework import Member, NoTensor, make_keras_kind, twin_refusal
+from d2ldev.framework import Member, NoTensor, make_keras_kind
 
 _NUMBER = re.compile(r"_\d+$")
 
@@ -79,20 +79,3 @@ def name_variables(obj: Any) -> Iterator[tuple[str, Any]]:
         name = f"{name}_{index}" if name in names else name
         names.add(name)
         yield name, variable
-
-
-def clone(model: Any) -> Any:
-    """Return a model like another one, by its ``get_config()``, with the same values.
-
-    Raises:
-        UnsupportedValueError: if Keras cannot make it.
-    """
-    keras: Any = sys.modules["keras"]
-    try:
-        made = keras.models.clone_model(model)
-        pairs = list(zip(made.variables, model.variables, strict=True))
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise twin_refusal(model) from error
-    for new, old in pairs:
-        new.assign(old.value)
-    return made

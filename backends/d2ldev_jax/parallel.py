@@ -27,6 +27,7 @@ from d2ldev.framework import (
     Parallel,
     TrainingSettings,
     UnsupportedValueError,
+    clone_keras_model,
     deep_copy,
     gpu,
     gpu_of_process,
@@ -34,7 +35,7 @@ from d2ldev.framework import (
     twin_refusal,
 )
 from d2ldev_jax.devices import JaxDevices, is_initialized
-from d2ldev_jax.keras import clone, is_layer
+from d2ldev_jax.keras import is_layer
 from d2ldev_jax.training import check_libraries
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class JaxParallel(Parallel):
         from flax import nnx
 
         if is_layer(model):
-            return clone(model)
+            return clone_keras_model(model)
         if not isinstance(model, nnx.Module):
             raise twin_refusal(model)
         return deep_copy(model, {})

@@ -23,6 +23,7 @@ from d2ldev.framework import (
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
+    clone_keras_model,
     deep_copy,
     describe,
     statistics_refusal,
@@ -63,17 +64,9 @@ class TensorFlowParallel(Parallel):
                 return deep_copy(model, left)
             raise twin_refusal(model)
         places = [x.value.device for x in model.variables[:1]]
-        try:
-            with tf.device(places[0] if places else None):
-                twin = type(model).from_config(model.get_config())
-                if model.built and not twin.built:
-                    twin.build_from_config(model.get_build_config())
-                for mine, theirs in zip(twin.variables, model.variables, strict=True):
-                    mine.assign(theirs)
-                _learn_beside_variables(twin, model)
-        except Exception as error:  # a user's get_config() may raise anything
-            problem = "Keras makes a copy from its get_config(), which failed"
-            raise twin_refusal(model, problem) from error
+        with tf.device(places[0] if places else None):
+            twin = clone_keras_model(model)
+            _learn_beside_variables(twin, model)
         return twin
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:

@@ -88,7 +88,12 @@ from d2ldev.operations.devices import (
     warn_too_late,
 )
 from d2ldev.operations.dlpack import ON_CPU, ON_CUDA, Description, description_of
-from d2ldev.operations.keras import is_refused, keras_elsewhere, make_keras_kind
+from d2ldev.operations.keras import (
+    clone_keras_model,
+    is_refused,
+    keras_elsewhere,
+    make_keras_kind,
+)
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
@@ -201,6 +206,7 @@ __all__ = [
     "check_room",
     "check_shapes",
     "check_weights",
+    "clone_keras_model",
     "count_gpus",
     "deep_copy",
     "describe",

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
+from collections import Counter
 from types import FunctionType
 from typing import Any
 
+from d2ldev.contract.parallel import twin_refusal
+from d2ldev.errors import text_of
+
 _TAKEN = ("tensorflow", "jax")
+_COPY_FIX = (
+    "for each device: copy = make(), your function that makes such a model; "
+    "copy.set_weights(model.get_weights()); backend.place(copy, device)"
+)
 
 
 def is_of_keras(cls: type) -> bool:
@@ -67,6 +75,28 @@ def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
     )
 
 
+def clone_keras_model(model: Any) -> Any:
+    """Return a layer or model like another one, by its ``get_config()``, with the same values.
+
+    Raises:
+        UnsupportedValueError: if Keras cannot make it, or makes it with other variables.
+    """
+    made = None
+    try:
+        made = type(model).from_config(model.get_config())
+        if model.built and not made.built:
+            made.build_from_config(model.get_build_config())
+        for new, old in zip(made.variables, model.variables, strict=True):
+            new.assign(old.value)
+    except Exception as error:  # a user's get_config() may raise anything
+        # In further sentences Keras tells how to write a class.
+        first, *_ = " ".join(text_of(error).split()).split(". ")
+        problem = _tell_difference(made, model) or first
+        told = f"Keras makes a copy from its get_config(), which failed: {problem}"
+        raise twin_refusal(model, told, _COPY_FIX) from error
+    return made
+
+
 def backend_of_function(function: Any) -> str:
     """Return the framework that Keras computes a loss or a metric with; empty if it is not Keras's.
 
@@ -78,6 +108,19 @@ def backend_of_function(function: Any) -> str:
     where = [function.__module__] if isinstance(function, FunctionType) else []
     where += [cls.__module__ for cls in type(function).__mro__]
     return _backend() if any(str(each).partition(".")[0] == "keras" for each in where) else ""
+
+
+def _tell_difference(made: Any, model: Any) -> str:
+    """Return the first layer whose copy has other variables; empty if there is none."""
+    if made is None or len(made.variables) == len(model.variables):
+        return ""
+    for new, old in zip(getattr(made, "layers", ()), getattr(model, "layers", ()), strict=False):
+        if told := _tell_difference(new, old):
+            return told
+    theirs, mine = (Counter(x.name for x in each.variables) for each in (model, made))
+    lacking, besides = ", ".join((theirs - mine).elements()), ", ".join((mine - theirs).elements())
+    what = f"lacks {lacking}" if lacking else f"has {besides} besides"
+    return f"the copy of {model.name} {what}. Was it changed after it was made?"
 
 
 def _backend() -> str:

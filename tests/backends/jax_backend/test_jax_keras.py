@@ -143,6 +143,29 @@ def test_a_model_is_replicated_with_its_values(backend):
     assert copies[0] is not model
 
 
+def make_changed_model():
+    layers = keras.layers.Dense(2), keras.layers.Dropout(0.5), keras.layers.Dropout(0.1)
+    net = keras.Sequential([keras.Input((3,)), *layers])
+    net.layers[2].rate = 0.0  # a layer that is made so has no seed
+    return net
+
+
+def test_the_copy_of_a_changed_layer_lacks_a_variable(backend):
+    model, devices = make_changed_model(), ["gpu:0", "gpu:1"]
+    with pytest.raises(UnsupportedValueError, match="replicate") as error:
+        backend.replicate(model, devices)
+    told = f"the copy of {model.layers[2].name} lacks seed_generator_state"
+    assert told in error.value.problem
+    assert "copy.set_weights(model.get_weights()); backend.place(copy, device)" in error.value.fix
+    for device in devices:
+        copy = make_changed_model()
+        copy.set_weights(model.get_weights())
+        backend.place(copy, device)
+        for value, wanted in zip(copy.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(value, wanted)
+        assert set(backend.placement(copy).values()) == {backend.device(device)}
+
+
 def test_metrics_and_seeds_are_placed(backend):
     for obj in (keras.metrics.Mean(), keras.random.SeedGenerator(0), keras.Variable(1.0)):
         backend.place(obj, "gpu:1")
@@ -177,6 +200,7 @@ OPTIMIZERS = {
         keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)
     ),
     "accumulating": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5),
 }
 
 
@@ -188,6 +212,7 @@ def test_a_model_learns_what_it_learns_from_keras_own_fit(backend, make, optimiz
     expected.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     ours = optimizer()
     model = fit(backend, build(make), epochs=2, optimizer=ours)
+    ours.finalize_variable_values(model.trainable_variables)  # the averages, where there are any
     assert_same(model, expected)
     for variable, other in zip(ours.variables, expected.optimizer.variables, strict=True):
         np.testing.assert_allclose(variable.value, other.value, rtol=1e-4, atol=1e-6)

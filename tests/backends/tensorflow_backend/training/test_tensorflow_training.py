@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_models import INPUTS, Plain, batches, build, convolutional, recurrent
 from training_batches import linear_model_and_batch
 
-from d2ldev import UnsupportedValueError, gpu
+from d2ldev import Trainer, UnsupportedValueError, gpu
 from d2ldev._backend import framework_of
 from d2ldev.framework import Weighted
 
@@ -111,6 +111,23 @@ def test_the_losses_are_those_of_keras_own_fit(backend, model, optimizer, own):
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     ((x,), y) = data[0]
     np.testing.assert_allclose(evaluated, net.test_on_batch(x, y), rtol=1e-5)
+
+
+def test_the_averages_are_those_that_keras_own_fit_writes_into_the_model(backend):
+    found = []
+    for is_keras in (False, True):
+        net = backend.mlp([2, 1])
+        x = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
+        optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+        if is_keras:
+            net.compile(optimizer, "mse")
+            net.fit(x, x[:, :1], batch_size=8, epochs=3, verbose=0)
+        else:
+            trainer = Trainer(3, num_gpus=0, backend=backend)
+            trainer.fit(net, [(x, x[:, :1])], optimizer=optimizer)
+            optimizer.finalize_variable_values(net.trainable_variables)
+        found.append(net.get_weights()[0])
+    np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 @models
