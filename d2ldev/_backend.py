@@ -15,9 +15,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 
 from d2ldev.contract import Framework, Learner, Memory, TrainingSettings
-from d2ldev.contract.abilities import require
-from d2ldev.contract.devices import count_gpus
-from d2ldev.contract.precision import check_precision, set_precision
+from d2ldev.contract.abilities import check_precision, require, set_precision
+from d2ldev.contract.framework import count_gpus
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe, quote
 from d2ldev.nesting.kinds import TENSOR

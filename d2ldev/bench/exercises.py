@@ -20,7 +20,7 @@ import numpy as np
 from d2ldev._backend import Backend, framework_of
 from d2ldev.bench.limits import verify_rate
 from d2ldev.bench.results import Result, Row
-from d2ldev.contract.precision import check_precision, set_precision
+from d2ldev.contract.abilities import check_precision, set_precision
 from d2ldev.device import CPU, Device
 from d2ldev.errors import (
     D2LDevError,

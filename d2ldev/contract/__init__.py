@@ -23,18 +23,11 @@ in errors about their models.
 package has the fixtures of the suite.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from functools import cached_property
-from types import MappingProxyType
-from typing import ClassVar
-
 from d2ldev.contract.devices import Devices, Memory
 from d2ldev.contract.files import Files, Layer, Layout
+from d2ldev.contract.framework import INTERFACE, Framework
 from d2ldev.contract.models import Member, Models, NoTensor, Put
 from d2ldev.contract.parallel import Parallel
-from d2ldev.contract.state import FrameworkState
 from d2ldev.contract.strict import Strict, Strictness
 from d2ldev.contract.tensors import Tensor, Tensors
 from d2ldev.contract.training import (
@@ -46,10 +39,10 @@ from d2ldev.contract.training import (
     TrainingSettings,
     Weighted,
 )
-from d2ldev.errors import DeviceUnavailableError
 from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 __all__ = [
+    "INTERFACE",
     "Copier",
     "DTypeLike",
     "DeviceLike",
@@ -76,79 +69,3 @@ __all__ = [
     "TrainingSettings",
     "Weighted",
 ]
-
-INTERFACE = 1
-"""The version of the interface between d2ldev and the packages of backends.
-
-It changes if a package has to change: for another signature, or for another meaning of a method.
-"""
-
-
-class Framework:
-    """Describe one framework: its names, and its seven areas.
-
-    A subclass creates the areas in its ``__init__``, after a call of this one.
-
-    Args:
-        virtual_gpus: how many virtual GPUs to make; ``None`` for the hardware's GPUs.
-
-    Attributes:
-        interface: the version of the interface that the class was written for: see ``INTERFACE``.
-        name: the name that selects it.
-        distributions: the distributions whose versions identify it, the framework's first.
-        max_virtual_gpus: how many virtual GPUs it can make.
-        cannot: what the framework cannot do, with the reasons.
-        virtual_gpus: see Args.
-        devices, tensors, models, files, training, strict, parallel: the areas.
-        state: what d2ldev keeps of the framework; an author leaves it alone.
-
-    Raises:
-        DeviceUnavailableError: if it cannot make so many virtual GPUs.
-    """
-
-    interface: ClassVar[int]
-    name: ClassVar[str]
-    distributions: ClassVar[tuple[str, ...]]
-    max_virtual_gpus: ClassVar[int] = 0
-    cannot: Mapping[str, str] = MappingProxyType({})
-    """What the framework cannot do, and why. The names of what it may lack:
-
-    - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;
-    - ``'multiply in float32'``: ``matmul_precision('highest')``;
-    - ``'train'``: ``learner``, ``accuracy`` and ``Trainer``;
-    - ``'train with a loss of your own'``: a function in the place of ``'mse'``;
-    - ``'train in bf16'``, ``'train in fp16'``: ``precision='bf16'``, ``'fp16'``;
-    - ``'train on several GPUs'``: ``num_gpus=2``;
-    - ``'train on several GPUs in one process'``: ``learner`` with several ``devices``;
-    - ``'train in several processes'``: ``d2ldev launch``;
-    - ``'lose a process while the engine begins'``: ``PeerLostError`` in the others then;
-    - ``'split sequences over processes'``: lists of examples in a batch, in ``d2ldev launch``;
-    - ``'train with sharded parameters'``: ``shard='parameters'``;
-    - ``'find leaks'``: ``d2ldev.find_leaks`` and ``pytest --d2ldev-leaks``.
-    """
-
-    devices: Devices
-    tensors: Tensors
-    models: Models
-    training: Training
-    strict: Strict
-    parallel: Parallel
-
-    def __init__(self, virtual_gpus: int | None = None) -> None:
-        if virtual_gpus is not None and virtual_gpus > self.max_virtual_gpus:
-            raise DeviceUnavailableError(
-                f"make {virtual_gpus} virtual GPUs",
-                f"the {self.name} backend can make {self.max_virtual_gpus}",
-                f"D2LDEV_VIRTUAL_GPUS={self.max_virtual_gpus}, or unset it",
-            )
-        self.virtual_gpus = virtual_gpus
-        self.models = Models()
-        self.training = Training()
-        self.strict = Strict()
-        self.parallel = Parallel()
-        self.state = FrameworkState(self)
-
-    @cached_property
-    def files(self) -> Files:
-        """Return the area of files. Its defaults make one copy more than necessary."""
-        return Files(self.tensors)

@@ -1,13 +1,11 @@
-"""What a framework cannot do: the errors about ``Framework.cannot``."""
+"""What a framework cannot do: the errors about ``Framework.cannot``, and precisions of products."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from d2ldev.contract.framework import Framework
+from d2ldev.contract.precision import MatmulPrecision
 from d2ldev.errors import UnsupportedValueError
-
-if TYPE_CHECKING:
-    from d2ldev.contract import Framework
+from d2ldev.settings import check_matmul_precision
 
 
 def require(framework: Framework, ability: str, attempted: str, fix: str | None = None) -> None:
@@ -28,3 +26,26 @@ def require(framework: Framework, ability: str, attempted: str, fix: str | None 
 def describe_inability(framework: Framework, ability: str) -> str:
     """Return a sentence that says what a framework cannot do, and why."""
     return f"the {framework.name} backend cannot {ability}: {framework.cannot[ability]}"
+
+
+def check_precision(framework: Framework, precision: object, attempted: str, fix: str) -> str:
+    """Return a precision of products that a framework supports.
+
+    Args:
+        framework: the framework.
+        precision: the user's argument.
+        attempted: the current operation, for messages.
+        fix: the line that sets ``'highest'``.
+
+    Raises:
+        UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
+    """
+    precision = check_matmul_precision(precision, attempted, fix)
+    if precision == "highest":
+        require(framework, "multiply in float32", attempted, fix.replace("highest", "high"))
+    return precision
+
+
+def set_precision(framework: Framework, precision: str) -> MatmulPrecision:
+    """Set the precision of products, which was checked, and return the block that ends it."""
+    return MatmulPrecision(framework.state.matmul_switch, precision)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import DeviceInitializationWarning, warn
-
-if TYPE_CHECKING:
-    from d2ldev.contract import Framework
 
 
 class Memory(NamedTuple):
@@ -172,15 +168,3 @@ class Devices(ABC):
     def is_out_of_memory(self, error: Exception) -> bool:
         """Return whether an exception of the framework says that memory ran out."""
         return isinstance(error, MemoryError)
-
-
-def count_gpus(framework: Framework) -> int:
-    """Return the number of GPUs: 0, with a warning, if the hardware cannot be initialised."""
-    if framework.virtual_gpus == 0:
-        return 0
-    try:
-        return framework.devices.count()
-    except Exception as error:
-        text = f"{framework.name} found GPUs and cannot use them: {error}"
-        warn(text, DeviceInitializationWarning)
-        return 0

@@ -17,15 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.nesting.kinds import PLAIN, TENSOR
-
-if TYPE_CHECKING:
-    from d2ldev.contract import Framework
+from d2ldev.nesting.kinds import PLAIN, TENSOR, Kinds
 
 KINDS = {
     "mix": "meets a tensor of another device",
@@ -289,7 +286,10 @@ class Watch:
     and of the framework's modules, which ``requires`` of the backend names.
 
     Args:
-        framework: whose tensors they are.
+        kinds: tells tensors of the framework from other objects.
+        device_of: returns the device of a tensor.
+        be_strict: returns a block ``strict()`` of the framework, for a search that needs its
+            errors.
         device: the device of the inputs.
         frames: tells tests from libraries.
         report: takes each leak.
@@ -303,13 +303,21 @@ class Watch:
     _MOST = 200
 
     def __init__(
-        self, framework: Framework, device: Device, frames: Frames, report: Callable[[Leak], None]
+        self,
+        kinds: Kinds,
+        device_of: Callable[[Any], Device],
+        be_strict: Callable[[], AbstractContextManager[None]],
+        device: Device,
+        frames: Frames,
+        report: Callable[[Leak], None],
     ) -> None:
+        self.be_strict = be_strict
         self.device = device
         self.frames = frames
         self.has_inputs = False
         self.strays: dict[int, Stray] = {}
-        self._framework = framework
+        self._kinds = kinds
+        self._device_of = device_of
         self._report = report
         self._moved: tuple[Any, ...] = ()
 
@@ -347,7 +355,6 @@ class Watch:
         number += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
         known = frame.f_locals
         waiting = [(known[name], False) for name in code.co_varnames[:number] if name in known]
-        kinds, device_of = self._framework.state.kinds, self._framework.tensors.device_of
         seen: set[int] = set()
         for value, is_attribute in waiting:  # which grows meanwhile
             if id(value) in seen:
@@ -355,10 +362,10 @@ class Watch:
             if len(seen) == self._MOST:
                 return
             seen.add(id(value))
-            kind = kinds[type(value)]
+            kind = self._kinds[type(value)]
             if kind is TENSOR:
                 with suppress(UnsupportedValueError):  # it is on several, or traced
-                    yield device_of(value), is_attribute
+                    yield self._device_of(value), is_attribute
                 continue
             inside: Iterable[Any] = ()
             if isinstance(value, (list, tuple, set, frozenset)):
@@ -370,10 +377,6 @@ class Watch:
             elif not isinstance(value, (type, *_CODE)):
                 inside, is_attribute = getattr(value, "__dict__", {}).values(), True
             waiting += [(each, is_attribute) for each in islice(inside, self._MOST)]
-
-    def be_strict(self) -> AbstractContextManager[None]:
-        """Return a block ``strict()`` of the framework, for a search that needs its errors."""
-        return self._framework.state.strictness.block()
 
     def note_stray(self, x: Any, frame: FrameType, action: str) -> None:
         """Remember the line that created a tensor on, or moved it to, another device."""

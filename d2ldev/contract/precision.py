@@ -11,39 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING
 from weakref import ref
 
-from d2ldev.contract.abilities import require
+from d2ldev.contract.devices import Devices
 from d2ldev.locks import Lock
 from d2ldev.scopes import leave_in_turn, make_change
-from d2ldev.settings import check_matmul_precision
-
-if TYPE_CHECKING:
-    from d2ldev.contract import Framework
-
-
-def check_precision(framework: Framework, precision: object, attempted: str, fix: str) -> str:
-    """Return a precision of products that a framework supports.
-
-    Args:
-        framework: the framework.
-        precision: the user's argument.
-        attempted: the current operation, for messages.
-        fix: the line that sets ``'highest'``.
-
-    Raises:
-        UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
-    """
-    precision = check_matmul_precision(precision, attempted, fix)
-    if precision == "highest":
-        require(framework, "multiply in float32", attempted, fix.replace("highest", "high"))
-    return precision
-
-
-def set_precision(framework: Framework, precision: str) -> MatmulPrecision:
-    """Set the precision of products, which was checked, and return the block that ends it."""
-    return MatmulPrecision(framework.state.matmul_switch, precision)
 
 
 class _Change:
@@ -68,23 +40,23 @@ class Switch:
     that it is a setting, which ends with the block around it.
 
     Args:
-        framework: whose precision it is.
+        get_devices: returns the area ``devices`` of the framework.
     """
 
-    def __init__(self, framework: Framework) -> None:
-        self._framework = framework
+    def __init__(self, get_devices: Callable[[], Devices]) -> None:
+        self._get_devices = get_devices
         self._refs: list[ref[_Change]] = []
         self._latest: ref[_Change] | None = None
         self._lock = Lock()
 
     def precision(self) -> str:
         """Return the precision in force."""
-        return self._framework.devices.matmul_precision()
+        return self._get_devices().matmul_precision()
 
     def make(self, change: _Change) -> None:
         """Make a change."""
         with self._lock:
-            change.undo = self._framework.devices.set_matmul_precision(change.precision)
+            change.undo = self._get_devices().set_matmul_precision(change.precision)
             self._latest = ref(change)
             self._refs = [ref(each) for each in self._open() if each is not change]
             self._refs.append(self._latest)

@@ -17,7 +17,6 @@ from d2ldev.locks import Lock
 from d2ldev.scopes import Entry, Scopes, leave_in_turn, make_change
 
 if TYPE_CHECKING:
-    from d2ldev.contract import Framework
     from d2ldev.contract.leaks import Watch
 
 
@@ -65,16 +64,17 @@ class Strictness:
     """Where ``strict()`` is in force, and what is replaced meanwhile.
 
     Args:
-        framework: whose operations are strict.
+        name: of the framework.
+        get_strict: returns the area ``strict`` of the framework.
     """
 
-    def __init__(self, framework: Framework) -> None:
-        self._framework = framework
+    def __init__(self, name: str, get_strict: Callable[[], Strict]) -> None:
+        self._get_strict = get_strict
         self._restore: Callable[[], None] | None = None
         self._lock = Lock()
         self._open: set[object] = set()
         self._everywhere = False
-        self._blocks: Scopes[bool] = Scopes(f"{framework.name}_strict")
+        self._blocks: Scopes[bool] = Scopes(f"{name}_strict")
 
     def in_force(self) -> bool:
         """Return whether this thread or task is in a block, or the whole process is under it."""
@@ -86,7 +86,7 @@ class Strictness:
         entry = self._blocks.enter(True)
         try:
             make_change(self._begin, entry)
-            with self._framework.strict.scope(everywhere=False):
+            with self._get_strict().scope(everywhere=False):
                 yield
         finally:
             self._blocks.leave(entry)
@@ -96,12 +96,12 @@ class Strictness:
         """Be strict in the whole process, in every thread, from now on."""
         self._begin(self)
         self._everywhere = True
-        self._framework.strict.scope(everywhere=True).__enter__()
+        self._get_strict().scope(everywhere=True).__enter__()
 
     def _begin(self, block: object) -> None:
         with self._lock:
             if not self._open:
-                self._restore = self._framework.strict.refuse_mixing(self.in_force)
+                self._restore = self._get_strict().refuse_mixing(self.in_force)
             self._open.add(block)
 
     def _leave(self, block: Entry[bool]) -> None:

@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract import INTERFACE, Framework
-from d2ldev.contract.devices import UNKNOWN_MEMORY, Devices, Memory, count_gpus
+from d2ldev.contract.devices import UNKNOWN_MEMORY, Devices, Memory
 from d2ldev.contract.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
+from d2ldev.contract.framework import count_gpus
 from d2ldev.contract.models import Member, Models, NoTensor, Put
 from d2ldev.contract.parallel import (
     Parallel,

@@ -204,7 +204,8 @@ def follow(
             "find_leaks('gpu:1'), with D2LDEV_VIRTUAL_GPUS=2 on a machine without GPUs",
         )
     frames.add_modules((*read_required_modules(backend.name), *libraries_of(backend.name)))
-    watch = Watch(framework, tried, frames, leaks.add)
+    kinds, device_of = framework.state.kinds, framework.tensors.device_of
+    watch = Watch(kinds, device_of, framework.state.strictness.block, tried, frames, leaks.add)
     with framework.strict.follow(watch) as place:
         try:
             yield place

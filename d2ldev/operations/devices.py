@@ -14,7 +14,7 @@ from typing import Any
 
 import d2ldev.settings as settings
 from d2ldev.contract import DeviceLike, Framework, Memory
-from d2ldev.contract.devices import count_gpus
+from d2ldev.contract.framework import count_gpus
 from d2ldev.dependencies import import_optional
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import (

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import d2ldev.settings as settings
 from d2ldev.contract import INTERFACE, Framework
-from d2ldev.contract.devices import count_gpus
-from d2ldev.contract.precision import check_precision, set_precision
+from d2ldev.contract.abilities import check_precision, set_precision
+from d2ldev.contract.framework import count_gpus
 from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError, quote
 from d2ldev.registry.discovery import (

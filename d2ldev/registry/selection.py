@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import d2ldev.settings as settings
 from d2ldev.contract import Framework
-from d2ldev.contract.devices import count_gpus
+from d2ldev.contract.framework import count_gpus
 from d2ldev.device import CPU, gpu, gpus_in_words
 from d2ldev.errors import (
     BackendFallbackWarning,

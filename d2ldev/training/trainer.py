@@ -24,9 +24,8 @@ import numpy as np
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import get_backend
 from d2ldev.contract import Learner, TrainingSettings
-from d2ldev.contract.abilities import require
+from d2ldev.contract.abilities import check_precision, require, set_precision
 from d2ldev.contract.parallel import gpu_of_process
-from d2ldev.contract.precision import check_precision, set_precision
 from d2ldev.contract.training import shard_refusal
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.distributed.membership import join_group

@@ -149,7 +149,7 @@ class Mutant(ReferenceFramework):
         self.files = self.Files(self.tensors)
         self.training = self.Training(self)
         self.strict = self.Strict(self)
-        self.state.strictness = self.Strictness(self)
+        self.state.strictness = self.Strictness(self.name, lambda: self.strict)
         self.parallel = self.Parallel(self)
         for module in (
             *(self.devices, self.tensors, self.models),

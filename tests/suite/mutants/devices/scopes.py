@@ -118,9 +118,9 @@ class StaysActive(Mutant, caught_by="scopes.use-backend-in-other-threads"):
 
 class StaysStrict(Mutant, caught_by="strict.other-threads-close-it"):
     class Strictness(Strictness):
-        def __init__(self, framework):
-            super().__init__(framework)
-            self._blocks = Deaf(f"{framework.name}_strict")
+        def __init__(self, name, get_strict):
+            super().__init__(name, get_strict)
+            self._blocks = Deaf(f"{name}_strict")
 
 
 class Deaf(Scopes):
