@@ -61,8 +61,12 @@ _LISTED = frozenset(
 )
 KerasObject = make_keras_kind("tensorflow")
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-# Most attributes have one of these types, and hold no tensor.
-_WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
+# Most attributes have one of these types, and hold no tensor that moves: a resource is the table of
+# a layer that looks up text.
+_WITHOUT_TENSORS = (
+    *(bool, int, float, str, type(None), tf.DType, tf.TensorShape),
+    tf.saved_model.experimental.TrackableResource,
+)
 
 
 def is_of_keras(x: Any, name: str) -> bool:
@@ -510,22 +514,25 @@ def _attributes(
     obj: Any, own: frozenset[str], listed: tuple[type, ...], put: Callable[..., object]
 ) -> Iterator[Member]:
     """Yield the tensors, variables and modules in an object's attributes, and in their lists."""
-    skipped = (*_WITHOUT_TENSORS, *listed)
     for name, value in list(vars(obj).items()):
         if type(value) in _PLAIN or name in own or name.startswith(_OF_TRACKING):
             continue
-        if isinstance(value, skipped):
+        cls: type = type(value)
+        if _is_subclass(cls, (*_WITHOUT_TENSORS, *listed)):
             continue
         if not _stays_on_the_host(value):
             yield name, value, put, name
 
 
+@lru_cache(4096)
+def _is_subclass(cls: type, bases: tuple[type, ...]) -> bool:
+    """Return whether a class is derived from another one: of TensorFlow's it takes long to tell."""
+    return issubclass(cls, bases)
+
+
 def _stays_on_the_host(value: Any) -> bool:
-    # A table of a layer that looks up text is such a resource.
-    is_resource = isinstance(value, tf.saved_model.experimental.TrackableResource)
-    return is_resource or (
-        isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype in OF_THE_HOST
-    )
+    cls: type = type(value)
+    return _is_subclass(cls, (tf.Tensor, tf.Variable)) and value.dtype in OF_THE_HOST
 
 
 @lru_cache(1)

@@ -91,6 +91,8 @@ class Search:
         self._top = obj
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
+        # The classes of objects whose attributes are looked through: many objects have one class.
+        self._scanned: set[type] = set()
         self.members: list[tuple[str, Any, Put, Any]] = []
         """The members that may have to be put back, each under its full name."""
         self.entries: list[tuple[str, Any]] = []
@@ -251,7 +253,10 @@ class Search:
 
     def _add_other(self, owner: Any, prefix: str, name: str, value: Any) -> None:
         """Note what stays of an object that the framework does not know, in one of its own."""
-        if isinstance(value, NoTensor):
+        cls = type(value)
+        if cls in self._scanned:
+            self._scan(owner, prefix, name, value)
+        elif isinstance(value, NoTensor):
             self._note("without_tensors", (name, value))
         elif isinstance(value, (Device, *self.framework.models.bound_types)):
             self._note("notes", (name, value))
@@ -259,7 +264,8 @@ class Search:
             self._note("foreign", (name, whose))
         elif self._kinds.method_of(value, 0) is not None:
             self._note("notes", (name, value))
-        elif type(value).__dictoffset__ and not isinstance(value, _NOT_SCANNED):
+        elif cls.__dictoffset__ and not isinstance(value, _NOT_SCANNED):
+            self._scanned.add(cls)
             self._scan(owner, prefix, name, value)
 
     def _scan(self, owner: Any, prefix: str, name: str, value: Any) -> None:
