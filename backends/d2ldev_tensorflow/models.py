@@ -61,7 +61,7 @@ _LISTED = frozenset(
 )
 KerasObject = make_keras_kind("tensorflow")
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-# Most attributes have one of these types, and hold no tensor that moves: a resource is the table of
+# Most attributes have one of these types, and hold no tensor that moves. The last one is a table of
 # a layer that looks up text.
 _WITHOUT_TENSORS = (
     *(bool, int, float, str, type(None), tf.DType, tf.TensorShape),
