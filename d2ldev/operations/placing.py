@@ -496,7 +496,8 @@ def _elsewhere(search: Search, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
     device_of, left = search.framework.tensors.device_committed_to, search.stays
     found = [x for name, x in search.entries if name not in left and device_of(x) is not device]
-    found += [x for x in search.moved_by_objects if device_of(x) is not device]
+    if search.moved_by_objects:
+        found += [x for x in search.moved_by_objects if device_of(x) is not device]
     if not found:
         return found
     stays = moving.select_host_rule(search.framework, device)
