@@ -130,7 +130,7 @@ class Portions:
         return operands
 
     def next(self, label: str) -> Portion:
-        """Return what of its batch the next shard is, and compare the batch with the others'.
+        """Return this process's portion of the next batch, and compare the batch with the others'.
 
         Args:
             label: of the batch, for a message.

@@ -1,4 +1,4 @@
-"""What is trained, by what settings, and where; and how well it predicts."""
+"""Check the settings of a training, make its learner, and measure its accuracy."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class DeviceLog(Generic[TensorT]):
     Args:
         backend: the backend of the tensors.
         device: the device of the tensors, where they stay. None is the device of the first one.
-        every: keep one call of ``add`` in so many, beginning with the first. The other calls cost
+        every: keep every n-th call of ``add``, beginning with the first. The other calls cost
             little, and count in no mean.
         max_pending: how many scalars may wait on the device. ``add`` then brings them to the host,
             in one transfer.
