@@ -2,7 +2,7 @@
 
 A private name is an attribute with an underscore that this project does not define, or a module
 with one in its path. It may change in any release. ``strict``, ``leaks`` and virtual GPUs are left
-out, because frameworks have no public way for them. So is MXNet, whose last release will not change.
+out, because frameworks have no public way for them. MXNet is left out, too: it has no new releases.
 
     python tools/check_private_names.py           # fail above a limit
     python tools/check_private_names.py --list    # print the lines
@@ -77,9 +77,9 @@ def main(arguments: list[str]) -> int:
         if "--list" in arguments:
             for path, line in found:
                 text = path.read_text().splitlines()[line - 1].strip()
-                print(f"{path.relative_to(ROOT)}:{line}: {text}")
+                sys.stdout.write(f"{path.relative_to(ROOT)}:{line}: {text}\n")
         if len(found) > limit:
-            print(f"d2ldev_{name} has {len(found)} lines with private names; the limit is {limit}")
+            sys.stdout.write(f"d2ldev_{name}: {len(found)} lines with private names, not {limit}\n")
             status = 1
     return status
 
