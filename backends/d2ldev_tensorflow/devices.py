@@ -263,15 +263,20 @@ def has_started() -> bool:
     return bool(context()._initialized)
 
 
+def _find_server() -> Any:
+    """Return the description of the processes that the engine connects; None before it starts."""
+    return context()._collective_ops_server_def
+
+
 def own_task() -> str:
     """Return the prefix of the names of this process's devices, among several processes."""
-    server = context()._collective_ops_server_def
+    server = _find_server()
     return f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""
 
 
 def tasks_of_engine() -> int:
     """Return the number of processes that TensorFlow's engine connects; 0 before it starts."""
-    server = context()._collective_ops_server_def
+    server = _find_server()
     return sum(len(job.tasks) for job in server.cluster.job) if server else 0
 
 

@@ -87,7 +87,7 @@ def find_learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
 
     ``adapt`` or ``set_vocabulary`` has set them. A constructor's vocabulary is in the program.
     """
-    layers = model._flatten_layers() if is_of_keras(model, "Layer") else []
+    layers = list_layers(model)
     # The vocabulary of a ``TextVectorization`` is in a layer inside it.
     lookups = {id(layer): getattr(layer, "_lookup_layer", layer) for layer in layers}
     inner = {id(lookup) for key, lookup in lookups.items() if id(lookup) != key}
@@ -177,7 +177,7 @@ class TensorFlowModels(Models):
     def find_parameters(self, obj: Any) -> Mapping[str, bool]:
         if is_of_keras(obj, "Layer"):
             # A frozen variable stays in the list of those that can be trained.
-            parameters = {id(x) for x in obj._trainable_variables}
+            parameters = {id(x) for x in list_parameters(obj)}
             variables = _name_variables(_list_variables(obj))
             return {
                 name: obj.trainable and x.trainable for name, x in variables if id(x) in parameters
@@ -259,11 +259,27 @@ def _members_of_layer(layer: Any) -> Iterator[Member]:
             yield f"{kind}.{index}", value, None, None
 
 
+def list_layers(model: Any) -> list[Any]:
+    """Return a Keras layer and all layers in it; [] for any other object."""
+    # In public, only a model lists its layers, and without the layers inside them.
+    return list(model._flatten_layers()) if is_of_keras(model, "Layer") else []
+
+
+def list_parameters(layer: Any) -> list[Any]:
+    """Return a layer's own variables that can be trained, also where they are frozen."""
+    return list(layer._trainable_variables)  # the public list includes those of inner layers
+
+
+def list_statistics(layer: Any) -> list[Any]:
+    """Return a layer's own variables that are never trained."""
+    return list(layer._non_trainable_variables)  # as above
+
+
 def _list_variables(layer: Any) -> list[Any]:
     """Return the variables of a layer or a metric, without those of inner layers."""
     if hasattr(layer, "_variables"):  # a metric has this list
         return list(layer._variables)
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
+    return [*list_parameters(layer), *list_statistics(layer)]
 
 
 def _list_compiled_variables(model: Any) -> list[Any]:
@@ -349,7 +365,7 @@ def _members_of_unlisted(
 ) -> Iterator[Member]:
     if not unlisted:
         return
-    trained = getattr(optimizer, "_trainable_variables", ())
+    trained = list_trained(optimizer)
     known = {id(x) for x in (*variables, *trained, *inner)}
     with_memory = (tf.Variable, tf.Tensor, KerasObject)
     put = vars(optimizer).__setitem__  # not through ``__setattr__``, which would track it

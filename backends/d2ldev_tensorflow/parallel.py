@@ -36,7 +36,7 @@ from d2ldev_tensorflow.devices import (
     tasks_of_engine,
     wait_for_peers,
 )
-from d2ldev_tensorflow.models import find_learned_beside_variables, is_of_keras
+from d2ldev_tensorflow.models import find_learned_beside_variables, is_of_keras, list_layers
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
@@ -72,7 +72,7 @@ class TensorFlowParallel(Parallel):
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         import keras
 
-        for layer in model._flatten_layers() if isinstance(model, keras.Layer) else ():
+        for layer in list_layers(model):
             if isinstance(layer, keras.layers.BatchNormalization):
                 is_global = layer.synchronized
                 if is_global != (wanted == "global"):
@@ -85,7 +85,7 @@ class TensorFlowParallel(Parallel):
     def least_examples(self, model: Any) -> int:
         import keras
 
-        layers = model._flatten_layers() if isinstance(model, keras.Layer) else ()
+        layers = list_layers(model)
         kind = keras.layers.BatchNormalization
         return 2 if any(isinstance(x, kind) and not x.synchronized for x in layers) else 1
 
@@ -165,6 +165,6 @@ def _learn_beside_variables(twin: Any, model: Any) -> None:
     for new, old in zip(mine, theirs, strict=True):
         if words := old.get_vocabulary(include_special_tokens=False):
             new.set_vocabulary(words)
-    for layer in twin._flatten_layers():
+    for layer in list_layers(twin):
         if isinstance(layer, sys.modules["keras"].layers.Normalization):
             layer.finalize_state()  # computes with the variables

@@ -40,7 +40,7 @@ from d2ldev.framework import (
     state_refusal,
     weigh_batch,
 )
-from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras
+from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras, list_layers, list_parameters
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, divide, widen
 from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
@@ -179,7 +179,7 @@ class TensorFlowLearner(Learner):
         """Return all that a traced function depends on, except the devices of variables."""
         model, settings, optimizer = self._model, self.settings, self._optimizer
         if self._is_layer:
-            modules = [(each, each.dtype_policy.name) for each in model._flatten_layers()]
+            modules = [(each, each.dtype_policy.name) for each in list_layers(model)]
         else:
             modules = [model, *model.submodules]
         # An optimizer given by name has a variable as its rate. Another's may be a schedule.
@@ -238,8 +238,8 @@ class TensorFlowLearner(Learner):
         if not self._is_layer:
             return self._variables
         found = {id(x) for x in self._variables}
-        for layer in self._model._flatten_layers():
-            found.update(id(x) for x in layer._trainable_variables)
+        for layer in list_layers(self._model):
+            found.update(id(x) for x in list_parameters(layer))
         return [x for x in self._model.variables if id(x) in found]
 
     # -- modes ------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class TensorFlowLearner(Learner):
     def _list_flagged(self) -> list[Any]:
         """Return the objects with a ``trainable`` flag: a Keras model's layers and variables."""
         # The flags of a ``tf.Module``'s variables never change.
-        return [*self._model._flatten_layers(), *self._model.variables] if self._is_layer else []
+        return [*list_layers(self._model), *self._model.variables] if self._is_layer else []
 
     def modes(self) -> Any:
         return _list_flags(self._list_flagged())

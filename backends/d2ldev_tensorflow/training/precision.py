@@ -8,7 +8,12 @@ from inspect import signature
 from typing import Any
 
 from d2ldev.framework import TrainingSettings, UnsupportedValueError, describe, warn
-from d2ldev_tensorflow.models import is_of_keras
+from d2ldev_tensorflow.models import (
+    is_of_keras,
+    list_layers,
+    list_parameters,
+    list_statistics,
+)
 
 _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
@@ -42,7 +47,7 @@ def compute_in(policy: str, model: Any, settings: TrainingSettings) -> Iterator[
         UnsupportedValueError: if all layers with weights have a dtype of their own.
     """
     layers = _list_without_own_dtype(model)
-    variables = [[*x._trainable_variables, *x._non_trainable_variables] for x in layers]
+    variables = [[*list_parameters(x), *list_statistics(x)] for x in layers]
     if model.weights and not any(variables):
         raise UnsupportedValueError(
             f"train {describe(model)} with precision={settings.precision!r}",
@@ -67,7 +72,7 @@ def _list_without_own_dtype(model: Any) -> list[Any]:
     and files make a layer from a configuration, which lists all arguments, defaults included. Such
     a layer has a dtype of its own if most of these layers have another dtype.
     """
-    layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
+    layers, policies = list_layers(model), {id(model.dtype_policy)}
     for layer in layers:
         arguments = _find_arguments(layer)
         if arguments is not None and arguments.get("dtype") is None:
@@ -84,7 +89,7 @@ def _list_rebuilt_policies(model: Any) -> list[Any]:
     from keras.layers import InputLayer
 
     found = []
-    for layer in model._flatten_layers():
+    for layer in list_layers(model):
         arguments = _find_arguments(layer) or {}
         named = signature(type(layer).__init__).parameters
         is_rebuilt = "trainable" in arguments and "trainable" not in named

@@ -29,6 +29,9 @@ from d2ldev_tensorflow.models import (
     all_optimizers,
     compute_at,
     find_unlisted_attributes,
+    list_layers,
+    list_statistics,
+    list_trained,
     own_variables,
 )
 from d2ldev_tensorflow.strict import allow_mixing
@@ -253,7 +256,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self._settle(tf.distribute.get_strategy(), self._framework.devices.native(self._device))
 
     def _settle(self, strategy: Any, native: str) -> None:
-        for layer in self._model._flatten_layers():
+        for layer in list_layers(self._model):
             compute_at(layer, native)
         for optimizer in all_optimizers(self._optimizer):
             compute_at(optimizer, native)
@@ -264,8 +267,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
                 vars(optimizer)["_all_reduce_sum_gradients"] = list
             # By the names of variables, which have changed.
             optimizer._trainable_variables_indices = {
-                optimizer._var_key(x): number
-                for number, x in enumerate(optimizer._trainable_variables)
+                optimizer._var_key(x): number for number, x in enumerate(list_trained(optimizer))
             }
 
 
@@ -302,8 +304,8 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         self._is_synchronized = False
         if self._is_layer:
             # The variables of a frozen layer do not change, and may be many.
-            layers = list(self._model._flatten_layers())
-            kept = [x for layer in layers for x in layer._non_trainable_variables]
+            layers = list_layers(self._model)
+            kept = [x for layer in layers for x in list_statistics(layer)]
             self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
         self._kept = [x for x in map(_variable, kept) if x.dtype.is_floating]
         variables = _list_variables(self._model, self._optimizer)
