@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMITS = {"jax": 17, "tensorflow": 36, "torch": 24}
+LIMITS = {"jax": 17, "tensorflow": 36, "torch": 19}
 """The most lines of each package. Lower a limit when a line goes."""
 LEFT_OUT = {"strict", "leaks", "virtual", "provision"}
 # Python's own, which are public in spite of their names.

@@ -94,13 +94,13 @@ class TorchFiles(Files):
                 for name in _empty_buffers(module):
                     key = join_path(plain_name(path), name)
                     if dtypes.get(key) in self.tensors.dtype_names:
-                        undo(module._buffers.__setitem__, name, None)
-                        module._buffers[name] = torch.empty(
-                            shapes[key],
-                            dtype=self.tensors.dtype(dtypes[key]),
-                            device=_device_in((module, model)),
-                        )
-                kept = {**module._parameters, **module._buffers}
+                        undo(setattr, module, name, None)
+                        dtype, device = self.tensors.dtype(dtypes[key]), _device_in((module, model))
+                        setattr(module, name, torch.empty(shapes[key], dtype=dtype, device=device))
+                kept = {
+                    **dict(module.named_parameters(recurse=False, remove_duplicate=False)),
+                    **dict(module.named_buffers(recurse=False, remove_duplicate=False)),
+                }
                 waiting = {name: x for name, x in kept.items() if is_lazy(x)}
                 names = {name: join_path(plain_name(path), name) for name in waiting}
                 # All tensors of a module or none: its first batch would make the missing ones, and
@@ -204,7 +204,9 @@ def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:
 
 def _keeps_order(layer: torch.nn.Module) -> bool:
     """Return whether a layer without kernels keeps the order of its input."""
-    return type(layer).__module__.startswith("torch.nn.modules.") and not layer._modules
+    return type(layer).__module__.startswith("torch.nn.modules.") and not any(
+        True for _ in layer.children()
+    )
 
 
 def _check(optimizer: torch.optim.Optimizer, saved: Any, order: Sequence[int] | None) -> Any:

@@ -34,6 +34,9 @@ from d2ldev_torch.training import gradients, parametrized
 if TYPE_CHECKING:
     from d2ldev.framework import Group
 
+# The base of all of them, also of lazy and synchronized ones, has no public name.
+_BATCH_NORMS: Any = torch.nn.modules.batchnorm._BatchNorm
+
 # The communication library for GPUs of each type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
 # These libraries serve GPUs alone. gloo sends through the host's memory.
@@ -84,16 +87,14 @@ class TorchParallel(Parallel):
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
             found = "global" if isinstance(layer, torch.nn.SyncBatchNorm) else "local"
-            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and found != wanted:
+            if isinstance(layer, _BATCH_NORMS) and found != wanted:
                 whose, fix = _STATISTICS[found]
                 problem = f"the {type(layer).__name__} {name} has those of {whose}"
                 raise statistics_refusal(wanted, problem, fix)
 
     def least_examples(self, model: Any) -> int:
         modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-        normalizations = [
-            x for x in modules if isinstance(x, torch.nn.modules.batchnorm._BatchNorm)
-        ]
+        normalizations = [x for x in modules if isinstance(x, _BATCH_NORMS)]
         return 1 if all(isinstance(x, torch.nn.SyncBatchNorm) for x in normalizations) else 2
 
     # -- several processes ------------------------------------------------------------------------
