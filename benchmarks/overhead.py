@@ -26,6 +26,8 @@ from typing import Any
 
 from d2ldev_conformance.lines import format_lines
 
+from d2ldev._backend import framework_of
+
 # Where PYTHONSAFEPATH is set, Python leaves this folder out.
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -85,7 +87,7 @@ def document(
 ) -> dict[str, Any]:
     """Return the results with what they were measured on, and with which others, for a file."""
     backend = d2ldev.get_backend(framework.removesuffix("-virtual"))
-    distributions = ("d2ldev", *backend.distributions, *others)
+    distributions = ("d2ldev", *framework_of(backend).distributions, *others)
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),

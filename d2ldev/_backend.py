@@ -97,24 +97,9 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return self._framework.name
 
     @property
-    def distributions(self) -> tuple[str, ...]:
-        """The distributions whose versions identify it, the framework's first."""
-        return self._framework.distributions
-
-    @property
     def virtual_gpus(self) -> int | None:
         """How many virtual GPUs it was told to make; None for the hardware's."""
         return self._framework.virtual_gpus
-
-    @property
-    def max_virtual_gpus(self) -> int:
-        """How many virtual GPUs it can make."""
-        return self._framework.max_virtual_gpus
-
-    @property
-    def tensor_types(self) -> tuple[type, ...]:
-        """The classes of its tensors."""
-        return self._framework.tensors.types
 
     @property
     def dtype_names(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import d2ldev
+from d2ldev._backend import framework_of
 from d2ldev.bench.machine import list_cards
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.matrix import build_matrix
@@ -161,7 +162,7 @@ def platforms(backend: d2ldev.Backend) -> dict[str, str]:
 
 def _versions(backend: d2ldev.Backend) -> dict[str, str]:
     versions = {"d2ldev": d2ldev.__version__, "python": sys.version.split()[0]}
-    for name in backend.distributions:
+    for name in framework_of(backend).distributions:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 from d2ldev import __version__, settings
-from d2ldev._backend import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.active import active_backend
 from d2ldev.cli.screen import collect_warnings, environment, exit_status, in_words, message_of
 from d2ldev.contract.devices import UNKNOWN_MEMORY
@@ -141,7 +141,7 @@ def find_report(name: str) -> BackendReport:
 def add_devices(report: BackendReport, backend: Backend) -> None:
     """Add the versions of a loaded backend to its report, and try each of its devices."""
     try:
-        report.versions = {name: find_version(name) for name in backend.distributions}
+        report.versions = {name: find_version(name) for name in framework_of(backend).distributions}
         report.devices = [examine_device(backend, device) for device in backend.devices()]
         report.real_gpus = loading.count_real_gpus(backend.name)
     except Exception as error:

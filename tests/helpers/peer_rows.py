@@ -14,6 +14,7 @@ name = sys.argv[2]
 os.environ["KERAS_BACKEND"] = name
 os.environ["D2LDEV_VIRTUAL_GPUS"] = "2"
 sys.path.insert(0, sys.argv[1])
+from d2ldev._backend import framework_of
 import d2ldev
 from against import common
 from against.work import PEERS
@@ -33,7 +34,7 @@ def valued(statement, names):
 def seen(value):
     if isinstance(value, dict):
         return {key: seen(item) for key, item in value.items()}
-    if isinstance(value, backend.tensor_types):
+    if isinstance(value, framework_of(backend).tensors.types):
         return [str(backend.device_of(value)), backend.to_numpy(value).tolist()]
     return round(value) if isinstance(value, float) else None
 

@@ -263,7 +263,7 @@ def _leaves_no_trace(
     if warm := _WARM.get(module_of(request.path)):
         request.getfixturevalue(warm)
     # Without a class of tensors the author has not begun with them.
-    first = backend.tensor_types[:1]
+    first = framework_of(backend).tensors.types[:1]
     frameworks = [sys.modules[cls.__module__.partition(".")[0]] for cls in first]
     before, precision = backend.default_device(), backend.matmul_precision()
     with detect_leaks(frameworks, _for_leaks):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
+from d2ldev._backend import framework_of
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -49,7 +50,7 @@ def round_trip(reference, path):
 
 def same(backend, x, y):
     """Tell whether two nestings are alike: types, order, and the bytes of tensors."""
-    if isinstance(x, backend.tensor_types):
+    if isinstance(x, framework_of(backend).tensors.types):
         x, y = backend.to_numpy(x), backend.to_numpy(y)
     if isinstance(x, np.ndarray):
         return (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())

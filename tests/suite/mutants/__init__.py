@@ -26,7 +26,7 @@ from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Device
-from d2ldev._backend import Backend
+from d2ldev._backend import Backend, framework_of
 from d2ldev.contract import Strictness
 from mutants.provision import (
     GRADIENTS,
@@ -40,6 +40,11 @@ from mutants.provision import (
 )
 
 MUTANTS: list[type[Mutant]] = []
+
+
+def is_tensor(backend, x):
+    """Return whether a value is a tensor of a backend."""
+    return isinstance(x, framework_of(backend).tensors.types)
 
 
 class ReferenceModels(d2ldev_reference.models.ReferenceModels):

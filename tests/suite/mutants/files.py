@@ -13,7 +13,7 @@ from d2ldev_reference.files import ReferenceFiles
 from d2ldev import Backend, CheckpointError
 from d2ldev.contract.files import turn
 from d2ldev.device import CPU
-from mutants import Mutant, ReferenceModels
+from mutants import Mutant, ReferenceModels, is_tensor
 from mutants.provision import Kept, NetworkLearner
 
 
@@ -21,7 +21,7 @@ class LoadsNarrow(Mutant, caught_by="io.keeps-every-dtype"):
     class Backend(Backend):
         def load(self, path, *, device="cpu"):
             loaded = super().load(path, device=device)
-            is_wide = isinstance(loaded, self.tensor_types) and self.dtype_of(loaded) == "float64"
+            is_wide = is_tensor(self, loaded) and self.dtype_of(loaded) == "float64"
             return self.asarray(loaded, dtype="float32") if is_wide else loaded
 
 

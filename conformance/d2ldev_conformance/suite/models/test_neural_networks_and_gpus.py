@@ -282,7 +282,7 @@ def test_named_tensors_are_those_of_the_placement(backend, place, sample):
     obj = samples(backend)[sample](place)
     named = backend.named_tensors(obj, gradients=True)
     assert {name: backend.device_of(x) for name, x in named.items()} == backend.placement(obj)
-    assert all(isinstance(x, backend.tensor_types) for x in named.values())
+    assert all(isinstance(x, framework_of(backend).tensors.types) for x in named.values())
 
 
 # -- what a model keeps beside what the framework counts ------------------------------------------

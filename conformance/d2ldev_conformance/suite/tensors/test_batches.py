@@ -499,7 +499,7 @@ def take(request, backend, place):
 
 
 def _check(backend, place, x, array):
-    assert isinstance(x, backend.tensor_types)
+    assert isinstance(x, framework_of(backend).tensors.types)
     assert backend.device_of(x) is place
     assert_same(backend.to_numpy(x), array)
 

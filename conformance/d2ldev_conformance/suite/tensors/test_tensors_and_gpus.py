@@ -79,7 +79,7 @@ def test_a_tensor_is_the_frameworks_own(backend, place):
     All of the framework's functions work on them.
     """
     x = backend.ones(2, device=place)
-    assert isinstance(x, backend.tensor_types)
+    assert isinstance(x, framework_of(backend).tensors.types)
     assert not type(x).__module__.startswith("d2ldev.")
 
 

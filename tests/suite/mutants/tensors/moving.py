@@ -17,7 +17,7 @@ from d2ldev import Backend, Device, DeviceUnavailableError, UnsupportedValueErro
 from d2ldev._backend import framework_of
 from d2ldev.device import CPU
 from d2ldev.nesting.walk import flatten
-from mutants import Mutant
+from mutants import Mutant, is_tensor
 
 # -- tensors --------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class EmptiesTheSource(
 class TakesWhatIsNoTensor(Mutant, caught_by="copy.refuses-what-is-no-tensor"):
     class Backend(Backend):
         def to(self, x, device):
-            return super().to(x, device) if isinstance(x, (*self.tensor_types, dict)) else x
+            return super().to(x, device) if is_tensor(self, x) or isinstance(x, dict) else x
 
 
 class MovesIntoTheScope(Mutant, caught_by="copy.a-device-beats-the-scope"):
@@ -189,7 +189,7 @@ class Careless(Backend):
         return self._move(x, lambda part: self.copy(part, device), super().copy, device)
 
     def _move(self, x, move, rightly, device):
-        if isinstance(x, self.tensor_types) or (device is not None and self.is_there(x, device)):
+        if is_tensor(self, x) or (device is not None and self.is_there(x, device)):
             return rightly(x, device)
         moved = self.carelessly(x, lambda part: move(part) if self.has_tensors(part) else part)
         return rightly(x, device) if moved is None else moved
@@ -304,7 +304,7 @@ class StopsAtTheFirstLevel(Mutant, caught_by=("containers.nested", "containers.r
         def carelessly(self, x, move):
             if type(x) is not dict:
                 return None
-            return {k: move(v) if isinstance(v, self.tensor_types) else v for k, v in x.items()}
+            return {k: move(v) if is_tensor(self, v) else v for k, v in x.items()}
 
 
 class WalksTheKeysOfChildren(Mutant, caught_by="containers.registered-children-are-a-list"):

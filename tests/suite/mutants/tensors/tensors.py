@@ -13,7 +13,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.device import CPU, gpu
-from mutants import Mutant
+from mutants import Mutant, is_tensor
 
 ARRAY = type(xp.zeros(0))
 
@@ -28,7 +28,7 @@ class Redirected(Backend):
 
 def _redirect(name):
     def make(self, *args, device=None, like=None, **options):
-        if not isinstance(args[0], self.tensor_types):
+        if not is_tensor(self, args[0]):
             device, like = self.redirect(device, like)
         return getattr(super(Redirected, self), name)(*args, device=device, like=like, **options)
 
@@ -202,13 +202,13 @@ class CopiesWhatIsThere(Mutant, caught_by="create.a-tensor-comes-back"):
     class Backend(Backend):
         def asarray(self, obj, **options):
             made = super().asarray(obj, **options)
-            return self.copy(made) if isinstance(obj, self.tensor_types) else made
+            return self.copy(made) if is_tensor(self, obj) else made
 
 
 class MovesTensorsIntoTheScope(Mutant, caught_by="create.a-tensor-stays-in-a-scope"):
     class Backend(Backend):
         def asarray(self, obj, *, device=None, **options):
-            if isinstance(obj, self.tensor_types):
+            if is_tensor(self, obj):
                 device = device or self._framework.here
             return super().asarray(obj, device=device, **options)
 
@@ -604,14 +604,14 @@ class PrefersLike(Mutant, caught_by="create.like-is-only-a-default"):
 class ConvertsNoTensors(Mutant, caught_by="create.conversion"):
     class Backend(Backend):
         def asarray(self, obj, *, dtype=None, **options):
-            dtype = None if isinstance(obj, self.tensor_types) else dtype
+            dtype = None if is_tensor(self, obj) else dtype
             return super().asarray(obj, dtype=dtype, **options)
 
 
 class LeavesTensorsWhereTheyAre(Mutant, caught_by="create.a-tensor-moves-if-asked"):
     class Backend(Backend):
         def asarray(self, obj, *, device=None, **options):
-            device = None if isinstance(obj, self.tensor_types) else device
+            device = None if is_tensor(self, obj) else device
             return super().asarray(obj, device=device, **options)
 
 

@@ -15,7 +15,7 @@ from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.nesting.walk import flatten, flatten_changing
 from d2ldev.scopes import Scopes
 from d2ldev.training import feed
-from mutants import Mutant
+from mutants import Mutant, is_tensor
 
 
 class PrefetchesInPairs(Mutant, caught_by="prefetch.same-order"):
@@ -189,7 +189,7 @@ class StacksInFloat32(Mutant, caught_by="log.wide-integers"):
 class StacksTheFirstDtype(Mutant, caught_by="log.mixed-dtypes"):
     class Backend(Backend):
         def asarray(self, obj, **options):
-            return obj if isinstance(obj, self.tensor_types) else super().asarray(obj, **options)
+            return obj if is_tensor(self, obj) else super().asarray(obj, **options)
 
 
 class WalksBatchesAgain(Mutant, caught_by="fit.walks-a-batch-once"):
