@@ -1,6 +1,7 @@
 """What every test of the project is given, and what none of them may leave behind."""
 
 import os
+import shutil
 import signal
 import tempfile
 
@@ -20,6 +21,8 @@ from d2ldev._backend import framework_of
 from d2ldev.registry import selection
 
 pytest_plugins = ["pytester"]
+
+FOLDER = pytest.StashKey[str]()
 
 
 def pytest_configure(config):
@@ -45,10 +48,15 @@ def pytest_configure(config):
 
 def _use_own_temporary_folder(config):
     """Give this run, and what it starts, a folder in which other programs make no files."""
-    folder = tempfile.TemporaryDirectory(prefix="d2ldev-", ignore_cleanup_errors=True)
-    config.add_cleanup(folder.cleanup)
-    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder.name))
+    config.stash[FOLDER] = folder = tempfile.mkdtemp(prefix="d2ldev-")
+    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder))
     tempfile.tempdir = None  # found anew
+
+
+def pytest_sessionfinish(session, exitstatus):
+    # What a failed test has written is kept, to be looked at.
+    if exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(session.config.stash[FOLDER], ignore_errors=True)
 
 
 def pytest_collection_finish(session):

@@ -111,8 +111,9 @@ class TorchModels(Models):
 
     def own_move(self, cls: type) -> Callable[[Any, Callable[[Tensor], Tensor]], object] | None:
         # torch's own modules keep nothing there that is not among their members.
-        move: Any = getattr(cls, "_apply", None)
-        return None if move is None or move.__module__.startswith("torch.") else move
+        # An optimizer's ``_apply`` is its own affair.
+        move: Any = cls._apply if issubclass(cls, torch.nn.Module) else None
+        return None if getattr(move, "__module__", "torch.").startswith("torch.") else move
 
     def registration(self, obj: Any, name: str) -> str:
         if isinstance(obj, torch.nn.Module):
@@ -141,18 +142,23 @@ class TorchModels(Models):
         with suppress(RuntimeError, ValueError):
             if len({x.untyped_storage()._cdata for x in xs}) == len(xs):
                 return
-        addresses: list[tuple[int, int]] = []
+        # The largest at an address first. Of equal ones a tensor that is not trained: the copy of
+        # another one would have a graph.
+        addresses: list[tuple[int, int, bool, int]] = []
         for index, x in enumerate(xs):
             with suppress(RuntimeError, ValueError):  # it is sparse, or not initialized
-                addresses.append((x.data_ptr(), index))
+                length = x.nbytes if x.is_contiguous() else extent(x)
+                addresses.append((x.data_ptr(), length, x.requires_grad, index))
         end, last = 0, xs[0]
-        for begin, index in sorted(addresses):
+        firsts: dict[Any, Tensor] = {}  # of each description, in one piece of memory
+        for begin, length, _, index in sorted(addresses, key=lambda x: (x[0], -x[1], *x[2:])):
             x = xs[index]
+            firsts = firsts if begin < end else {}
+            first = firsts.setdefault(_describe_memory(x), x)
             if begin < end:
-                yield last, x, _describe_memory(x) == _describe_memory(last)
-            its_end = begin + (x.nbytes if x.is_contiguous() else extent(x))
-            if begin and its_end > end:
-                end, last = its_end, x
+                yield (last, x, False) if first is x else (first, x, True)
+            if begin and begin + length > end:
+                end, last = begin + length, x
 
     def refill(self, x: torch.Tensor, new: torch.Tensor) -> None:
         new = new.detach()

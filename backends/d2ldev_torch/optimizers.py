@@ -22,6 +22,7 @@ import torch
 from torch.optim import Optimizer
 
 from d2ldev.framework import Kinds, Member, UnsupportedValueError, map_tensors, text_of
+from d2ldev_torch.devices import NATIVE_CPU
 
 _PLAIN = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
 _LABELS = frozenset((str, int))
@@ -158,7 +159,9 @@ def _address(x: Any) -> int:
 
 
 def _is_copy(x: Any, other: Any) -> bool:
-    """Return whether two tensors have the same values."""
+    """Return whether a tensor has the values of another one, or a generator has that state."""
+    if isinstance(x, torch.Generator):
+        x = x.get_state()
     return (
         isinstance(x, torch.Tensor)
         and (other.shape, other.dtype, other.layout) == (x.shape, x.dtype, x.layout)
@@ -221,10 +224,16 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
     if len(devices) == 1:
         # As ``torch.load`` returns them. A class of the user's may not move them.
         (device,) = devices
-        stay = not _reads_numbers(optimizer)
-        own = map_tensors(
-            lambda x: x if stay and not x.dim() else x.to(device), own, kinds, _ATTEMPTED
-        )
+        # A tensor that is on the host now stays there, such as the state of a generator.
+        now = {name: x.device for name, x in _find_tensors(state_of(optimizer), {})}
+        stay = {id(x) for name, x in _find_tensors(own, {}) if now.get(name) == NATIVE_CPU}
+        keeps_numbers = not _reads_numbers(optimizer)
+
+        def move(x: torch.Tensor) -> torch.Tensor:
+            is_of_host = id(x) in stay or (keeps_numbers and not x.dim())
+            return x if is_of_host else x.to(device)
+
+        own = map_tensors(move, own, kinds, _ATTEMPTED)
     if _has_groups(own) and len(own["param_groups"]) == len(groups):
         # A file lacks some settings. A scheduler, or a newer torch, may have added others here.
         # The names belong to the parameters here.
@@ -242,7 +251,7 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
         if is_plain:
             _keep_dtypes(optimizer, own)
 
-    restore = _remember(optimizer, with_values=not is_plain)
+    restore = _remember(optimizer, own, with_values=not is_plain)
     try:
         load()
     except Exception as error:
@@ -260,19 +269,20 @@ def _keep_dtypes(optimizer: Optimizer, own: Mapping[str, Any]) -> None:
             continue
         now = optimizer.state[parameters[number]]
         for key, x in kept.items():
-            if isinstance(x, torch.Tensor) and now[key].dtype != x.dtype:
+            if isinstance(x, torch.Tensor) and key in now and now[key].dtype != x.dtype:
                 now[key] = x.to(now[key].device)
 
 
-def _remember(optimizer: Optimizer, *, with_values: bool) -> Callable[[], None]:
+def _remember(optimizer: Optimizer, own: Any, *, with_values: bool) -> Callable[[], None]:
     """Return a function that gives an optimizer the present contents of all its containers.
 
     Args:
         optimizer: the optimizer.
+        own: the state that it will load, whose tensors it may change.
         with_values: whether it also writes the present values into the tensors.
     """
     seen: dict[int, Any] = {}
-    found = [x for _, x in _find_tensors((optimizer, state_of(optimizer)), seen)]
+    found = [x for _, x in _find_tensors((optimizer, state_of(optimizer), own), seen)]
     tensors = [x for x in found if isinstance(x, torch.Tensor) and with_values]
     values = [(x, x.detach().to("cpu", copy=True)) for x in tensors]
     holders = [vars(x) if isinstance(x, Optimizer) else x for x in seen.values()]

@@ -83,18 +83,28 @@ def clone_keras_model(model: Any) -> Any:
     """
     made = None
     try:
-        made = type(model).from_config(model.get_config())
+        made = _clone(model)
         if model.built and not made.built:
             made.build_from_config(model.get_build_config())
         for new, old in zip(made.variables, model.variables, strict=True):
             new.assign(old.value)
+            if new.trainable != old.trainable:  # it was frozen alone, without its layer
+                new.trainable = old.trainable
     except Exception as error:  # a user's get_config() may raise anything
-        # In further sentences Keras tells how to write a class.
-        first, *_ = " ".join(text_of(error).split()).split(". ")
-        problem = _tell_difference(made, model) or first
+        # The second sentence is often Keras's own remedy. After it comes the whole configuration.
+        sentences = " ".join(text_of(error).split()).split(". ")
+        problem = _tell_difference(made, model) or ". ".join(sentences[:2])
         told = f"Keras makes a copy from its get_config(), which failed: {problem}"
         raise twin_refusal(model, told, _COPY_FIX) from error
     return made
+
+
+def _clone(model: Any) -> Any:
+    keras = sys.modules["keras"]
+    # This takes layers of classes that are not registered with Keras.
+    if isinstance(model, keras.Model):
+        return keras.models.clone_model(model)
+    return type(model).from_config(model.get_config())
 
 
 def backend_of_function(function: Any) -> str:

@@ -155,7 +155,7 @@ def mean_and_weight(loss: Any, take_mean: Callable[[Any, Any], tuple[Any, Any]])
             raise UnsupportedValueError(
                 "compute the loss of a batch",
                 f"the {name} of its WeightedLoss is {problem}",
-                "d2ldev.WeightedLoss((losses * weights).sum(), weights.sum())",
+                "d2ldev.WeightedLoss(total, weight): sums of weighted losses, and of weights",
             )
     return take_mean(*loss)
 

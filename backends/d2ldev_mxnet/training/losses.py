@@ -137,7 +137,7 @@ def divide(total: Any, weight: Any) -> tuple[Any, Any]:
     if not isinstance(total, mx.np.ndarray):
         return total, weight
     if isinstance(weight, mx.nd.NDArray):
-        weight = weight.as_np_ndarray().detach().astype(total.dtype)
+        weight = weight.as_np_ndarray().detach().as_in_ctx(total.ctx).astype(total.dtype)
     else:
         weight = mx.np.array(weight, total.dtype, ctx=total.ctx)
     return total / (weight + (weight == 0)), weight

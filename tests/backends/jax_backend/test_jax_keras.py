@@ -166,6 +166,26 @@ def test_the_copy_of_a_changed_layer_lacks_a_variable(backend):
         assert set(backend.placement(copy).values()) == {backend.device(device)}
 
 
+class Unregistered(keras.layers.Layer):
+    """A layer that Keras cannot find by the name of its class."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 2), name="w")
+
+    def call(self, x):
+        return x @ self.w
+
+
+def test_a_copy_has_layers_of_unregistered_classes_and_what_is_frozen(backend):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(2)(Unregistered()(inputs)))
+    model.layers[-1].kernel.trainable = False
+    for copy in backend.replicate(model, ["gpu:0", "gpu:1"]):
+        assert [x.trainable for x in copy.variables] == [True, False, True]
+        for value, wanted in zip(copy.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
 def test_metrics_and_seeds_are_placed(backend):
     for obj in (keras.metrics.Mean(), keras.random.SeedGenerator(0), keras.Variable(1.0)):
         backend.place(obj, "gpu:1")

@@ -474,6 +474,39 @@ def test_a_load_state_dict_may_take_out_what_it_reads(torch_backend, tmp_path):
     assert other.extra == 5
 
 
+class Drawing(SGD):
+    """Keeps a mean that its ``load_state_dict`` doubles in place, and a generator."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, 0.1)
+        self.mean = torch.ones(2)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def state_dict(self):
+        own = {"mean": self.mean, "generator": self.generator.get_state()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state_dict):
+        self.mean = state_dict.pop("mean").mul_(2)
+        self.generator.set_state(state_dict.pop("generator"))
+        super().load_state_dict(state_dict)
+
+    def _apply(self, gradients):
+        raise AssertionError("place is no step")
+
+
+def test_a_load_state_dict_may_change_what_it_reads_and_set_a_generator(virtual, tmp_path, recwarn):
+    mine, theirs = (Drawing(torch.nn.Linear(2, 1).parameters()) for _ in range(2))
+    virtual.place([mine.param_groups[0]["params"], mine], "gpu:0")
+    recwarn.clear()  # of the generator, which stays
+    wanted = theirs.generator.manual_seed(7).get_state()
+    virtual.save(theirs, tmp_path / "optimizer")
+    virtual.load_into(mine, tmp_path / "optimizer")
+    assert mine.mean.tolist() == [2.0, 2.0]
+    assert torch.equal(mine.generator.get_state(), wanted)
+    assert not [each for each in recwarn if issubclass(each.category, D2LDevWarning)]
+
+
 def test_parameters_outside_of_the_model_have_the_order_of_the_rest(torch_backend, tmp_path):
     def build(first):
         torch.manual_seed(len(first))

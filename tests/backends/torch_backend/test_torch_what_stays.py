@@ -1,5 +1,6 @@
 """What ``place`` cannot move, or cannot keep as it is: it is refused or named."""
 
+import copy
 import operator
 import warnings
 
@@ -210,6 +211,25 @@ def test_tensors_of_one_memory_move_as_one_copy(virtual, recwarn):
     assert type(net.other) is Marked
     assert {*virtual.placement(net).values()} == {gpu(1)}
     assert [str(each.message).count("shares memory") for each in recwarn] == [1]
+
+
+def test_what_a_parameter_shares_with_a_plain_tensor_has_no_graph_after_the_move(virtual):
+    net = nn.Embedding(3, 2)
+    net.table = net.weight.detach()
+    net.register_buffer("turned", net.weight.detach())
+    virtual.place(net, gpu(1))
+    assert net.table.is_leaf
+    assert not net.table.requires_grad
+    assert copy.deepcopy(net).turned.is_leaf
+
+
+def test_two_equal_views_of_one_tensor_stay_one(virtual):
+    net = nn.Module()
+    for name, x in zip("abc", (whole := torch.arange(4.0), whole[:2], whole[:2]), strict=True):
+        net.register_buffer(name, x)
+    with pytest.warns(D2LDevWarning, match="shares memory with"):
+        virtual.place(net, gpu(0))
+    assert net.b.data_ptr() == net.c.data_ptr()
 
 
 def test_a_conjugate_is_a_tensor_of_its_own(virtual):

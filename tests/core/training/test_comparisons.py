@@ -136,7 +136,9 @@ def test_a_weighted_loss_has_scalars(found, problem):
     loss = loss_among(TrainingSettings(loss=lambda prediction, y: found), {}, take_mean)
     with pytest.raises(UnsupportedValueError, match=problem) as error:
         loss("prediction", "y")
-    assert error.value.fix == "d2ldev.WeightedLoss((losses * weights).sum(), weights.sum())"
+    assert error.value.fix == (
+        "d2ldev.WeightedLoss(total, weight): sums of weighted losses, and of weights"
+    )
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
