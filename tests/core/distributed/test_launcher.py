@@ -328,7 +328,8 @@ def test_a_run_that_fails_again_and_again_ends(tmp_path):
 @pytest.fixture
 def child():
     """A process that waits, and can be stopped."""
-    process = subprocess.Popen(["sleep", "60"])
+    # In a group of its own: the kernel stops no process of a group whose starter has ended.
+    process = subprocess.Popen(["sleep", "60"], process_group=0)
     yield process
     process.kill()
     process.wait()
