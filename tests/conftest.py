@@ -1,7 +1,6 @@
 """What every test of the project is given, and what none of them may leave behind."""
 
 import os
-import shutil
 import signal
 import tempfile
 
@@ -22,15 +21,12 @@ from d2ldev.registry import selection
 
 pytest_plugins = ["pytester"]
 
-FOLDER = pytest.StashKey[str]()
-
 
 def pytest_configure(config):
     # Whatever frameworks are installed: a test that is about the choice makes it itself.
     d2ldev.set_backend("reference")
     # A shell that starts the tests in the background has them, and their children, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _use_own_temporary_folder(config)
     if settings.get_current_profile_name() != "d2ldev":
         # Already while tests are collected, Hypothesis writes into the working directory.
         folder = tempfile.TemporaryDirectory(prefix="d2ldev-hypothesis-")
@@ -44,19 +40,6 @@ def pytest_configure(config):
             suppress_health_check=[HealthCheck.function_scoped_fixture],
         )
         settings.load_profile("d2ldev")
-
-
-def _use_own_temporary_folder(config):
-    """Give this run, and what it starts, a folder in which other programs make no files."""
-    config.stash[FOLDER] = folder = tempfile.mkdtemp(prefix="d2ldev-")
-    os.environ.update(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder))
-    tempfile.tempdir = None  # found anew
-
-
-def pytest_sessionfinish(session, exitstatus):
-    # What a failed test has written is kept, to be looked at.
-    if exitstatus == pytest.ExitCode.OK:
-        shutil.rmtree(session.config.stash[FOLDER], ignore_errors=True)
 
 
 def pytest_collection_finish(session):
