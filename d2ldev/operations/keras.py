@@ -100,11 +100,13 @@ def clone_keras_model(model: Any) -> Any:
 
 
 def _clone(model: Any) -> Any:
-    keras = sys.modules["keras"]
-    # This takes layers of classes that are not registered with Keras.
-    if isinstance(model, keras.Model):
+    try:
+        return type(model).from_config(model.get_config())
+    except Exception:  # such as a layer whose class is not registered with Keras
+        keras = sys.modules["keras"]
+        if not isinstance(model, keras.Model):
+            raise
         return keras.models.clone_model(model)
-    return type(model).from_config(model.get_config())
 
 
 def backend_of_function(function: Any) -> str:
