@@ -204,9 +204,8 @@ def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:
 
 def _keeps_order(layer: torch.nn.Module) -> bool:
     """Return whether a layer without kernels keeps the order of its input."""
-    return type(layer).__module__.startswith("torch.nn.modules.") and not any(
-        True for _ in layer.children()
-    )
+    has_parts = next(layer.children(), None) is not None
+    return type(layer).__module__.startswith("torch.nn.modules.") and not has_parts
 
 
 def _check(optimizer: torch.optim.Optimizer, saved: Any, order: Sequence[int] | None) -> Any:

@@ -219,13 +219,13 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
     Raises:
         ValueError: if it fails.
     """
-    groups = optimizer.param_groups
+    groups, shown = optimizer.param_groups, state_of(optimizer)
     devices = {x.device for x in parameters_of(optimizer)}
     if len(devices) == 1:
         # As ``torch.load`` returns them. A class of the user's may not move them.
         (device,) = devices
         # A tensor that is on the host now stays there, such as the state of a generator.
-        now = {name: x.device for name, x in _find_tensors(state_of(optimizer), {})}
+        now = {name: x.device for name, x in _find_tensors(shown, {})}
         stay = {id(x) for name, x in _find_tensors(own, {}) if now.get(name) == NATIVE_CPU}
         keeps_numbers = not _reads_numbers(optimizer)
 
@@ -251,7 +251,7 @@ def prepare(optimizer: Optimizer, own: Any, kinds: Kinds) -> Callable[[], None]:
         if is_plain:
             _keep_dtypes(optimizer, own)
 
-    restore = _remember(optimizer, own, with_values=not is_plain)
+    restore = _remember((optimizer, shown, own), with_values=not is_plain)
     try:
         load()
     except Exception as error:
@@ -273,16 +273,15 @@ def _keep_dtypes(optimizer: Optimizer, own: Mapping[str, Any]) -> None:
                 now[key] = x.to(now[key].device)
 
 
-def _remember(optimizer: Optimizer, own: Any, *, with_values: bool) -> Callable[[], None]:
+def _remember(changeable: Any, *, with_values: bool) -> Callable[[], None]:
     """Return a function that gives an optimizer the present contents of all its containers.
 
     Args:
-        optimizer: the optimizer.
-        own: the state that it will load, whose tensors it may change.
+        changeable: the optimizer, what it shows, and the state whose tensors it may change.
         with_values: whether it also writes the present values into the tensors.
     """
     seen: dict[int, Any] = {}
-    found = [x for _, x in _find_tensors((optimizer, state_of(optimizer), own), seen)]
+    found = [x for _, x in _find_tensors(changeable, seen)]
     tensors = [x for x in found if isinstance(x, torch.Tensor) and with_values]
     values = [(x, x.detach().to("cpu", copy=True)) for x in tensors]
     holders = [vars(x) if isinstance(x, Optimizer) else x for x in seen.values()]

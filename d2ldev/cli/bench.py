@@ -146,10 +146,9 @@ def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
             made["error"] = message_of(error)
             return made, exit_status(error)
         made["name"] = backend.name
-        made["versions"] = {
-            name: find_version(name) for name in framework_of(backend).distributions
-        }
-        made["threads"] = framework_of(backend).devices.threads()
+        framework = framework_of(backend)
+        made["versions"] = {name: find_version(name) for name in framework.distributions}
+        made["threads"] = framework.devices.threads()
         progress = Console(stderr=True)
         for name in request.exercises:
             exercise = EXERCISES[name]

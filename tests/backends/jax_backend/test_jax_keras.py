@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from keras_copies import check_copies_of_a_changed_model
 
 from d2ldev import CheckpointError, Trainer, UnsupportedValueError, gpu
 
@@ -143,27 +144,8 @@ def test_a_model_is_replicated_with_its_values(backend):
     assert copies[0] is not model
 
 
-def make_changed_model():
-    layers = keras.layers.Dense(2), keras.layers.Dropout(0.5), keras.layers.Dropout(0.1)
-    net = keras.Sequential([keras.Input((3,)), *layers])
-    net.layers[2].rate = 0.0  # a layer that is made so has no seed
-    return net
-
-
 def test_the_copy_of_a_changed_layer_lacks_a_variable(backend):
-    model, devices = make_changed_model(), ["gpu:0", "gpu:1"]
-    with pytest.raises(UnsupportedValueError, match="replicate") as error:
-        backend.replicate(model, devices)
-    told = f"the copy of {model.layers[2].name} lacks seed_generator_state"
-    assert told in error.value.problem
-    assert "copy.set_weights(model.get_weights()); backend.place(copy, device)" in error.value.fix
-    for device in devices:
-        copy = make_changed_model()
-        copy.set_weights(model.get_weights())
-        backend.place(copy, device)
-        for value, wanted in zip(copy.get_weights(), model.get_weights(), strict=True):
-            np.testing.assert_array_equal(value, wanted)
-        assert set(backend.placement(copy).values()) == {backend.device(device)}
+    check_copies_of_a_changed_model(backend)
 
 
 class Unregistered(keras.layers.Layer):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from d2ldev_tensorflow.provision import lenet
+from keras_copies import check_copies_of_a_changed_model
 from several_gpus import (
     CLASSES,
     FEATURES,
@@ -235,27 +236,8 @@ def test_a_model_without_a_configuration_is_not_replicated(backend):
         backend.replicate(Closed(lambda x: x), ["cpu"])
 
 
-def make_changed_model():
-    layers = keras.layers.Dense(2), keras.layers.Dropout(0.5), keras.layers.Dropout(0.1)
-    net = keras.Sequential([keras.Input((3,)), *layers])
-    net.layers[2].rate = 0.0  # a layer that is made so has no seed
-    return net
-
-
 def test_the_copy_of_a_changed_layer_lacks_a_variable(backend):
-    model, devices = make_changed_model(), ["gpu:0", "gpu:1"]
-    with pytest.raises(UnsupportedValueError, match="replicate") as error:
-        backend.replicate(model, devices)
-    told = f"the copy of {model.layers[2].name} lacks seed_generator_state"
-    assert told in error.value.problem
-    assert "copy.set_weights(model.get_weights()); backend.place(copy, device)" in error.value.fix
-    for device in devices:
-        copy = make_changed_model()
-        copy.set_weights(model.get_weights())
-        backend.place(copy, device)
-        for value, wanted in zip(copy.get_weights(), model.get_weights(), strict=True):
-            np.testing.assert_array_equal(value, wanted)
-        assert set(backend.placement(copy).values()) == {backend.device(device)}
+    check_copies_of_a_changed_model(backend)
 
 
 @pytest.mark.parametrize(("is_global", "other"), [(False, "global"), (True, "local")])
