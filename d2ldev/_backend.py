@@ -1251,10 +1251,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             tensors, by their names, and an optimizer a dict of its state. Use ``load_into`` to read
             a file into objects of your classes.
 
+        Floats and NumPy arrays keep their dtype. Integers of a dtype that the framework lacks get
+        another one if all values fit, with one ``D2LDevWarning``. JAX has int64 only with
+        ``jax_enable_x64``, and MXNet has few unsigned dtypes. ``complex64`` and the float8 dtypes
+        have safetensors' names. Tensors below a byte (``F4``, ``F6_*``) cannot be read. Then read
+        the rest of the file by ``load_into(strict=False)``.
+
         Raises:
             DeviceUnavailableError: before anything is read.
             CheckpointError: if the file is missing or damaged, or has a dtype that the framework
-                lacks.
+                lacks. The message names the line that enables the dtype.
             OutOfDeviceMemoryError: if the tensors do not fit into the device's memory.
 
         >>> backend.save({'w': backend.ones(2), 'epoch': 3}, 'run.safetensors')
@@ -1317,6 +1323,43 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         that it knows, as in models of ``mlp``. Otherwise the names and shapes have to be the same.
         The state of an optimizer belongs to the names of its parameters, where these are in the
         model beside it. Without names the order decides.
+
+        Models:
+
+        - A model in shared memory, its views, and a buffer of all weights have the new values.
+          Other memory is replaced: of JAX's arrays, NumPy arrays, and tensors in no model. So are
+          PyTorch tensors in memory of others (``torch.from_numpy``), inference tensors, and
+          expanded ones. Tensors that share memory part if the file has other values for each.
+        - Tied weights may be in the file under one of their names, or under all. All values of a
+          tensor have to be equal, bit for bit.
+        - Lazy modules (PyTorch) and deferred blocks (Gluon) get their shapes from the file. It must
+          have every uninitialized parameter of a lazy module. With ``strict=False`` an incomplete
+          module stays lazy. Unbuilt Keras models are built as the saved model was, from files of
+          ``save``.
+        - A buffer that was None at first gets the shape in the file. A tensor that a layer was
+          created without, such as a bias, is unexpected.
+        - Layers of a Keras model on TensorFlow are named by position, ``layers.1.kernel``. If two
+          layers of equal shapes have changed places, each gets the weights of the other. On JAX
+          the names of the layers count.
+        - Vocabularies of Keras text layers are in no file. ``save`` warns of them.
+        - Plain attributes with tensors and PyTorch's non-persistent buffers are what a call leaves.
+          So are ``nnx.Intermediate``, ``nnx.Cache`` and bare ``nnx.Variable``. They are read if
+          name, dtype and shape fit, and otherwise skipped. Parameters always have to fit.
+        - Containers in a model fit if their batch sizes, sparse shapes and static fields are equal.
+
+        Optimizers:
+
+        - Save the optimizer together with its model: then the order of its parameters does not
+          matter. Without names the order has to be the same. Groups that are divided in another
+          way are an error. PyTorch's named optimizers have names of their own.
+        - The state of another optimizer is an error. Adam and AdamW have the same names and count
+          as the same one, as do SGD with momentum and Lion.
+        - In PyTorch ``load_state_dict()`` is called twice, and the first call is taken back. So a
+          failure changes nothing. The settings of a scheduler may be on one side only. The
+          optimizer keeps settings that are functions or dtypes.
+        - The optimizer of a compiled Keras model is read if the file has its state, with the same
+          names. Attributes of your own Keras optimizers are in a file if they are variables. Those
+          of Gluon optimizers are if they are arrays, numbers and containers of them.
 
         Raises:
             CheckpointError: if the file is unreadable or does not fit. The message lists the names

@@ -35,6 +35,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_design",
+    "built_tables",
     "page_links",
     "tutorials",
 ]

@@ -1,5 +1,8 @@
 """Write the tables of the documents from the results that are kept: ``python tools/tables.py``.
 
+Two pages are long, and have their tables on the site alone: ``BUILT``. With the path of a page, the
+command prints the page with its tables.
+
 ``conformance/results/*.json`` are reports of the suite. ``tools/versions.py`` writes those in its
 folder ``versions``. ``benchmarks/results/*.json`` are reports of the benchmarks. The requirements
 are those of the suite, from the docstrings of its tests. Nothing in the documents that is a figure
@@ -34,11 +37,15 @@ from d2ldev.framework.testing import MODULES
 from d2ldev.registry.discovery import rank
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BUILT = [ROOT / "docs" / "requirements.md", ROOT / "docs" / "speed-tables.md"]
+DOCUMENTS = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*BUILT})]
 
 
-def main() -> None:
-    """Rewrite the tables in the README and in ``docs``."""
+def main(page: Path | None = None) -> None:
+    """Rewrite the tables in the README and in ``docs``; or print one page with its tables."""
+    if page is not None:
+        typer.echo(with_tables(page.read_text(encoding="utf-8")))
+        return
     for path in DOCUMENTS:
         path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -668,4 +675,4 @@ def documents(folder: Path, files: str = "*") -> Iterator[tuple[str, dict[str, A
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

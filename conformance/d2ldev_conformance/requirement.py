@@ -60,7 +60,7 @@ SOURCES = {
     "contract, Blocks": "contract.md#blocks-of-generators-tasks-and-threads",
     "contract, The book's own code": "contract.md#the-books-own-code",
     "contract, Files": "files.md#what-fits",
-    "contract, Mixing devices": "mixing.md",
+    "contract, Mixing devices": "contract.md#mixing-devices",
     "contract, Leaks": "leaks.md",
     "contract, Several GPUs": "guides/several-gpus.md",
     "contract, What of a batch is split": "guides/split-batches.md#what-of-a-batch-is-split",

@@ -19,6 +19,10 @@ DOCUMENTS = {
     for folder, paths in ((ROOT, ["README.md"]), (ROOT / "docs", (ROOT / "docs").rglob("*.md")))
     for path in (folder / each for each in paths)
 }
+TOOL = runpy.run_path(str(ROOT / "tools" / "tables.py"))
+# The site fills the tables of these.
+BUILT = [str(path.relative_to(ROOT / "docs")) for path in TOOL["BUILT"]]
+DOCUMENTS |= {name: TOOL["with_tables"](DOCUMENTS[name]) for name in BUILT}
 README = DOCUMENTS["README.md"]
 SPEED, TABLES = DOCUMENTS["speed.md"], DOCUMENTS["speed-tables.md"]
 
@@ -107,6 +111,13 @@ def tool():
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_tables_are_those_of_the_results(name, tool):
     assert tool["with_tables"](DOCUMENTS[name]) == DOCUMENTS[name]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_long_page_is_kept_without_its_tables(name):
+    kept = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert "\n|" not in kept
+    assert "\n|" in DOCUMENTS[name]
 
 
 def make_row(number, outcome):
