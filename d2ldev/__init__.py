@@ -44,20 +44,12 @@ if TYPE_CHECKING:
     import torch as _torch
 
     from d2ldev._backend import Backend
-    from d2ldev.active import backend, backend_of, get_backend, set_backend, show, use_backend
-    from d2ldev.contract import Learner, Memory
-    from d2ldev.contract.group import Group
-    from d2ldev.contract.leaks import Leak
+    from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
     from d2ldev.contract.training import WeightedLoss
     from d2ldev.device import Device, cpu, gpu
-    from d2ldev.files.load_into import Loaded
-    from d2ldev.history import History
-    from d2ldev.leaks.finding import Leaks, find_leaks
+    from d2ldev.leaks.finding import find_leaks
     from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
-    from d2ldev.operations.live_tensors import LiveTensor
-    from d2ldev.operations.summary import Summary
-    from d2ldev.operations.timing import Timing
     from d2ldev.registry.selection import virtual_gpus
     from d2ldev.training.callbacks import EarlyStopping, Schedule
     from d2ldev.training.data import ArrayLoader
@@ -65,7 +57,6 @@ if TYPE_CHECKING:
     from d2ldev.training.loggers import CSVLogger, TensorBoardLogger
     from d2ldev.training.timer import Timer
     from d2ldev.training.trainer import Trainer
-    from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
     jax: Backend[_jax.Array, _jax.Device]
     mxnet: Backend[_mxnet.np.ndarray, _mxnet.Context]
@@ -80,12 +71,7 @@ __version__ = "0.1.0"
 _CORE = {
     "Backend": "_backend",
     "Broadcast": "nesting.containers",
-    "DTypeLike": "typing",
     "Device": "device",
-    "DeviceLike": "typing",
-    "Learner": "contract",
-    "Memory": "contract",
-    "Shape": "typing",
     "backend": "active",
     "backend_of": "active",
     "cpu": "device",
@@ -93,7 +79,6 @@ _CORE = {
     "gpu": "device",
     "register_container": "nesting.kinds",
     "set_backend": "active",
-    "show": "active",
     "use_backend": "active",
     "virtual_gpus": "registry.selection",
 }
@@ -103,17 +88,9 @@ _RARE = {
     "CSVLogger": "training.loggers",
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
-    "Group": "contract.group",
-    "History": "history",
-    "Leak": "contract.leaks",
-    "Leaks": "leaks.finding",
-    "LiveTensor": "operations.live_tensors",
-    "Loaded": "files.load_into",
     "Schedule": "training.callbacks",
-    "Summary": "operations.summary",
     "TensorBoardLogger": "training.loggers",
     "Timer": "training.timer",
-    "Timing": "operations.timing",
     "Trainer": "training.trainer",
     "WeightedLoss": "contract.training",
     "find_leaks": "leaks.finding",
@@ -122,60 +99,52 @@ _RARE = {
 _loading = _Lock(patience=30)
 _is_loaded = False
 
-__all__ = [
-    "ArrayLoader",
+__all__ = [  # noqa: RUF022  # in groups
+    # the backend
     "Backend",
-    "BackendFallbackWarning",
-    "BackendNotInstalledError",
-    "Broadcast",
-    "CSVLogger",
-    "CheckpointError",
-    "D2LDevError",
-    "D2LDevWarning",
-    "DTypeLike",
-    "Device",
-    "DeviceInitializationWarning",
-    "DeviceLike",
-    "DeviceLog",
-    "DeviceMismatchError",
-    "DeviceUnavailableError",
-    "EarlyStopping",
-    "Group",
-    "History",
-    "InvalidDeviceError",
-    "Leak",
-    "Leaks",
-    "Learner",
-    "LiveTensor",
-    "Loaded",
-    "Memory",
-    "MemoryPolicyWarning",
-    "OutOfDeviceMemoryError",
-    "PackageNotInstalledError",
-    "PeerLostError",
-    "Schedule",
-    "ScopeError",
-    "Shape",
-    "Summary",
-    "TensorBoardLogger",
-    "Timer",
-    "Timing",
-    "Trainer",
-    "UnknownBackendError",
-    "UnsupportedValueError",
-    "WeightedLoss",
     "available_backends",
     "backend",
     "backend_of",
-    "cpu",
-    "find_leaks",
     "get_backend",
-    "gpu",
-    "register_container",
     "set_backend",
-    "show",
     "use_backend",
     "virtual_gpus",
+    # devices and containers
+    "Broadcast",
+    "Device",
+    "cpu",
+    "gpu",
+    "register_container",
+    # training
+    "ArrayLoader",
+    "CSVLogger",
+    "DeviceLog",
+    "EarlyStopping",
+    "Schedule",
+    "TensorBoardLogger",
+    "Timer",
+    "Trainer",
+    "WeightedLoss",
+    # leaks
+    "find_leaks",
+    # errors
+    "BackendNotInstalledError",
+    "CheckpointError",
+    "D2LDevError",
+    "DeviceMismatchError",
+    "DeviceUnavailableError",
+    "InvalidDeviceError",
+    "OutOfDeviceMemoryError",
+    "PackageNotInstalledError",
+    "PeerLostError",
+    "ScopeError",
+    "UnknownBackendError",
+    "UnsupportedValueError",
+    # warnings
+    "BackendFallbackWarning",
+    "D2LDevWarning",
+    "DeviceInitializationWarning",
+    "MemoryPolicyWarning",
 ]
 
 

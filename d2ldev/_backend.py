@@ -97,11 +97,6 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return self._framework.name
 
     @property
-    def virtual_gpus(self) -> int | None:
-        """How many virtual GPUs it was told to make; None for the hardware's."""
-        return self._framework.virtual_gpus
-
-    @property
     def dtype_names(self) -> tuple[str, ...]:
         """The dtypes that its tensors can have, by name."""
         return self._framework.tensors.dtype_names
@@ -1160,16 +1155,16 @@ class Backend(Generic[TensorT, NativeDeviceT]):
     def summarize(self, obj: Any) -> Summary:
         """Return how large the modules of a model are, and where they are.
 
-        ``d2ldev.show(net)`` prints it. The tensors are those of ``named_tensors``. The call
-        computes nothing, and waits for nothing.
+        The tensors are those of ``named_tensors``. The call computes nothing, and waits for
+        nothing.
 
         Args:
             obj: as in ``place``.
 
         Returns:
-            A ``Summary``: as text a table, with a row for each module and one for the total. It has
-            the numbers of parameters and buffers, their bytes, dtypes and devices. A tensor in
-            several places counts once.
+            A ``Summary``. As text and in a notebook it is a table, with a row for each module and
+            one for the total. It has the numbers of parameters and buffers, their bytes, dtypes and
+            devices. A tensor in several places counts once.
 
         Raises:
             UnsupportedValueError: for anything else than a model, an optimizer, or a nesting of

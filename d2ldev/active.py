@@ -12,9 +12,7 @@ from typing import Any, NoReturn
 
 from d2ldev._backend import Backend, backend_for, framework_of
 from d2ldev.contract import Framework
-from d2ldev.display import is_notebook
 from d2ldev.errors import UnsupportedValueError, quote
-from d2ldev.operations.other_backends import unknown_refusal
 from d2ldev.registry.discovery import FALLBACK
 from d2ldev.registry.selection import (
     FollowsSelection,
@@ -22,7 +20,6 @@ from d2ldev.registry.selection import (
     active_framework,
     enter,
     framework_of_class,
-    framework_of_object,
     get_framework,
     scoped,
     set_selection,
@@ -179,42 +176,6 @@ def backend_of(x: Array) -> Backend:
     """
     found = _of_type.get(type(x))
     return _remember_backend(type(x)) if found is None else found
-
-
-def show(obj: Any) -> None:
-    """Print a table of the modules of a model: parameters, buffers, megabytes, dtypes, devices.
-
-    In a notebook the table is HTML. ``backend.summarize(obj)`` returns its numbers. The call
-    computes nothing, moves nothing, and waits for nothing.
-
-    Args:
-        obj: a model or an optimizer of any framework, or a nesting of them and of tensors. The
-            framework is that of the first one, and the active one does not matter.
-
-    Raises:
-        UnsupportedValueError: if no backend knows the object, or if it is of two frameworks.
-
-    >>> show(get_backend('reference').mlp([20, 64, 1]))
-    module    class  parameters  trained  buffers       MB  dtype    device
-    layers.0              1,344    1,344        0  0.00538  float32  cpu
-    layers.1                 65       65        0  < 0.001  float32  cpu
-              total       1,409    1,409        0  0.00564  float32  cpu
-    """
-    from d2ldev.operations.summary import check_one_framework
-
-    attempted = "show a model"
-    framework = framework_of_object(attempted, obj)
-    if framework is None:
-        fix = "d2ldev.show(net), with a model or with the state of an optimizer"
-        raise unknown_refusal(active_framework(), attempted, obj, fix=fix)
-    check_one_framework(framework, obj, attempted)
-    summary = backend_for(framework).summarize(obj)
-    if is_notebook():
-        from IPython.display import display
-
-        display(summary)
-    else:
-        print(summary)  # noqa: T201  # it does nothing without an output
 
 
 _MOST_TYPES = 1024

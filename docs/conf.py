@@ -117,7 +117,10 @@ def name_unions(
     returned: str | None,
 ) -> tuple[str | None, str | None]:
     """Write the names of types that are unions, also of private protocols, into signatures."""
-    named = {"~d2ldev.DTypeLike": typing.DTypeLike, "~d2ldev.typing.Callback": typing.Callback}
+    named = {
+        "~d2ldev.typing.DTypeLike": typing.DTypeLike,
+        "~d2ldev.typing.Callback": typing.Callback,
+    }
     for alias, annotation in named.items():
         union = stringify_annotation(annotation, "smart", short_literals=True)
         signature = signature and signature.replace(union, alias)

@@ -12,6 +12,7 @@ more or less, unlike milliseconds.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import tomllib
@@ -33,10 +34,22 @@ from d2ldev_conformance.schema import read_report
 
 from d2ldev import Backend
 from d2ldev.cli.main import app
+from d2ldev.framework import (
+    Devices,
+    Files,
+    Framework,
+    Learner,
+    Models,
+    Parallel,
+    Strict,
+    Tensors,
+    Training,
+)
 from d2ldev.framework.testing import MODULES
 from d2ldev.registry.discovery import rank
 
 ROOT = Path(__file__).parent.parent
+AREAS = (Framework, Devices, Tensors, Models, Files, Strict, Training, Learner, Parallel)
 BUILT = [ROOT / "docs" / "requirements.md", ROOT / "docs" / "speed-tables.md"]
 DOCUMENTS = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*BUILT})]
 
@@ -76,6 +89,7 @@ def with_tables(text: str) -> str:
         "zoo": zoo_rows(),
         "zoo-refused": zoo_refusal_rows(),
         "requirements": requirement_rows(),
+        "interface": interface_rows(),
         **option_tables(),
         "peers": chain(peer_rows(_results("peers-*")), _circumstances("peers-*")),
     }
@@ -124,6 +138,47 @@ def requirement_rows() -> Iterator[str]:
                 anchors.add(id)
                 yield f"| {anchor}`{id}` | {' | '.join(_explanation_cells([*tests]))} |"
             yield ""
+
+
+def interface_rows() -> Iterator[str]:
+    """Return a table for each class that authors of backends derive from."""
+    for area in AREAS:
+        document = inspect.getdoc(area) or ""
+        yield from (f"### {area.__name__}", "", _write_code(_first_paragraph(document)), "")
+        yield "| | |"
+        yield "|---|---|"
+        for names, told in _ATTRIBUTE.findall(document.partition("\nAttributes:\n")[2]):
+            written = ", ".join(f"`{name}`" for name in names.split(", "))
+            yield f"| {written} | {_write_code(' '.join(told.split()))} |"
+        for name, value in vars(area).items():
+            if not name.startswith("_") and inspect.isfunction(value):
+                yield f"| `{name}{_list_arguments(value)}` | {_tell(value)} |"
+            if not name.startswith("_") and isinstance(value, property):
+                yield f"| `{name}` | {_tell(value)} |"
+        yield ""
+
+
+_ATTRIBUTE = re.compile(r"^    ([a-z]\w*(?:, \w+)*): (.+(?:\n     +\S.*)*)", re.MULTILINE)
+
+
+def _tell(method: Any) -> str:
+    """Return what a method does, in a cell of a table, and whether an author has to write it."""
+    told = _write_code(_first_paragraph(inspect.getdoc(method) or ""))
+    return f"**Required.** {told}" if getattr(method, "__isabstractmethod__", False) else told
+
+
+def _first_paragraph(document: str) -> str:
+    return " ".join(document.partition("\n\n")[0].split())
+
+
+def _list_arguments(function: Any) -> str:
+    """Return the names of the arguments of a method, without ``self`` and types."""
+    plain = [
+        each.replace(annotation=inspect.Parameter.empty)
+        for each in inspect.signature(function).parameters.values()
+        if each.name != "self"
+    ]
+    return str(inspect.Signature(plain)).replace("|", "\\|")
 
 
 def _explanation_cells(tests: list[Explanation]) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class JaxModels(Models):
             scope = attributes.get("scope")
             if scope is None:
                 problem = "are not in it, because init returns them"
-                fix = "variables = net.init(jax.random.key(0), X); d2ldev.show(variables)"
+                fix = "variables = net.init(jax.random.key(0), X); backend.summarize(variables)"
                 yield "parameters", NoTensor(problem, fix, is_kept_apart=True), None, None
             elif scope.variables():
                 problem = "are bound to it, where nothing can replace them"

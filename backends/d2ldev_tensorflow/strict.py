@@ -23,7 +23,8 @@ a block is in force, d2ldev replaces them and the functions that make tensors fr
 
 ``docs/explanation/differences.md`` lists what ``strict()`` does not see. It permits mixing in the
 loops of Keras models if Keras was imported before the block. A ``tf.py_function`` has its operands
-on the CPU. In an eager call, TensorFlow raises an ``UnknownError`` that quotes the error inside the function.
+on the CPU. In an eager call, TensorFlow raises an ``UnknownError`` that quotes the error inside the
+function.
 """
 
 from __future__ import annotations

@@ -189,7 +189,6 @@ METHODS: dict[str, tuple[str, ...]] = {
     "split.": ("split",),
     "strict.": ("strict",),
     "show.": ("summarize",),
-    "show.prints": ("show",),
     "sync.": ("synchronize", "is_idle"),
     "threads.backend-": ("use_backend",),
     "threads.copies-": ("to", "copy"),

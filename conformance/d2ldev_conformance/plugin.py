@@ -276,7 +276,7 @@ def _select_profile(config: pytest.Config, items: list[pytest.Item]) -> None:
     profile = _profile(config)
     if profile is None:
         return
-    virtual_gpus = config.stash[_BACKEND].virtual_gpus or 0
+    virtual_gpus = framework_of(config.stash[_BACKEND]).virtual_gpus or 0
     left_out = [
         item
         for item in items

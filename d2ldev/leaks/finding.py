@@ -59,10 +59,10 @@ class Leaks(Sequence[Leak]):
         Args:
             leak: what a block has found.
 
-        >>> from d2ldev.contract.leaks import Line
+        >>> from d2ldev.contract.leaks import Leak, Line
         >>> leaks = Leaks(['library.py'])
         >>> line = Line('library.py', 12, 'library.f')
-        >>> leaks.add(d2ldev.Leak('mix', line, 'creates', d2ldev.cpu(), d2ldev.gpu(1), 'add', None))
+        >>> leaks.add(Leak('mix', line, 'creates', d2ldev.cpu(), d2ldev.gpu(1), 'add', None))
         >>> len(leaks)
         0
         """

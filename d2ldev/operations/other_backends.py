@@ -64,25 +64,6 @@ def function_of_another_backend(
     )
 
 
-def unknown_refusal(
-    framework: Framework, attempted: str, x: Any, *, fix: str
-) -> UnsupportedValueError:
-    """Return the error of an object in which no backend knows anything.
-
-    Args:
-        framework: the active one, which knows the reason for objects of some libraries.
-        attempted: the current operation, for messages.
-        x: the object.
-        fix: what helps unless the library has a line of its own.
-    """
-    _, unknown = _unknown(framework, x, "")
-    reason, remedy = framework.models.elsewhere(unknown) or ("", "")
-    problem = f"{describe(x)} holds no tensor, and no model or optimizer of an imported framework"
-    if remedy:
-        problem = f"{describe(unknown)} is of no backend: {reason}"
-    return UnsupportedValueError(attempted, problem, remedy or fix)
-
-
 def _whose(framework: Framework, x: Any) -> tuple[str, str, str]:
     """Return a clause that names the framework of an object, its backend, and what helps instead.
 

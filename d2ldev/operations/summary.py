@@ -16,10 +16,8 @@ from d2ldev.contract import Framework
 from d2ldev.device import Device
 from d2ldev.display import format_html_table, format_text_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
-from d2ldev.nesting.kinds import PLAIN, UNKNOWN
-from d2ldev.nesting.walk import leaves
+from d2ldev.nesting.kinds import PLAIN
 from d2ldev.operations.placing import Inventory
-from d2ldev.registry.selection import other_backend_of
 
 _HEADER = ("module", "class", "parameters", "trained", "buffers", "MB", "dtype", "device")
 _NUMBERS = ("parameters", "trained", "buffers", "MB")
@@ -130,35 +128,14 @@ def summarize(framework: Framework, obj: Any) -> Summary:
     return _Walk(framework, obj).summarize()
 
 
-def check_one_framework(framework: Framework, obj: Any, attempted: str) -> None:
-    """Refuse an object of two frameworks, whose tables no backend makes.
-
-    Args:
-        framework: of the first tensor, model or optimizer.
-        obj: the object.
-        attempted: the current operation, for messages.
-
-    Raises:
-        UnsupportedValueError: if something in it is of another framework.
-    """
-    for name, leaf, kind in leaves(obj, framework.state.kinds, "", attempted):
-        if kind is UNKNOWN and (other := other_backend_of(framework, leaf)):
-            raise UnsupportedValueError(
-                attempted,
-                f"{describe(leaf)} at {name} is of the {other} backend, and what comes first is of "
-                f"the {framework.name} backend",
-                "d2ldev.show(net), with the objects of one framework in each call",
-            )
-
-
 class _Walk(Inventory):
     """The walk of ``place`` through a model, with the module of each tensor."""
 
     def __init__(self, framework: Framework, obj: Any) -> None:
-        attempted = "show a model"
+        attempted = "summarize a model"
         super().__init__(framework, obj, attempted, is_saved=True)
         if self._kinds[type(obj)] is PLAIN:
-            problem, fix = f"{describe(obj)} has no tensors", "d2ldev.show(net), with a model"
+            problem, fix = f"{describe(obj)} has no tensors", "backend.summarize(net), with a model"
             raise UnsupportedValueError(attempted, problem, fix)
         is_module = framework.models.is_module
         # Both by name: the owner of a tensor may be a variable inside a module.

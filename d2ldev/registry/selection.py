@@ -26,7 +26,6 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.locks import Lock
-from d2ldev.nesting.containers import container_of
 from d2ldev.nesting.kinds import OBJECT, TENSOR
 from d2ldev.registry.discovery import (
     FALLBACK,
@@ -331,45 +330,10 @@ def framework_of_class(cls: type) -> Framework:
     )
 
 
-def framework_of_object(attempted: str, x: Any) -> Framework | None:
-    """Return the framework of a model, an optimizer, a tensor, or of the first one in a nesting.
-
-    Like ``framework_of_tensor`` it imports no framework. None if no framework knows it.
-
-    Raises:
-        UnsupportedValueError: if the backend that may know it cannot be used.
-    """
-    broken: D2LDevError | None = None
-    seen: set[int] = set()
-    waiting = [x]
-    while waiting and len(seen) < _MOST_SEARCHED:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        for name in _possible_backends(value):
-            try:
-                framework = get_framework(name)
-            except D2LDevError as error:
-                broken = broken or error
-                continue
-            if framework.state.kinds[type(value)] in (TENSOR, OBJECT):
-                return framework
-        container = container_of(type(value))
-        if container is not None:
-            waiting += reversed(list(container.children(value)))
-    if broken is not None:
-        raise _unusable_refusal(attempted, broken) from broken
-    return None
-
-
 def _unusable_refusal(attempted: str, error: D2LDevError) -> UnsupportedValueError:
     """Return the error of an object whose backend cannot be used, with the reason."""
     problem = f"its backend fails: cannot {error.attempted}: {error.problem}"
     return UnsupportedValueError(attempted, problem, error.fix)
-
-
-_MOST_SEARCHED = 10_000
 
 
 def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None:

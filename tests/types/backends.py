@@ -13,23 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from d2ldev import (
-    Backend,
-    Device,
-    DeviceLike,
-    DTypeLike,
-    Group,
-    Learner,
-    LiveTensor,
-    Loaded,
-    Memory,
-    Shape,
-    Timing,
-    backend,
-    get_backend,
-    use_backend,
-)
+from d2ldev import Backend, Device, backend, get_backend, use_backend
 from d2ldev import torch as d2l
+from d2ldev.results import Group, Learner, LiveTensor, Loaded, Memory, Timing
+from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 Batch = dict[str, torch.Tensor]
 

@@ -24,7 +24,6 @@ from d2ldev import (
     Device,
     DeviceLog,
     EarlyStopping,
-    Learner,
     Schedule,
     TensorBoardLogger,
     Trainer,
@@ -32,6 +31,7 @@ from d2ldev import (
     backend_of,
 )
 from d2ldev import torch as d2l
+from d2ldev.results import Learner
 from d2ldev.typing import Callback, DataModule, History
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -27,7 +27,6 @@ from d2ldev import (
     DeviceInitializationWarning,
     DeviceUnavailableError,
     InvalidDeviceError,
-    Memory,
     MemoryPolicyWarning,
     UnsupportedValueError,
     cpu,
@@ -35,6 +34,7 @@ from d2ldev import (
 )
 from d2ldev._backend import framework_of
 from d2ldev.operations import nvml
+from d2ldev.results import Memory
 
 # -- counting --------------------------------------------------------------------------------------
 

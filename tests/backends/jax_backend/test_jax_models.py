@@ -335,7 +335,7 @@ def test_a_table_of_a_linen_module_tells_where_its_parameters_are(backend):
     (note,) = summary.notes
     assert note.startswith("parameters are not in it, because init returns them; fix: ")
     shown = []
-    line = note.partition("; fix: ")[2].replace("d2ldev.show", "shown.append")
+    line = note.partition("; fix: ")[2].replace("backend.summarize", "shown.append")
     exec(line, {"jax": jax, "net": net, "X": jnp.ones((1, 3)), "shown": shown})
     assert backend.summarize(shown).total.parameters == 21
 

@@ -13,13 +13,13 @@ from d2ldev import (
     DeviceInitializationWarning,
     DeviceUnavailableError,
     InvalidDeviceError,
-    Memory,
     UnsupportedValueError,
     cpu,
     gpu,
 )
 from d2ldev._backend import framework_of
 from d2ldev.operations import nvml
+from d2ldev.results import Memory
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from d2ldev import (
     DeviceInitializationWarning,
     DeviceUnavailableError,
     InvalidDeviceError,
-    Memory,
     MemoryPolicyWarning,
     cpu,
     gpu,
 )
 from d2ldev._backend import framework_of
 from d2ldev.operations import nvml
+from d2ldev.results import Memory
 
 FULL = "/job:localhost/replica:0/task:0/device:"
 

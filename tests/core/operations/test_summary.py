@@ -1,15 +1,13 @@
 """``show`` and ``summarize``: the table of a model, in a terminal and in a notebook."""
 
 import pickle
-import sys
-from types import SimpleNamespace
 
 import pytest
 
-import d2ldev
-from d2ldev import Summary, UnsupportedValueError
+from d2ldev import UnsupportedValueError
 from d2ldev.device import CPU, gpu
 from d2ldev.operations.summary import ModuleSize
+from d2ldev.results import Summary
 
 LAYER = ModuleSize("<0>", "Linear", 600, 500, 7, {"float32": 2400, "int64": 56}, (CPU, gpu(1)))
 
@@ -74,36 +72,14 @@ def test_integers_of_a_pytree_are_buffers(reference):
     assert (total.parameters, total.trained, total.buffers) == (3, 3, 2)
 
 
-def test_show_prints_the_table_of_another_backend_than_the_active_one(reference, other, capsys):
-    net = {"layers": [reference.ones(3), "text", None]}
-    with d2ldev.use_backend(other):
-        assert d2ldev.show(net) is None
-    assert capsys.readouterr().out == f"{reference.summarize(net)}\n"
-
-
-def test_show_needs_no_output(reference, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    assert d2ldev.show(reference.mlp([2, 1])) is None
-
-
-def test_show_displays_the_table_in_a_notebook(reference, capsys, monkeypatch):
-    shown = []
-    ipython = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
-    d2ldev.show(reference.mlp([2, 1]))
-    assert [each.total.parameters for each in shown] == [3]
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     "value",
     [object(), {"net": len}, None, "net.safetensors", 3],
     ids=["object", "function", "none", "path", "number"],
 )
 def test_an_object_of_no_backend_is_refused(reference, value):
-    with pytest.raises(UnsupportedValueError, match="show a model"):
-        d2ldev.show(value)
+    with pytest.raises(UnsupportedValueError, match="summarize a model"):
+        reference.summarize(value)
 
 
 def test_a_list_that_holds_itself_is_walked_once(reference):

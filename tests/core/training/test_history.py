@@ -10,7 +10,8 @@ import pytest
 from processes import run_python
 
 import d2ldev
-from d2ldev import History, PackageNotInstalledError, Trainer
+from d2ldev import PackageNotInstalledError, Trainer
+from d2ldev.results import History
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 NUMBERS = {"loss": [2.0, 1.0], "val_loss": [2.5, 1.5], "accuracy": [0.25, 0.75]}
@@ -120,7 +121,7 @@ def test_a_history_without_numbers_is_drawn_as_empty_axes():
 PLOT = """
 import sys
 import matplotlib
-from d2ldev import History
+from d2ldev.results import History
 
 def list_settings():
     # Past its own ``items``, which would choose a backend.

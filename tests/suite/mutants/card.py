@@ -13,8 +13,9 @@ import threading
 
 import array_api_strict as xp
 
-from d2ldev import Memory, UnsupportedValueError
+from d2ldev import UnsupportedValueError
 from d2ldev.device import CPU
+from d2ldev.results import Memory
 from mutants import Queued, ReferenceParallel, Strictness
 
 TOTAL = 600 * 2**20

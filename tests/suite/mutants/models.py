@@ -9,9 +9,10 @@ import numpy as np
 from d2ldev_reference.models import MLP, ReferenceModels
 
 import mutants
-from d2ldev import Backend, DeviceUnavailableError, Summary, UnsupportedValueError
+from d2ldev import Backend, DeviceUnavailableError, UnsupportedValueError
 from d2ldev._backend import framework_of
 from d2ldev.device import CPU
+from d2ldev.results import Summary
 from mutants import Mutant
 
 

@@ -1,4 +1,4 @@
-"""D2L 6.7.3: the table of a model's modules, which ``d2ldev.show(net)`` prints.
+"""D2L 6.7.3: the table of a model's modules, as ``backend.summarize(net)`` returns it.
 
 A user reads there how large a model is, what of it is trained, and where it is. A table that leaves
 out a tensor, or counts one twice, hides what fills a GPU.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import d2ldev
 from d2ldev._backend import framework_of
 from d2ldev_conformance.provision import buffers, samples, ties
 from d2ldev_conformance.requirement import requirement
@@ -88,12 +87,11 @@ def test_a_summary_asks_only(backend, place, sample, monkeypatch):
 
 
 @requirement("show.prints", section=SECTION)
-def test_show_prints_the_summary(backend, place, capsys):
-    """Print from ``d2ldev.show`` the class, the numbers and the device of a model.
+def test_a_summary_is_a_table_as_text(backend, place):
+    """Show the class, the numbers and the device of a model in the text of ``summarize``.
 
-    The model tells its framework, whichever backend is active.
+    A user prints it to see what fills a GPU.
     """
     net = backend.mlp([3, 4, 1], device=place)
-    d2ldev.show(net)
-    *_, total = capsys.readouterr().out.splitlines()
+    *_, total = str(backend.summarize(net)).splitlines()
     assert total.split() == ["total", "21", "21", "0", "<", "0.001", "float32", str(place)]

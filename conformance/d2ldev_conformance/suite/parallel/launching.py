@@ -43,13 +43,13 @@ def require_processes(backend: Backend, number: int) -> None:
 
 def virtual_gpus_of_each(backend: Backend) -> int:
     """Return how many virtual GPUs each process of a launch has: one of its own, if any."""
-    return min(backend.virtual_gpus or 0, 1)
+    return min(framework_of(backend).virtual_gpus or 0, 1)
 
 
 def environment(backend: Backend, **others: str) -> dict[str, str]:
     """Return the variables of a launch, with the virtual GPUs of each process."""
     found = {**os.environ, **others}
-    if backend.virtual_gpus is not None:
+    if framework_of(backend).virtual_gpus is not None:
         found[VIRTUAL_GPUS] = str(virtual_gpus_of_each(backend))
     return found
 

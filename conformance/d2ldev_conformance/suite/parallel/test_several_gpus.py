@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Broadcast, History, Trainer, WeightedLoss
+from d2ldev import Broadcast, Trainer, WeightedLoss
+from d2ldev.results import History
 from d2ldev_conformance.provision import (
     attention_models,
     models_with_losses,

@@ -1,4 +1,4 @@
-"""D2L 6.7.3: ``d2ldev.show(net)`` tells which numbers of a model training changes.
+"""D2L 6.7.3: ``backend.summarize(net)`` tells which numbers of a model training changes.
 
 A user who has frozen a part of a model sees there whether it is frozen.
 """

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from d2ldev import ArrayLoader, Backend
+from d2ldev._backend import framework_of
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.requirement import requirement
@@ -97,8 +98,8 @@ def train(
 def run(backend, tmp_path):
     """Train in a process of its own; its exit status."""
     environment = dict(os.environ)
-    if backend.virtual_gpus is not None:
-        environment[VIRTUAL_GPUS] = str(backend.virtual_gpus)
+    if framework_of(backend).virtual_gpus is not None:
+        environment[VIRTUAL_GPUS] = str(framework_of(backend).virtual_gpus)
 
     def run(**options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(  # noqa: S603
