@@ -1162,7 +1162,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             obj: as in ``place``.
 
         Returns:
-            A ``Summary``. As text and in a notebook it is a table, with a row for each module and
+            A ``Summary``: a table, as text and in a notebook. It has a row for each module and
             one for the total. It has the numbers of parameters and buffers, their bytes, dtypes and
             devices. A tensor in several places counts once.
 
