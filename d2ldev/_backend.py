@@ -30,7 +30,6 @@ from d2ldev.options import (
     MatmulPrecisionName,
     Optimizer,
     Precision,
-    Shard,
     Statistics,
 )
 from d2ldev.registry.selection import get_framework
@@ -1389,7 +1388,6 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         is_trained: bool = True,
         devices: Sequence[DeviceLike[NativeDeviceT]] | None = None,
         group: Group | None = None,
-        shard: Shard | None = None,
         batch_norm: Statistics | None = None,
     ) -> Learner[TensorT]:
         """Return a learner, which trains a model step by step on the model's device.
@@ -1422,8 +1420,6 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             group: the processes that train the model together, each with a shard of the batch. The
                 ``Trainer`` passes them, and sets ``learner.portion`` before each step. None is
                 this process alone.
-            shard: ``'parameters'`` gives each device or process a shard of the parameters. The
-                model itself stays on the CPU.
             batch_norm: ``'global'`` or ``'local'`` statistics of batch normalization on several
                 devices or processes. A model with the other kind is an error.
 
@@ -1447,7 +1443,6 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             accumulate_grad_batches=accumulate_grad_batches,
             precision=precision,
             methods=methods,
-            shard=shard,
             batch_norm=batch_norm,
         )
         is_trained = flag("train", "is_trained", is_trained)

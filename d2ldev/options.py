@@ -14,7 +14,6 @@ OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adagrad"]
 MetricName = Literal["accuracy"]
 Precision = Literal["model", "bf16", "fp16"]
 MatmulPrecisionName = Literal["highest", "high", "medium"]
-Shard = Literal["parameters"]
 Statistics = Literal["global", "local"]
 Keep = Literal["last", "best"]
 Mode = Literal["min", "max"]
@@ -66,7 +65,6 @@ METRICS: tuple[str, ...] = get_args(MetricName)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 MATMUL_PRECISIONS: tuple[str, ...] = get_args(MatmulPrecisionName)
 """What products and convolutions of float32 are computed in; the most precise one first."""
-SHARDS: tuple[str, ...] = get_args(Shard)
 STATISTICS: tuple[str, ...] = get_args(Statistics)
 KEEPS: tuple[str, ...] = get_args(Keep)
 MODES: tuple[str, ...] = get_args(Mode)

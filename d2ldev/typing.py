@@ -31,7 +31,6 @@ from d2ldev.options import (
     OptimizerName,
     Period,
     Precision,
-    Shard,
     Statistics,
 )
 
@@ -60,7 +59,6 @@ __all__ = [
     "Precision",
     "Scheduler",
     "Shape",
-    "Shard",
     "Statistics",
     "SupportsDLPack",
     "Target",

@@ -83,7 +83,6 @@ def with_tables(text: str) -> str:
         "transfers": ratio_rows("transfers-*"),
         "epochs": epoch_rows(),
         "small-calls": small_call_rows(),
-        "sharding": make_sharding_rows(),
         "speed-summary": speed_summary_rows(),
         "speed-misses": speed_miss_rows(),
         "zoo": zoo_rows(),
@@ -531,18 +530,6 @@ def speed_miss_rows() -> Iterator[str]:
             name = _in_a_cell(worst["name"])
             figures = _figure(worst).removesuffix(" **missed**")
             yield f"| {framework} | {what}: {name} | {len(results)} | {figures} | {why} |"
-
-
-def make_sharding_rows() -> Iterator[str]:
-    """Return one row for each way to share parameters, with the memory that it takes."""
-    yield "| framework | GPUs | `shard` | MB in use on each GPU |"
-    yield "|---|---|---|---|"
-    for _, document in documents(ROOT / "benchmarks" / "results" / "memory", "sharding-*"):
-        for row in document["results"]:
-            used = ", ".join(f"{each / 1e6:.1f}" for each in row["used"])
-            shard = f'`"{row["shard"]}"`' if row["shard"] else ""
-            yield f"| {_framework(document)} | {row['gpus']} | {shard} | {used} |"
-    yield from _circumstances("memory/sharding-*")
 
 
 def epoch_rows() -> Iterator[str]:

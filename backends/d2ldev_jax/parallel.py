@@ -86,11 +86,10 @@ class JaxParallel(Parallel):
     def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         check_libraries()
         from d2ldev_jax.training.learner import JaxLearner
-        from d2ldev_jax.training.places import SeveralDevices, ShardedDevices
+        from d2ldev_jax.training.places import SeveralDevices
 
-        places = SeveralDevices if settings.shard is None else ShardedDevices
         natives = [self._devices.native(device) for device in devices]
-        return JaxLearner(self._framework, model, settings, partial(places, natives))
+        return JaxLearner(self._framework, model, settings, partial(SeveralDevices, natives))
 
     def is_joined(self) -> bool:
         # Not ``jax.process_count()``, which initialises the devices.
@@ -160,11 +159,9 @@ class JaxParallel(Parallel):
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         check_libraries()
-        from d2ldev_jax.training.learner import JaxLearner, JaxShardLearner
+        from d2ldev_jax.training.learner import JaxLearner
         from d2ldev_jax.training.places import SeveralProcesses
 
-        if settings.shard is not None:
-            return JaxShardLearner(self._framework, model, settings, group)
         return JaxLearner(self._framework, model, settings, partial(SeveralProcesses, group))
 
 

@@ -33,8 +33,6 @@ class MXNetFramework(Framework):
             "MXNet 1.9.1's mxnet.contrib.amp replaces functions of mx.nd and mx.sym, for good and "
             "in the whole process, and none of mx.np and mx.npx, with which Gluon computes here",
         ),
-        "train with sharded parameters": "MXNet 1.9.1 computes on each device with arrays that are "
-        "whole there, and its kvstore sends whole arrays",
         "find leaks": "MXNet 1.9.1 has no hook for its operators, which are written out when it is "
         "imported",
     }

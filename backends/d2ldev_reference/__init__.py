@@ -21,7 +21,6 @@ class ReferenceFramework(Framework):
     cannot = {
         **dict.fromkeys(("train in bf16", "train in fp16"), "array-api-strict has no such dtype"),
         "train with a loss of your own": "array-api-strict has no gradients",
-        "train with sharded parameters": "array-api-strict has no arrays on several devices",
         "find leaks": "array-api-strict has no hook for its functions",
     }
 

@@ -44,8 +44,6 @@ class TensorFlowFramework(Framework):
     distributions = (_distribution(), "keras", "numpy")
     max_virtual_gpus = 8
     cannot = {
-        "train with sharded parameters": "the strategies of tf.distribute keep each variable whole "
-        "on each device, and keras.distribution, which splits them, is for Keras on JAX alone",
         "find leaks": "TensorFlow copies an operand from any device to that of its operation, and "
         "has no hook for the functions of a program",
     }

@@ -50,9 +50,7 @@ class TorchFramework(Framework):
         if virtual_gpus:
             # Imported only on request: it changes the devices that torch knows.
             from d2ldev_torch.virtual.areas import VirtualDevices, VirtualTensors
-            from d2ldev_torch.virtual.patches import CANNOT
 
-            self.cannot = {**self.cannot, **CANNOT}
             devices: TorchDevices = VirtualDevices(virtual_gpus)
             self.tensors = VirtualTensors(devices)
         else:

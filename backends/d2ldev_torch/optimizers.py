@@ -340,17 +340,6 @@ def reorder(optimizer: Optimizer, own: Any, order: Sequence[int]) -> dict[str, A
 # -- several processes ----------------------------------------------------------------------------
 
 
-def is_simple(optimizer: Optimizer) -> bool:
-    """Return whether each value of an optimizer belongs to one parameter, or is a number."""
-    cls = type(optimizer)
-    has_own = (
-        cls.state_dict is not Optimizer.state_dict
-        or cls.load_state_dict is not Optimizer.load_state_dict
-    )
-    values = _attributes(optimizer).values()
-    return not has_own and all(type(x) in _PLAIN or callable(x) for x in values)
-
-
 def reduce(optimizer: Optimizer) -> Any:
     """Return how ``pickle`` rebuilds an optimizer; see ``Parallel.reduce``.
 

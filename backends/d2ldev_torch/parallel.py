@@ -173,34 +173,24 @@ class TorchParallel(Parallel):
         return engine.upper() if engine in _OF_GPUS else ""
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
-        _check_engine(model, settings, group)
-        gradients.check_hooks(model, size=group.size, is_sharded=settings.shard is not None)
+        _check_engine(model, group)
+        gradients.check_hooks(model, group.size)
         # Some builds of torch have no torch.distributed.
-        if settings.shard is not None:
-            from d2ldev_torch.training.sharded import TorchShardLearner
-
-            return TorchShardLearner(self._framework, model, settings, group)
         from d2ldev_torch.training.replicated import TorchGroupLearner
 
         return TorchGroupLearner(self._framework, model, settings, group)
 
 
-def _check_engine(model: Any, settings: TrainingSettings, group: Group) -> None:
-    """Refuse a model on the CPU if the program has started an engine for GPUs alone.
-
-    With ``settings.shard`` a model begins on the CPU, also if the batches are on a GPU.
-    """
+def _check_engine(model: Any, group: Group) -> None:
+    """Refuse a model on the CPU if the program has started an engine for GPUs alone."""
     engines = distributed.get_backend_config()
     is_on_cpu = isinstance(model, torch.nn.Module) and any(x.is_cpu for x in model.parameters())
     if is_on_cpu and "cpu:" not in engines:
-        is_sharded = settings.shard is not None
-        how = f" with shard={settings.shard!r}" if is_sharded else ""
-        on_a_gpu = "" if is_sharded else "Trainer(max_epochs, num_gpus=1), or "
         raise UnsupportedValueError(
-            f"train a model on the CPU in {group.size} processes{how}",
+            f"train a model on the CPU in {group.size} processes",
             f"the program has started torch.distributed with {engines}, which lacks the CPU",
-            f"{on_a_gpu}torch.distributed.init_process_group() with 'cpu:gloo,cuda:nccl', or leave "
-            "the call out",
+            "Trainer(max_epochs, num_gpus=1), or torch.distributed.init_process_group() with "
+            "'cpu:gloo,cuda:nccl', or leave the call out",
         )
 
 

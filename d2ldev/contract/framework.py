@@ -66,7 +66,6 @@ class Framework:
     - ``'train in several processes'``: ``d2ldev launch``;
     - ``'lose a process while the engine begins'``: ``PeerLostError`` in the others then;
     - ``'split sequences over processes'``: lists of examples in a batch, in ``d2ldev launch``;
-    - ``'train with sharded parameters'``: ``shard='parameters'``;
     - ``'find leaks'``: ``d2ldev.find_leaks`` and ``pytest --d2ldev-leaks``.
     """
 

@@ -90,8 +90,7 @@ class Parallel:
         """Return a model that several devices of this process train.
 
         Args:
-            model: on the first of the devices, where ``sync`` leaves it. With ``settings.shard`` it
-                is on the CPU, and each device gets a shard of it.
+            model: on the first of the devices, where ``sync`` leaves it.
             settings: of the training.
             devices: two or more different ones.
 
@@ -153,8 +152,7 @@ class Parallel:
         It is called in all processes. They begin with the parameters of rank 0.
 
         Args:
-            model: on this process's device, where ``sync`` leaves it. With ``settings.shard`` it is
-                on the CPU, and the device of the batches gets a shard of it.
+            model: on this process's device, where ``sync`` leaves it.
             settings: of the training.
             group: the processes; ``join`` has started their engine. Without an engine,
                 ``group.gather('the gradients', values)`` alone suffices. It sends what JSON holds.

@@ -180,9 +180,6 @@ def check_settings(framework: Framework, settings: TrainingSettings) -> Training
         require(framework, "train with a loss of your own", attempted, "loss='mse'")
     precision = settings.precision
     require(framework, f"train in {precision}", f"train with precision={precision!r}")
-    if settings.shard is not None:
-        attempted = f"train with shard={settings.shard!r}"
-        require(framework, "train with sharded parameters", attempted, "leave shard out")
     return settings
 
 

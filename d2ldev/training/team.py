@@ -247,8 +247,7 @@ class ProcessGroup(Team):
     def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
         """Call the listeners; keep an error until all processes end together.
 
-        The other processes may already wait for this one in the next step. And only all of them
-        together can gather a sharded model.
+        The other processes may already wait for this one in the next step.
         """
         if self._failure is None:
             try:

@@ -43,7 +43,6 @@ from d2ldev.options import (
     NumGpus,
     Optimizer,
     Precision,
-    Shard,
     Statistics,
 )
 from d2ldev.registry.selection import framework_of_loader
@@ -137,9 +136,6 @@ class Trainer(TrainerState):
         matmul_precision: ``'highest'``, ``'high'`` or ``'medium'``: the precision of float32
             products and convolutions during ``fit``, ``validate`` and ``predict``. None leaves it
             as it is. A run may resume with another one. See ``backend.matmul_precision``.
-        shard: ``'parameters'`` gives each GPU, or each process of a launch, a shard of the
-            parameters and of the optimizer's state. PyTorch and JAX can do it. The whole model
-            stays on the CPU, and ``fit`` leaves it there. With one GPU it is an error.
         batch_norm: the statistics of batch normalization on several GPUs or processes.
             ``'global'`` is for the whole batch, ``'local'`` for the shard of a GPU. A model whose
             layers use the other one is refused. None takes the framework's.
@@ -179,7 +175,6 @@ class Trainer(TrainerState):
     accumulate_grad_batches: int = 1
     precision: Precision = "model"
     matmul_precision: MatmulPrecisionName | None = None
-    shard: Shard | None = None
     batch_norm: Statistics | None = None
 
     def __init__(
@@ -194,7 +189,6 @@ class Trainer(TrainerState):
         accumulate_grad_batches: int = 1,
         precision: Precision = "model",
         matmul_precision: MatmulPrecisionName | None = None,
-        shard: Shard | None = None,
         batch_norm: Statistics | None = None,
     ) -> None:
         self.backend = get_backend(type(self).backend if backend is None else backend)
@@ -204,7 +198,7 @@ class Trainer(TrainerState):
         self.gradient_clip_val = gradient_clip_val
         self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
         self.matmul_precision = matmul_precision
-        self.shard, self.batch_norm = shard, batch_norm
+        self.batch_norm = batch_norm
         check_settings(framework_of(self.backend), TrainingSettings(**self._settings_of_steps()))
         self._check_matmul_precision()
         self.callbacks = callbacks
@@ -257,7 +251,6 @@ class Trainer(TrainerState):
             "gradient_clip_val": self.gradient_clip_val,
             "accumulate_grad_batches": self.accumulate_grad_batches,
             "precision": self.precision,
-            "shard": self.shard,
             "batch_norm": self.batch_norm,
         }
 
@@ -478,7 +471,7 @@ class Trainer(TrainerState):
         team: Team,
     ) -> Learner:
         """Return the learner of a model, which is placed first."""
-        model = self._place_model(model, group)
+        model = self._call_prepare_model(model)
         team.compare_models(model)
         # Only now is the optimizer built. Some frameworks move a model by making new tensors, and
         # an older optimizer would hold the old ones.
@@ -536,18 +529,11 @@ class Trainer(TrainerState):
             if path is not None:
                 context.run.save_to(path, self.device)
         except BaseException:
-            loop.learner.leave()
+            loop.learner.sync()
             if path is not None:
                 with suppress(Exception):  # another error would hide the first one
                     context.run.save_after_error_to(path, self.device)
             raise
-
-    def _place_model(self, model: Any, group: Group | None) -> Any:
-        """Place a model: on the device, or on the CPU if each device gets a shard of it."""
-        is_sharded = self.shard is not None and (group is not None or len(self.gpus) > 1)
-        if is_sharded and not is_overridden(self, "prepare_model"):
-            return self.backend.place(model, CPU)
-        return self._call_prepare_model(model)
 
     def _fit_by_the_book(
         self,

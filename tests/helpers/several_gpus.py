@@ -45,10 +45,10 @@ def train(backend, make, data, num_gpus, fits=1, **options):
         num_gpus: how many.
         fits: how often.
         options: of ``fit``; ``optimizer`` may be a function of the model; ``precision``,
-            ``accumulate_grad_batches``, ``gradient_clip_val`` and ``shard`` are the trainer's;
+            ``accumulate_grad_batches`` and ``gradient_clip_val`` are the trainer's;
             ``reads_shard`` is whether a process of a launch reads its part of the data only.
     """
-    names = ("precision", "accumulate_grad_batches", "gradient_clip_val", "shard")
+    names = ("precision", "accumulate_grad_batches", "gradient_clip_val")
     of_trainer = {name: options.pop(name) for name in names if name in options}
     reads_shard = options.pop("reads_shard", False)
     trainer = Trainer(2, num_gpus, backend=backend, **of_trainer)
@@ -73,19 +73,3 @@ def assert_same_as_one(backend, make, data, num_gpus=2, tolerance=TOLERANCE, **o
     assert list(history) == list(curves)
     for name, curve in curves.items():
         np.testing.assert_allclose(history[name], curve, **tolerance)
-
-
-class SeenMemory:
-    """A callback that notes how many bytes are in use on the first GPU of its process."""
-
-    def __init__(self, backend, trainer):
-        self.backend, self.trainer, self.used = backend, trainer, []
-
-    def on_step_end(self, step, loss):
-        self.used.append(self.backend.memory(self.trainer.gpus[0]).used)
-
-    def state_dict(self):
-        return {"used": self.used}
-
-    def load_state_dict(self, state):
-        self.used = state["used"]

@@ -14,12 +14,11 @@ from d2ldev.options import MatmulPrecisionName
 
 
 def check_trainer(text: str) -> None:
-    Trainer(1, num_gpus="auto", precision="bf16", matmul_precision="high", shard="parameters")
+    Trainer(1, num_gpus="auto", precision="bf16", matmul_precision="high")
     Trainer(1, batch_norm="global")
     Trainer(1, num_gpus="all")  # type: ignore[arg-type]
     Trainer(1, precision="bf-16")  # type: ignore[arg-type]
     Trainer(1, matmul_precision="hihg")  # type: ignore[arg-type]
-    Trainer(1, shard="params")  # type: ignore[arg-type]
     Trainer(1, batch_norm="globl")  # type: ignore[arg-type]
     Trainer(1, precision=text)  # type: ignore[arg-type]
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from inspect import signature
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import NamedSharding
 
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
@@ -62,11 +61,8 @@ from d2ldev.framework import (
 )
 from d2ldev_jax.keras import KerasObject, is_layer
 from d2ldev_jax.models import value_of
-from d2ldev_jax.training.places import OneDevice, ShardedProcesses, find_sharding
+from d2ldev_jax.training.places import OneDevice
 from d2ldev_jax.training.wrappers import SWITCHES, PytreeModule, Wrapper
-
-if TYPE_CHECKING:
-    from d2ldev.framework import Group
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -181,14 +177,14 @@ class JaxLearner(Learner):
         scaler = components.get("scaler", self._state[-1])
         self._sums, self._rate, scaler = self._places.replicate((self._sums, self._rate, scaler))
         self._state = [], [], self._places.broadcast_first(scaler)
-        self._take(self._places.place_first_arrays)
+        self._take(self._places.replicate_first)
 
     def sync(self) -> None:
         if not self._is_synced:
             model_arrays, optimizer_arrays, _ = self._state
-            self._steps.model_split.put(self._model, self._places.bring_home(model_arrays))
+            self._steps.model_split.put(self._model, self._places.take_local(model_arrays))
             self._steps.optimizer_split.put(
-                self._optimizer, self._places.bring_home(optimizer_arrays)
+                self._optimizer, self._places.take_local(optimizer_arrays)
             )
             self._is_synced = True
             for each in (self._model, self._optimizer):
@@ -287,7 +283,7 @@ class JaxLearner(Learner):
         Args:
             put: moves them to the devices of a step.
         """
-        put = put or self._places.place_arrays
+        put = put or self._places.replicate
         for each in (self._model, self._optimizer):
             if hasattr(each, "pull"):
                 each.pull()
@@ -308,7 +304,6 @@ class JaxLearner(Learner):
         steps = _Steps(
             model_split,
             optimizer_split,
-            self._places.split,
             self._loss,
             self.settings,
             self._optimizer.wrt,
@@ -318,48 +313,6 @@ class JaxLearner(Learner):
             self._program = _PROGRAMS.get(steps.dependencies, _Program)
             self._program.users.add(steps)
         self._is_synced = False
-
-
-class JaxShardLearner(JaxLearner):
-    """Train a module with its arrays spread over several processes.
-
-    The user's module stays whole, on the host. This process's part is on the device of the first
-    batch. ``sync`` gathers the trained arrays.
-
-    Args:
-        framework, model, settings: see ``JaxLearner``.
-        group: the processes.
-    """
-
-    @property
-    def takes_marks(self) -> bool:
-        return True
-
-    def __init__(
-        self, framework: Framework, model: Any, settings: TrainingSettings, group: Group
-    ) -> None:
-        self._group = group
-        super().__init__(framework, model, settings)
-
-    def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
-        self._spread(inputs)
-        return super().step(inputs, y)
-
-    def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
-        self._spread(inputs)
-        return super().evaluate(inputs, y)
-
-    def leave(self) -> None:
-        """Leave the model as after the last ``sync``: the other processes may not gather now."""
-
-    def _spread(self, inputs: Inputs) -> None:
-        if self._places.split is not None:
-            return
-        (native, *_), *_ = (
-            x.devices() for x in jax.tree.leaves(inputs) if isinstance(x, jax.Array) and x.ndim
-        )
-        self._places_from = partial(ShardedProcesses, self._group, native)
-        self.replace(self.components)
 
 
 def _wrap(model: Any) -> Any:
@@ -664,7 +617,7 @@ def _compile(users: ProgramUsers[_Steps], name: str) -> Callable[..., Any]:
 
 
 def _take_apart(value: Any) -> Any:
-    """Return the values inside of a structure, a sharding or a device; None for all else.
+    """Return the values inside of a structure or a device; None for all else.
 
     None of these has weak references.
     """
@@ -672,9 +625,6 @@ def _take_apart(value: Any) -> Any:
         return value.node_data(), value.children()
     if isinstance(value, jax.Device):
         return value.platform, value.id
-    if isinstance(value, NamedSharding):
-        mesh = value.mesh
-        return [*mesh.devices.flat], mesh.axis_names, tuple(value.spec), value.memory_kind
     return None
 
 
@@ -688,7 +638,6 @@ class _Steps:
 
     model_split: _Split
     optimizer_split: _Split
-    split: NamedSharding | None
     loss: Callable[[Any, Any], Any]
     settings: TrainingSettings
     wrt: Any
@@ -696,7 +645,7 @@ class _Steps:
     @property
     def structure(self) -> Any:
         """Return all dependencies that may change while a learner is in use."""
-        return self.model_split, self.optimizer_split, self.split
+        return self.model_split, self.optimizer_split
 
     @property
     def dependencies(self) -> Any:
@@ -737,7 +686,7 @@ class _Steps:
             pairs = zip(sums, new, strict=True)
             new = [a if b is None else b if a is None else a + b for a, b in pairs]
         arrays = _list_arrays(model, self.model_split, state[0])
-        return self._spread_again(arrays), self._spread_again(new), found, prediction
+        return arrays, new, found, prediction
 
     def apply(self, state: _State, rate: Tensor | None, sums: Any) -> _State:
         """Return the state after a step with the mean of the gradients."""
@@ -852,7 +801,7 @@ class _Steps:
             _list_arrays(optimizer, self.optimizer_split, optimizer_arrays),
         )
         if scaler is None:
-            return *self._spread_again(after), None
+            return *after, None
         is_finite = jnp.all(
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradients)])
         )
@@ -862,14 +811,7 @@ class _Steps:
             after,
             before,
         )
-        return *self._spread_again(after), scaler.after(is_finite)
-
-    def _spread_again(self, arrays: Any) -> Any:
-        """Return arrays after a step, with their sharding from before it."""
-        if (split := self.split) is None:
-            return arrays
-        spread_again = jax.lax.with_sharding_constraint
-        return jax.tree.map(lambda x: spread_again(x, find_sharding(split, x)), arrays)
+        return *after, scaler.after(is_finite)
 
 
 def _note_use(used: set[int], number: int, x: Tensor) -> Tensor:

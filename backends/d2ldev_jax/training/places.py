@@ -30,27 +30,17 @@ class OneDevice:
 
     takes_marks = False
     """Whether ``shard_batch`` takes ``Broadcast``."""
-    split: NamedSharding | None = None
-    """The sharding of a batch if the parameters are sharded as well; None if they are whole."""
 
     def __init__(self, native: jax.Device) -> None:
         self._native = native
-
-    def place_arrays(self, arrays: list[Any]) -> list[Any]:
-        """Return arrays of the model or the optimizer on the devices of a step."""
-        return self.replicate(arrays)
-
-    def bring_home(self, arrays: list[Any]) -> list[Any]:
-        """Return these arrays on the device of the user's own model."""
-        return self.take_local(arrays)
 
     def replicate(self, arrays: Any) -> Any:
         """Return a nesting of arrays on the devices of a step, whole on each."""
         return jax.device_put(arrays, self._native)
 
-    def place_first_arrays(self, arrays: list[Any]) -> list[Any]:
-        """Return rank 0's arrays of the model or the optimizer, on the devices of a step."""
-        return self.broadcast_first(self.place_arrays(arrays))
+    def replicate_first(self, arrays: Any) -> Any:
+        """Return rank 0's arrays on the devices of a step, whole on each."""
+        return self.broadcast_first(self.replicate(arrays))
 
     def broadcast_first(self, arrays: Any) -> Any:
         """Return rank 0's arrays in all processes, for arrays from ``replicate``."""
@@ -89,21 +79,18 @@ class SeveralDevices(OneDevice):
 
     Args:
         natives: JAX's devices.
-        home: the device of the user's own model.
+        native: the first of them, which has the model.
     """
 
     takes_marks = True
 
-    def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
-        super().__init__(natives[0])
-        self._home, self._size = home, len(natives)
+    def __init__(self, natives: Sequence[jax.Device], native: jax.Device) -> None:
+        super().__init__(native)
+        self._size = len(natives)
         self._split, self._whole = _make_shardings(natives)
 
     def replicate(self, arrays: Any) -> Any:
         return jax.device_put(arrays, self._whole)
-
-    def bring_home(self, arrays: list[Any]) -> list[Any]:
-        return jax.device_put(arrays, self._home)
 
     def shard_batch(self, batch: Any, portion: Portion | None) -> Any:
         """Return a batch with a shard of its examples on each device.
@@ -126,30 +113,6 @@ class SeveralDevices(OneDevice):
 
     def take_local(self, results: Any) -> Any:
         return jax.device_put(results, self._native)
-
-
-class ShardedDevices(SeveralDevices):
-    """Several devices of this process. Each holds a shard of the model's arrays."""
-
-    def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
-        super().__init__(natives, home)
-        self.split = self._split
-
-    def place_arrays(self, arrays: list[Any]) -> list[Any]:
-        return jax.device_put(arrays, [find_sharding(self._split, x) for x in arrays])
-
-
-def find_sharding(split: NamedSharding, x: Tensor) -> NamedSharding:
-    """Return the sharding of an array over the devices of a batch.
-
-    It splits the first axis with a length that the number of devices divides, because JAX splits
-    only evenly. An array without such an axis is whole on each device.
-    """
-    mesh = split.mesh
-    axes = [axis for axis, length in enumerate(x.shape) if length and not length % mesh.size]
-    return NamedSharding(
-        mesh, PartitionSpec(*[None] * axes[0], *split.spec) if axes else PartitionSpec()
-    )
 
 
 class SeveralProcesses(OneDevice):
@@ -258,56 +221,7 @@ class SeveralProcesses(OneDevice):
         return x[start:stop] if portion.number else x[:1]
 
 
-class ShardedProcesses(SeveralProcesses):
-    """One device in each of several processes. Each holds a shard of the model's arrays.
-
-    At most one array at a time is whole on a device.
-
-    Args:
-        group: the processes.
-        native: JAX's device in this process.
-        home: the device of the user's own model, which is whole.
-    """
-
-    def __init__(self, group: Group, native: jax.Device, home: jax.Device) -> None:
-        super().__init__(group, native)
-        self.split = self._split
-        self._home = home
-
-    def place_arrays(self, arrays: list[Any]) -> list[Any]:
-        return [self._take_own_shard(x, find_sharding(self._split, x)) for x in arrays]
-
-    def place_first_arrays(self, arrays: list[Any]) -> list[Any]:
-        found = []
-        for x in arrays:
-            own = self._make_sharded(self._size, jax.device_put(x, self._native)[None])
-            found.append(jax.block_until_ready(_make_spreader(find_sharding(self._split, x))(own)))
-        return found
-
-    def bring_home(self, arrays: list[Any]) -> list[Any]:
-        return [
-            jax.block_until_ready(jax.device_put(self._take_local(x), self._home)) for x in arrays
-        ]
-
-    def prepare_alone(
-        self, arrays: list[Any], batch: Any, portion: Portion | None
-    ) -> tuple[list[Any], Any]:
-        """Return arrays and a batch for all processes: no process has the whole model."""
-        return arrays, self.shard_batch(batch, portion)
-
-    def _take_own_shard(self, x: Tensor, sharding: NamedSharding) -> Tensor:
-        rows = sharding.addressable_devices_indices_map(x.shape)[self._native]
-        shard = jax.device_put(x[rows], self._native)
-        return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard])
-
-
 # JAX compiles a function again for each new function object, so that these are kept by sharding.
-@cache
-def _make_spreader(sharding: NamedSharding) -> Any:
-    """Return a function that spreads the first of several arrays."""
-    return jax.jit(lambda xs: xs[0], out_shardings=sharding)
-
-
 @cache
 def _make_replicator(whole: NamedSharding) -> Any:
     """Return a function that replicates an array on all devices."""

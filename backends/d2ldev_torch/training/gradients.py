@@ -55,22 +55,21 @@ class Hooks:
             add_hooks(x, hooks)
 
 
-def check_hooks(model: Any, *, size: int, is_sharded: bool) -> None:
+def check_hooks(model: Any, size: int) -> None:
     """Refuse hooks that would see other gradients if several processes train a model.
 
     Raises:
-        UnsupportedValueError: for a hook that is called before the gradients are summed. If
-            parameters are sharded, for each hook.
+        UnsupportedValueError: for a hook that is called before the gradients are summed.
     """
     named: Iterable[tuple[str, torch.Tensor]] = (
         model.named_parameters() if isinstance(model, torch.nn.Module) else ()
     )
     for name, x in named:
         _, after = hooks_of(x)
-        if after or (is_sharded and has_hooks(x)):
-            method = "register_post_accumulate_grad_hook" if after else "register_hook"
+        if after:
             raise UnsupportedValueError(
                 f"train a model in {size} processes",
-                f"{name} has a hook of {method}, which would see the gradient of a part",
+                f"{name} has a hook of register_post_accumulate_grad_hook, which would see the "
+                "gradient of a part",
                 "change gradients in a step of the optimizer; or Trainer(max_epochs, num_gpus=1)",
             )

@@ -34,8 +34,6 @@ NO_RESIZE = (
     f"torch {torch.__version__} cannot give other memory to a storage of a backend in Python; "
     "torch 2.12 and later can"
 )
-CANNOT = {} if _CAN_RESIZE else {"train with sharded parameters": f"FSDP frees memory: {NO_RESIZE}"}
-"""The operations that virtual GPUs lack with this torch; see ``Framework.cannot``."""
 
 
 def install(aten: Any) -> None:

@@ -17,11 +17,9 @@ from d2ldev.options import (
     LOSSES,
     OPTIMIZERS,
     PRECISIONS,
-    SHARDS,
     STATISTICS,
     Loss,
     Precision,
-    Shard,
     Statistics,
     nearest,
     problem_of,
@@ -70,8 +68,6 @@ class TrainingSettings(NamedTuple):
         methods: the names of two methods of the model that return the loss of a batch, for ``step``
             and ``evaluate``. An example is ``('training_step', 'validation_step')``. None uses
             ``loss``.
-        shard: with ``'parameters'`` each of several devices or processes holds a shard of the
-            parameters and of the optimizer's state. None: each holds all of them.
         batch_norm: batch normalizations use the statistics of the whole batch (``'global'``), or of
             each device's or process's shard (``'local'``). None changes nothing.
     """
@@ -83,7 +79,6 @@ class TrainingSettings(NamedTuple):
     accumulate_grad_batches: int = 1
     precision: Precision = "model"
     methods: tuple[str, str] | None = None
-    shard: Shard | None = None
     batch_norm: Statistics | None = None
 
     def check(self) -> TrainingSettings:
@@ -97,8 +92,6 @@ class TrainingSettings(NamedTuple):
         if isinstance(self.optimizer, str):
             _check_choice("optimizer", self.optimizer, OPTIMIZERS, "the framework's own object")
         _check_choice("precision", self.precision, PRECISIONS, "left out")
-        if self.shard is not None:
-            _check_choice("shard", self.shard, SHARDS, "left out")
         if self.batch_norm is not None:
             _check_choice("batch_norm", self.batch_norm, STATISTICS, "left out")
         for name, right in (("lr", 0.01), ("gradient_clip_val", 0)):
@@ -221,14 +214,6 @@ class Learner(ABC, Generic[TensorT]):
 
         For a framework whose steps work on copies of their arrays, or change their modes.
         """
-
-    def leave(self) -> None:
-        """Restore the user's model after an error in this process only.
-
-        If ``sync`` needs the other processes, the model and the optimizer stay as after the last
-        ``sync``.
-        """
-        self.sync()
 
     @property
     @abstractmethod

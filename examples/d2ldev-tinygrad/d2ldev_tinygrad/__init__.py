@@ -23,7 +23,6 @@ class TinygradFramework(Framework):
                 "train on several GPUs",
                 "train on several GPUs in one process",
                 "train in several processes",
-                "train with sharded parameters",
             ),
             "this example trains on one device",
         ),

@@ -2,6 +2,7 @@
 
 import pytest
 from pages import run_page
+from safetensors.torch import load_file
 from shells import FOR_ANY, GUIDES, make_shell, on_loopback, read_blocks, read_commands, run
 
 
@@ -25,6 +26,13 @@ def test_a_loop_of_the_users_own_trains_in_two_processes(tmp_path, virtual_gpus)
     first, second = run([line], tmp_path, given | {"D2LDEV_VIRTUAL_GPUS": virtual_gpus})
     assert first == second == sorted(first, reverse=True)
     assert len(first) == 3
+
+
+def test_a_sharded_model_trains_in_two_processes(tmp_path):
+    (line,) = read_commands("large-models.md", "d2ldev launch")
+    for first, last in run([line], tmp_path, make_shell(tmp_path, "large-models.md", "torch")):
+        assert last < first
+    assert load_file(tmp_path / "net.safetensors")["0.weight"].shape == (256, 64)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from d2ldev_torch.optimizers import find_hidden, is_simple
+from d2ldev_torch.optimizers import find_hidden
 from d2ldev_torch.provision import Around, Flat
 from processes import send
 from torch.optim import SGD, Adam, Optimizer
@@ -588,9 +588,3 @@ def test_a_state_of_several_parameters_is_never_put_in_another_order(torch_backe
     torch_backend.load_into(build("ac"), tmp_path / "both.safetensors")
     with pytest.raises(CheckpointError, match="it has the parameters in another order"):
         torch_backend.load_into(build("ca"), tmp_path / "both.safetensors")
-
-
-@pytest.mark.parametrize("name", ["in an attribute", "around another"])
-def test_only_what_belongs_to_one_parameter_each_is_split(name):
-    assert is_simple(build(lambda parameters: Adam(parameters, 0.1))[1])
-    assert not is_simple(build(MAKERS[name])[1])

@@ -172,16 +172,6 @@ def test_hyperparameters_are_the_arguments_without_those_that_are_ignored():
     assert kept == {"max_epochs": 3, "rate": 0.5}
 
 
-def test_the_hyperparameter_shard_is_the_trainer_s_own():
-    class Mine(Trainer):
-        def __init__(self, max_epochs, shard=None):
-            self.save_hyperparameters()
-
-    trainer = Mine(1, shard="parameters")
-    assert "shard='parameters'" in repr(trainer)
-    assert trainer.shard_data([BATCH]) == [BATCH]
-
-
 # -- data without a target ---------------------------------------------------------------------
 
 

@@ -33,7 +33,6 @@ MISSPELT = {
     "keep": (lambda b: fit(b, checkpoint="x", keep="bset"), "best"),
     "metrics": (lambda b: fit(b, metrics=["acuracy"]), "accuracy"),
     "precision": (lambda b: Trainer(1, backend=b, precision="bf-16"), "bf16"),
-    "shard": (lambda b: Trainer(1, backend=b, shard="parameter"), "parameters"),
     "batch_norm": (lambda b: Trainer(1, backend=b, batch_norm="globl"), "global"),
     "matmul_precision": (lambda b: Trainer(1, backend=b, matmul_precision="hihg"), "high"),
     "a block": (lambda b: b.matmul_precision("highst"), "highest"),

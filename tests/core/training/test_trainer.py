@@ -36,11 +36,6 @@ def test_no_gpus_is_the_cpu(reference):
     assert (trainer.gpus, trainer.device) == ([], CPU)
 
 
-def test_a_framework_that_does_not_split_parameters_says_why(reference):
-    with pytest.raises(UnsupportedValueError, match=r"(?s)array-api-strict.*leave shard out"):
-        Trainer(1, num_gpus=1, backend=reference, shard="parameters")
-
-
 def test_one_gpu_is_the_first(reference):
     trainer = Trainer(1, num_gpus=1, backend=reference)
     assert (trainer.gpus, trainer.device) == ([gpu(0)], gpu(0))
@@ -271,7 +266,6 @@ def test_an_invalid_norm_is_refused(reference, net, value):
     "options",
     [
         *({"accumulate_grad_batches": value} for value in (0, -1, 1.5, "2", True, None)),
-        *({"shard": value} for value in ("weights", 1, ["parameters"], np.ones(2))),
         *({"batch_norm": value} for value in ("mean", True, ["local"])),
         *({"precision": value} for value in ("fp8", "FP16", 16, None)),
     ],

@@ -92,21 +92,15 @@ class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
     """The reference backend's several devices and processes, with the learners of the mutant."""
 
     def learner(self, model, settings, devices):
-        model = self._place(model, settings, devices[0])
         if isinstance(model, Attentive):  # which is copied to each device, as a pytree is
             model = MLP(model.layers, model.activation)
         return self.framework.ParallelLearner(self.framework, model, settings, devices)
 
     def learner_of_group(self, model, settings, group):
-        model = self._place(model, settings, self.framework.backend.devices()[-1])
         return self.framework.GroupLearner(self.framework, model, settings, group)
 
     def least_examples(self, model):
         return 2 if isinstance(model, Normalized) else 1
-
-    def _place(self, model, settings, device):
-        # A model that is to be shared comes on the CPU, and nothing is shared here.
-        return self.framework.backend.to(model, device) if settings.shard else model
 
 
 class Mutant(ReferenceFramework):

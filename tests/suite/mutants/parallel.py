@@ -268,12 +268,6 @@ class ForgetsTheOptimizerOfTheFile(Mutant, caught_by="several.resume-with-anothe
             super().replace({**components, "optimizer": self.components["optimizer"]})
 
 
-class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters"):
-    class ParallelLearner(ReferenceParallelLearner):
-        def _clip(self, gradients):
-            return gradients if self.settings.shard else super()._clip(gradients)
-
-
 class AsksNobodyWhetherTwoStop(Mutant, caught_by="several.stop"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
@@ -286,7 +280,7 @@ class LosesWhatTwoHaveLearned(Mutant, caught_by="several.error-in-a-callback"):
             super().__init__(framework, model, settings, devices)
             self.begun = self.components
 
-        def leave(self):
+        def sync(self):
             self.replace(self.begun)
 
 
@@ -437,21 +431,13 @@ class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-an
             super().replace({**components, "optimizer": self.components["optimizer"]})
 
 
-class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-parameters"):
-    class GroupLearner(NetworkGroupLearner):
-        def _clip(self, gradients):
-            return gradients if self.settings.shard else super()._clip(gradients)
-
-
 class StopsAlone(Mutant, caught_by="processes.stop-together"):
     class Parallel(ReferenceParallel):
         def join(self, group):
             team.ProcessGroup.stops = team.Team.stops
 
 
-class LeavesAloneWithItsError(
-    Mutant, caught_by=("processes.leave-what-was-learned", "processes.leave-what-was-shared")
-):
+class LeavesAloneWithItsError(Mutant, caught_by="processes.leave-what-was-learned"):
     class Parallel(ReferenceParallel):
         def join(self, group):
             team.ProcessGroup.notify = team.Team.notify

@@ -52,7 +52,6 @@ TOLERANCE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
 
 PROGRAM = "from d2ldev_conformance.suite.parallel import test_lost_at_any_instant as suite; suite."
 EPOCHS = 4
-_SHARING = "train with sharded parameters"
 _BEGINNING = "lose a process while the engine begins"
 
 pytestmark = pytest.mark.nightly
@@ -76,7 +75,7 @@ def main() -> None:
     join.meet = meet_and_lose
     backend = get_backend(name)
     lose_later("loading")
-    train(backend, Path(folder, "run"), 10**6, shard=options["shard"])
+    train(backend, Path(folder, "run"), 10**6)
 
 
 def _lose(folder: str, number: int) -> None:
@@ -126,13 +125,13 @@ def train(backend: Backend, path: Path, epochs: int, **options: Any) -> Any:
     return read_saved_values(backend, trainer.model)
 
 
-def _assert_all_end(backend, folder, number, lost, after, shard=None):
+def _assert_all_end(backend, folder, number, lost, after):
     """Check that two processes end in time with an error, and leave nothing but the checkpoint.
 
     A run that goes on from it ends with the parameters of one that nothing has disturbed.
     """
     delay = random.uniform(0, LONGEST[after])  # noqa: S311
-    given = {"number": int(number), "lost": lost, "delay": delay, "after": after, "shard": shard}
+    given = {"number": int(number), "lost": lost, "delay": delay, "after": after}
     program, path = folder / "program.py", folder / "run"
     program.write_text(f"{PROGRAM}main()")
     launch = ["--processes", 3, "--timeout", TIMEOUT, program]
@@ -163,18 +162,14 @@ WHO = pytest.mark.parametrize("lost", [0, 1])
 @requirement("processes.end-with-a-lost-one", section="13.6")
 @HOW
 @WHO
-@pytest.mark.parametrize("attempt", range(4))
-def test_a_process_is_lost_at_any_instant(backend, tmp_path, number, lost, attempt):
+@pytest.mark.parametrize("_attempt", range(4))
+def test_a_process_is_lost_at_any_instant(backend, tmp_path, number, lost, _attempt):
     """End in time if a process is lost at a random instant.
 
     Each instant of a run waits for something else.
-
-    In every other attempt the processes share the parameters, where the framework can.
     """
     require_processes(backend, 3)
-    can_share = _SHARING not in framework_of(backend).cannot
-    shard = "parameters" if attempt % 2 and can_share else None
-    _assert_all_end(backend, tmp_path, number, lost, "loading", shard)
+    _assert_all_end(backend, tmp_path, number, lost, "loading")
 
 
 @requirement("processes.end-while-they-begin", section="13.6")

@@ -129,17 +129,6 @@ CASES: dict[str, dict[str, Any]] = {
     "stopped by one": {"stopping": [1], "at": 4},
     "stopped early": {"patience": 2, "lr": 0.0, "epochs": 6},
 }
-# Of these the parameters are shared, where the framework can.
-SHARED: dict[str, dict[str, Any]] = {
-    "shared": {
-        "optimizer": "adam",
-        "validates": True,
-        "gradient_clip_val": 0.05,
-        "accumulate_grad_batches": 2,
-        "epochs": 2,
-        "checkpoint": "shared",
-    },
-}
 # Of these the loss is one of the user's, which tells its weight.
 WEIGHING: dict[str, dict[str, Any]] = {
     "weighing": {"is_weighing": True},
@@ -273,7 +262,6 @@ def train(
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
     accumulate_grad_batches: int = 1,
-    shard: str | None = None,
     stopping: Sequence[int] = (),
     at: int = -1,
     patience: int | None = None,
@@ -313,7 +301,6 @@ def train(
     given = {
         "backend": backend,
         "accumulate_grad_batches": accumulate_grad_batches,
-        "shard": shard,
         "callbacks": callbacks,
     }
     trainer = TrainerOfLists(epochs, num_gpus, gradient_clip_val, **given)
@@ -342,13 +329,13 @@ def train(
 
 
 def fail(
-    backend: Backend, folder: Path, case: str, *, rank: int, num_gpus: int, failing: int, shard: Any
+    backend: Backend, folder: Path, case: str, *, rank: int, num_gpus: int, failing: int
 ) -> None:
     """Train, with an error in the callback of one process; keep what each has then."""
     callback = RaisingAfterStep(FAILED_AT if rank == failing else -1)
     backend.seed(0)
     net = backend.mlp([3, 8, 3], seed=0)
-    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=callback, shard=shard)
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=callback)
     raised = ""
     try:
         trainer.fit(net, _loader(14, is_shuffled=False), loss="cross_entropy", lr=0.02)
@@ -423,7 +410,6 @@ class _Runs:
         return train(self._backend, self.folder, num_gpus=self._num_gpus, **options)
 
 
-_SHARING = "train with sharded parameters"
 _LISTS = "split sequences over processes"
 _OWN_LOSSES = "train with a loss of your own"
 
@@ -438,9 +424,6 @@ def runs(backend, num_gpus, tmp_path_factory):
     found = _Runs(backend, folder, num_gpus)
     found.alone(epochs=1, optimizer="adam", checkpoint="alone")
     cases = {case: {"num_gpus": num_gpus, **options} for case, options in CASES.items()}
-    if _SHARING not in framework_of(backend).cannot:
-        shared = {"num_gpus": num_gpus, "shard": "parameters"}
-        cases |= {case: {**shared, **options} for case, options in SHARED.items()}
     if _OWN_LOSSES not in framework_of(backend).cannot:
         cases |= {case: {"num_gpus": num_gpus, **options} for case, options in WEIGHING.items()}
     if _LISTS not in framework_of(backend).cannot:
@@ -642,23 +625,6 @@ def test_one_process_goes_on_with_the_run_of_two(runs):
     assert_same_run(resumed, runs.alone(optimizer="adam"))
 
 
-@requirement("processes.share-the-parameters", section=SECTION)
-def test_processes_with_sharded_parameters_learn_like_one_process(backend, runs):
-    """Train with sharded parameters what one process trains, and save whole ones.
-
-    Its file must not depend on the number of processes.
-    """
-    require(framework_of(backend), _SHARING, "train with shard='parameters'", "leave shard out")
-    options = {name: value for name, value in SHARED["shared"].items() if name != "checkpoint"}
-    alone = runs.alone(**options)
-    assert_same_run(runs.together("shared"), alone)
-    assert_same_run(runs.together("shared", rank=1), alone)
-    # The file has whole parameters.
-    options["epochs"] = 3
-    resumed = runs.alone(checkpoint="shared", resume=True, **options)
-    assert_same_run(resumed, runs.alone(**options))
-
-
 @requirement("processes.stop-together", section=SECTION)
 def test_processes_stop_after_the_step_that_all_of_them_name(runs):
     """Stop processes after the step that all of them name.
@@ -698,12 +664,7 @@ FAILED_AT = 4
 def failed(backend, num_gpus, tmp_path_factory):
     """What two processes have after an error in a callback of the first or the second one."""
     folder = tmp_path_factory.mktemp("failed")
-    shards = [None] + ["parameters"] * (_SHARING not in framework_of(backend).cannot)
-    cases = {
-        f"{shard} {failing}": {"num_gpus": num_gpus, "failing": failing, "shard": shard}
-        for shard in shards
-        for failing in (0, 1)
-    }
+    cases = {f"{failing}": {"num_gpus": num_gpus, "failing": failing} for failing in (0, 1)}
     done, _ = _launch(backend, folder, cases, FAILING)
     assert done.returncode == 0, done.stderr
     return _Runs(backend, folder, num_gpus)
@@ -716,22 +677,7 @@ def test_an_error_in_one_callback_keeps_the_parameters_of_all_processes(failed, 
 
     The others learn of the error only in the exchange.
     """
-    _check_failed(failed, None, failing)
-
-
-@requirement("processes.leave-what-was-shared", section=SECTION)
-@pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_in_a_callback_of_one_leaves_whole_models_in_all(backend, failed, failing):
-    """Keep whole parameters in all processes after an error, if they are sharded.
-
-    A shard alone is of no use.
-    """
-    require(framework_of(backend), _SHARING, "train with shard='parameters'", "leave shard out")
-    _check_failed(failed, "parameters", failing)
-
-
-def _check_failed(failed, shard, failing):
-    found = [failed.together(f"{shard} {failing}", rank) for rank in (0, 1)]
+    found = [failed.together(f"{failing}", rank) for rank in (0, 1)]
     (own, mine), (other, others) = found[failing], found[1 - failing]
     assert mine == {"raised": "HookError", "steps": FAILED_AT + 1}
     assert others["raised"] == "PeerLostError"

@@ -49,9 +49,7 @@ def _data(examples=14, batch_size=5):
     ]
 
 
-def _fit(
-    backend, num_gpus, data=None, epochs=3, clip=0, accumulate_grad_batches=1, shard=None, **options
-):
+def _fit(backend, num_gpus, data=None, epochs=3, clip=0, accumulate_grad_batches=1, **options):
     backend.seed(0)
     net = backend.mlp([3, 8, 3])
     trainer = Trainer(
@@ -60,7 +58,6 @@ def _fit(
         clip,
         backend=backend,
         accumulate_grad_batches=accumulate_grad_batches,
-        shard=shard,
     )
     options = {"loss": "cross_entropy", "lr": 0.1, "metrics": ["accuracy"], **options}
     history = trainer.fit(net, _data() if data is None else data, **options)
@@ -433,23 +430,6 @@ def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, af
     _fit(backend, before, epochs=1, **options)
     resumed = _fit(backend, after, epochs=3, resume=True, **options)
     assert_same_run(resumed, _fit(backend, 1, optimizer="adam"))
-
-
-@requirement("several.share-the-parameters", section=SECTION, source="contract, Several GPUs")
-def test_gpus_with_sharded_parameters_learn_like_one_gpu(backend, tmp_path):
-    """Train with sharded parameters what one GPU trains, and save whole ones.
-
-    A model that does not fit on one card has to be the same model.
-    """
-    options = {"optimizer": "adam", "lr": 0.02, "val_data": _data(7, 3)}
-    options |= {"accumulate_grad_batches": 2, "clip": 0.05, "epochs": 2}
-    path = tmp_path / "run"
-    shared = _fit(backend, 2, shard="parameters", checkpoint=path, **options)
-    assert_same_run(shared, _fit(backend, 1, **options))
-    # The file has whole parameters.
-    options["epochs"] = 3
-    resumed = _fit(backend, 1, checkpoint=path, resume=True, **options)
-    assert_same_run(resumed, _fit(backend, 1, **options))
 
 
 @requirement("several.train-again", section=SECTION, source="contract, Training")

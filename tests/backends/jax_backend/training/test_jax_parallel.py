@@ -1,7 +1,5 @@
 """Several GPUs: a mesh of two virtual GPUs learns what one of them learns."""
 
-from types import SimpleNamespace
-
 import jax
 import numpy as np
 import optax
@@ -144,42 +142,6 @@ def test_the_model_is_on_the_first_gpu_again(backend):
     np.testing.assert_allclose(backend.to_numpy(model(x)).shape, (4, CLASSES))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"accumulate_grad_batches": 2}, {"precision": "fp16"}], ids=str
-)
-def test_each_device_holds_its_part_of_the_arrays_alone(backend, options):
-    rngs = nnx.Rngs(0)
-    net = nnx.Sequential(
-        nnx.Linear(FEATURES, 2000, rngs=rngs), nnx.Linear(2000, CLASSES, rngs=rngs)
-    )
-    # With the two arrays that adam has of each.
-    whole = 3 * sum(x.nbytes for x in jax.tree.leaves(nnx.state(net)))
-    before = jax.live_arrays()
-    seen = []
-
-    def on_step_end(step, loss):
-        held = dict.fromkeys((backend.native("gpu:0"), backend.native("gpu:1")), 0)
-        known = {id(x) for x in before}
-        for x in jax.live_arrays():
-            for part in x.addressable_shards if id(x) not in known else ():
-                if part.device in held:
-                    held[part.device] += part.data.nbytes
-        seen.extend(held.values())
-
-    trainer = Trainer(2, 2, backend=backend, shard="parameters", **options)
-    trainer.callbacks = SimpleNamespace(on_step_end=on_step_end)
-    trainer.fit(net, flat_batches(12, 4), loss="cross_entropy", optimizer="adam")
-    # With ``accumulate_grad_batches`` there are gradients, too.
-    assert 0.5 * whole <= min(seen)
-    assert max(seen) < 0.7 * whole
-    assert set(backend.placement(net).values()) == {backend.cpu()}
-
-
-def test_statistics_masks_and_counters_are_as_without_shared_parameters(backend):
-    options = {"loss": "cross_entropy", "lr": 0.1, "shard": "parameters", "fits": 2}
-    assert_same_as_one(backend, Normalized, flat_batches(12, 6), **options)
-
-
 def test_statistics_of_a_part_are_refused(backend):
     options = {"loss": "cross_entropy", "lr": 0.1}
     trainer = Trainer(1, 2, backend=backend, batch_norm="global")
@@ -188,28 +150,3 @@ def test_statistics_of_a_part_are_refused(backend):
     trainer.fit(Dense(), flat_batches(), **options)
     with pytest.raises(UnsupportedValueError, match="the whole batch"):
         trainer.fit(Normalized(), flat_batches(), **options)
-
-
-class Embedded(Dense):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.embed, self.norm = nnx.Embed(10, 8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)
-        self.dense = nnx.Linear(8, CLASSES, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dense(self.norm(self.embed(x.astype(int) % 10).mean(1)))
-
-
-def test_arrays_are_spread_after_a_step_as_before_it(backend):
-    """XLA would choose another axis for one of these."""
-    seen = set()
-
-    def on_step_end(step, loss):
-        for x in jax.live_arrays():
-            if x.shape == (10, 8) and len(x.devices()) == 2:
-                seen.add(x.sharding.shard_shape(x.shape))
-
-    trainer = Trainer(2, 2, backend=backend, shard="parameters", accumulate_grad_batches=2)
-    trainer.callbacks = SimpleNamespace(on_step_end=on_step_end)
-    trainer.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
-    assert seen == {(5, 8)}

@@ -53,7 +53,6 @@ def _schedule(_model):
     return optax.adam(optax.cosine_decay_schedule(0.1, 10))
 
 
-SHARED = {"shard": "parameters"}
 CASES = {
     "convolutions": (LeNet, images(28, 28, 1), {"lr": 0.1}),
     "statistics and masks": (Normalized, flat_batches(), {"optimizer": "adam"}),
@@ -63,22 +62,14 @@ CASES = {
         flat_batches(12, 4),
         {"lr": 0.1, "precision": "fp16", "accumulate_grad_batches": 2},
     ),
-    "shared": (Normalized, flat_batches(), {"optimizer": "adam", "fits": 2} | SHARED),
 }
 MORE = {
-    "shared method": (Own, flat_batches(), {"lr": 0.1, "loss": None, "metrics": ()} | SHARED),
-    "shared, accumulated": (
-        LeNet,
-        images(28, 28, 1),
-        {"optimizer": "momentum", "accumulate_grad_batches": 2, "gradient_clip_val": 0.1} | SHARED,
-    ),
-    "shared fp16": (Dense, flat_batches(7), {"optimizer": "adam", "precision": "fp16"} | SHARED),
     "two predictions": (Both, flat_batches(12, 4), {"loss": _of_both, "metrics": [_accuracy]}),
     "optax": (Dense, flat_batches(), {"optimizer": _schedule, "fits": 2}),
     "numbers": (Scaled, [(x, 2.5, y) for x, y in flat_batches(7)], {"lr": 0.1}),
     "bf16": (Dense, flat_batches(), {"lr": 0.1, "precision": "bf16", "accumulate_grad_batches": 2}),
 }
-FEWER_DIGITS = {"bf16": 2e-3, "fp16": 1e-3, "shared fp16": 1e-3}
+FEWER_DIGITS = {"bf16": 2e-3, "fp16": 1e-3}
 
 
 def main():

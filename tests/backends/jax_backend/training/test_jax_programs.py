@@ -81,11 +81,10 @@ def test_a_new_trainer_compiles_nothing(train, compiled):
     assert compiled() == []
 
 
-@pytest.mark.parametrize("shard", [None, "parameters"])
-def test_a_second_fit_on_two_gpus_compiles_nothing(backend, train, compiled, shard):
+def test_a_second_fit_on_two_gpus_compiles_nothing(backend, train, compiled):
     net = Net()
     for is_second in (False, True):
-        train(net, Trainer(1, 2, backend=backend, shard=shard), data=DATA[:1])
+        train(net, Trainer(1, 2, backend=backend), data=DATA[:1])
         assert (compiled() == []) is is_second
 
 
@@ -165,12 +164,10 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-@pytest.mark.parametrize(("num_gpus", "shard"), [(0, None), (2, "parameters")], ids=["cpu", "gpus"])
-def test_a_fit_that_fails_holds_no_arrays_and_spoils_no_other(
-    backend, train, num_gpus, shard, failure
-):
+@pytest.mark.parametrize("num_gpus", [0, 2], ids=["cpu", "gpus"])
+def test_a_fit_that_fails_holds_no_arrays_and_spoils_no_other(backend, train, num_gpus, failure):
     def fit(net, options=None, callback=None):
-        trainer = Trainer(1, num_gpus, backend=backend, shard=shard)
+        trainer = Trainer(1, num_gpus, backend=backend)
         trainer.callbacks = callback and SimpleNamespace(on_step_end=callback)
         return train(net, trainer, data=DATA[:1], **(options or {}))
 

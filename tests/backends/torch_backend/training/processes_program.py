@@ -4,13 +4,11 @@ As a program it makes all of them, and keeps what this process has found in the 
 argument names, with its rank at the end.
 """
 
-import contextlib
 import os
 import pickle
 import shutil
 import sys
 import warnings
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from several_gpus import images
 from torch.utils.data import DataLoader, TensorDataset
 
 import d2ldev
-from d2ldev import PeerLostError, Trainer
+from d2ldev import Trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -55,29 +53,6 @@ class Branches(torch.nn.Module):
         return torch.where(of_rare[:, None], self.rare(x), self.common(x))
 
 
-class Plain(torch.nn.Module):
-    """A model with layers, a method, tensors and a number in attributes unknown to torch."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b = torch.nn.Linear(3, 4), torch.nn.Linear(4, 3)
-        self.steps = [self.a, torch.tanh]
-        self.last = self.outputs
-        self.scale = torch.full((3,), 2.0)
-        self.calls = 0
-
-    def outputs(self, x):
-        return self.b(x) * self.scale
-
-    def forward(self, x):
-        if self.training:
-            self.calls += 1
-        for step in self.steps:
-            x = step(x)
-        return self.last(x) * min(1.0, self.calls / 8)
-
-
 class Own(torch.nn.Module):
     """A model that gives its loss itself."""
 
@@ -101,24 +76,6 @@ class Tied(torch.nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
-class Blocks(torch.nn.Module):
-    """A model with units of several kinds: ties, a layer that is not called, and no unit at all."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3))
-        self.blocks[2].weight = self.blocks[0].weight
-        self.attention = torch.nn.MultiheadAttention(3, 1)
-        self.bias = torch.nn.Parameter(torch.zeros(5, 3))
-        self.frozen = torch.nn.Parameter(torch.ones(4), requires_grad=False)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        x = self.attention(x, x, x)[0] if self.training else x
-        return x + self.bias.mean(0) + self.frozen.sum()
-
-
 class ScaledLoss(torch.nn.Module):
     """A loss with a parameter."""
 
@@ -136,7 +93,7 @@ def _seed(make):
 
 
 def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0, **options):
-    of_trainer = ("gradient_clip_val", "accumulate_grad_batches", "precision", "callbacks", "shard")
+    of_trainer = ("gradient_clip_val", "accumulate_grad_batches", "precision", "callbacks")
     given = {name: options.pop(name) for name in of_trainer if name in options}
     reads_shard = options.pop("reads_shard", False)
     trainer = Trainer(epochs, num_gpus, backend=backend, **given)
@@ -260,48 +217,6 @@ RUNS = {
 }
 
 
-def _share(net, **options):
-    return _fit(net, shard="parameters", **options)
-
-
-def _blocks():
-    # Attention goes over all of a batch: one process computes what a part of one would.
-    data = [(np.repeat(x[:1], 6, 0), np.repeat(y[:1], 6)) for x, y in batches()]
-    return _share(_seed(Blocks), data=data, optimizer="momentum")
-
-
-def _with_changes():
-    """Train with a callback that changes the model, the modes and the rate of the optimizer."""
-    net = mlp()
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
-
-    def on_epoch_end(epoch, history):
-        net[0].requires_grad_(epoch == 1)
-        optimizer.param_groups[0]["lr"] *= 0.5
-        with torch.no_grad():
-            net[2].bias.mul_(2)
-
-    return _share(net, optimizer=optimizer, callbacks=on_epoch_end)
-
-
-SHARED = {
-    "shared: momentum, clipped": lambda: _share(
-        mlp(), optimizer="momentum", gradient_clip_val=0.05, val_data=batches((4, 3), seed=1)
-    ),
-    "shared: adamw, accumulated": lambda: _share(
-        mlp(), optimizer="adamw", lr=0.02, accumulate_grad_batches=3, gradient_clip_val=0.05
-    ),
-    "shared: bf16": lambda: _share(mlp(), precision="bf16"),
-    "shared: its own training_step": lambda: _share(_seed(Own), optimizer="adam", lr=0.02),
-    "shared: lazy modules": lambda: _share(
-        _seed(lambda: torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Linear(8, 3)))
-    ),
-    "shared: changes in a callback": _with_changes,
-    "shared: units": _blocks,
-}
-RUNS |= SHARED
-
-
 NORMALIZED = batches((8, 8))
 
 
@@ -343,42 +258,12 @@ def resume(path):
     return unbroken, fit(f"{path}.broken", resume=True)
 
 
-class Ending:
-    """End a run after its sixth step, by an error or as a trainer does."""
-
-    trainer: Any = None
-
-    def __init__(self, is_error):
-        self.is_error = is_error
-
-    def on_step_end(self, step, loss):
-        if step == 5:
-            if self.is_error:
-                raise ZeroDivisionError
-            self.trainer.should_stop = True
-
-
-def leave():
-    """Return whether an error leaves the optimizer with the model, and that as it was trained."""
-    nets = []
-    for is_error in (False, True):  # the error last: no process goes on with the others after it
-        net = mlp()
-        optimizer = torch.optim.Adam(net.parameters())
-        with contextlib.suppress(ZeroDivisionError, PeerLostError):
-            _share(net, optimizer=optimizer, callbacks=Ending(is_error))
-        nets.append(_values(net))
-    own = {id(x) for x in optimizer.param_groups[0]["params"]} == {id(x) for x in net.parameters()}
-    state = {id(x) for x in optimizer.state} == {id(x) for x in net.parameters()}
-    return own, state, [np.array_equal(x, nets[0][name]) for name, x in nets[1].items()]
-
-
 def main(path):
     warnings.simplefilter("ignore")
     d2ldev.set_backend("torch")
     found = {name: make() for name, make in RUNS.items()}
     found["batch_norm"] = _fit(normalize(), NORMALIZED, 2)
     found["masks"], found["resumed"] = masks(), resume(path)
-    found["left"] = leave()
     with open(f"{path}{RANK}", "wb") as file:
         pickle.dump(found, file)
 

@@ -127,10 +127,6 @@ def test_a_run_with_dropout_goes_on_within_an_epoch_with_the_same_numbers(togeth
             np.testing.assert_array_equal(resumed[key], x)
 
 
-def test_an_error_leaves_the_model_that_was_shared_as_trained_so_far(together):
-    assert [found["left"] for found in together] == [(True, True, [True] * 4)] * len(together)
-
-
 # -- other launchers, and a program that has started the engine itself ----------------------------
 
 FIT = """
@@ -220,17 +216,15 @@ def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
         assert torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize("shard", [None, "parameters"])
-def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend, shard):
+def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend):
     group = SimpleNamespace(rank=0, size=2)
     learner = framework_of(torch_backend).parallel.learner_of_group
     with (
         start("cuda:fake", rank=0, world_size=2, store=FakeStore()),
         pytest.raises(UnsupportedValueError, match="cuda:fake, which lacks the CPU") as caught,
     ):
-        learner(mlp(), TrainingSettings(shard=shard), group)
-    # With shard the model is on the CPU first, whatever there is to train on.
-    assert ("num_gpus=1" in caught.value.fix) == (shard is None)
+        learner(mlp(), TrainingSettings(), group)
+    assert "num_gpus=1" in caught.value.fix
 
 
 # -- which engine, by the GPUs that there are -----------------------------------------------------
@@ -485,3 +479,21 @@ def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(vi
     np.testing.assert_allclose(json.loads(loss), history["loss"], rtol=TOLERANCE)
     assert "Own is of this session, which no other process can import" in refusal
     assert "d2ldev launch --processes 2 train.py" in fix
+
+
+# -- batch normalization ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "here", "elsewhere", "fix"),
+    [
+        (torch.nn.BatchNorm1d, "local", "global", "convert_sync_batchnorm"),
+        (torch.nn.SyncBatchNorm, "global", "local", "torch.nn.BatchNorm2d"),
+    ],
+)
+def test_statistics_that_a_layer_has_not_are_refused(virtual, layer, here, elsewhere, fix):
+    parallel = framework_of(virtual).parallel
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), layer(4))
+    parallel.check_batch_norm(net, here)
+    with pytest.raises(UnsupportedValueError, match=f"(?s)1 has those of.*{fix}"):
+        parallel.check_batch_norm(net, elsewhere)

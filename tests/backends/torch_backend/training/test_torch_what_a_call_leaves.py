@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from d2ldev_torch.provision import Attentive
-from torch_versions import needs_other_memory
 
 import d2ldev
 from d2ldev import Trainer
@@ -32,11 +31,10 @@ def attentive(backend):
     return Attentive(backend.mlp([2, 4, 1]))
 
 
-@pytest.mark.parametrize("shard", [None, pytest.param("parameters", marks=needs_other_memory)])
-def test_what_two_gpus_learned_comes_back_before_a_callback_can_refuse_its_state(virtual, shard):
+def test_what_two_gpus_learned_comes_back_before_a_callback_can_refuse_its_state(virtual):
     net = attentive(virtual)
     before = net.net[0].weight.detach().clone()
-    trainer = Trainer(1, num_gpus=2, backend=virtual, shard=shard, callbacks=Refusing())
+    trainer = Trainer(1, num_gpus=2, backend=virtual, callbacks=Refusing())
     with pytest.raises(RuntimeError, match="no such state"):
         trainer.fit(net, DATA, lr=0.1)
     assert not torch.equal(net.net[0].weight.detach().cpu(), before)

@@ -166,7 +166,7 @@ class StopsBetweenBatchesOfAStep(Mutant, caught_by="runs.accumulated-before-a-st
 
 class LosesTheModelWithAnError(Mutant, caught_by="runs.error-in-a-callback"):
     class Learner(NetworkLearner):
-        def leave(self):
+        def sync(self):
             self.replace({**self.components, "model": self.framework.backend.mlp([2, 1], seed=0)})
 
 
