@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, configuration, settings
 from processes import make_backend, make_package
 
 import d2ldev
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.registry import selection
 
 pytest_plugins = ["pytester"]

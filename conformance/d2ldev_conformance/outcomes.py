@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from d2ldev._backend import framework_of
 from d2ldev.contract.abilities import describe_inability
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.known_gaps import FILE
 from d2ldev_conformance.provision import NotProvidedError

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from d2ldev._backend import framework_of
-from d2ldev.framework.testing import MODULES
+from d2ldev.framework.testing import MODULES, framework_of
 from d2ldev_conformance.profiles import PROFILES, Profile, Traits
 from d2ldev_conformance.progress import (
     count_by_module,

@@ -13,9 +13,16 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from d2ldev import Backend, Device
-from d2ldev._backend import framework_of
 from d2ldev.framework import Framework, NotBegunError
-from d2ldev.framework.testing import Builders, Classifiers, Contents, Freezables, Loops, Orders
+from d2ldev.framework.testing import (
+    Builders,
+    Classifiers,
+    Contents,
+    Freezables,
+    Loops,
+    Orders,
+    framework_of,
+)
 
 MODULE_OF_KIND = {
     "hostile_tensors": "tensors",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import d2ldev
-from d2ldev._backend import framework_of
 from d2ldev.bench.machine import list_cards
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.matrix import build_matrix
 from d2ldev_conformance.origin import digest_suite, find_commit

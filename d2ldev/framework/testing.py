@@ -8,10 +8,14 @@ functions.
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from d2ldev.contract import Framework
 from d2ldev.contract.tensors import Tensor
 from d2ldev.device import Device
+
+if TYPE_CHECKING:
+    from d2ldev._backend import Backend
 
 __all__ = [
     "MODULES",
@@ -22,6 +26,7 @@ __all__ = [
     "Loops",
     "Orders",
     "check_conformance",
+    "framework_of",
     "wrap_mlps",
 ]
 
@@ -63,6 +68,17 @@ Orders = Mapping[
 The first takes the order of the optimizer's parameters, a seed and a device: ``'ac'``, ``'ca'``, or
 ``'a'`` for an optimizer of one. The second returns the tensors of the optimizer for each parameter.
 """
+
+
+def framework_of(backend: "Backend[Any, Any]") -> Framework:
+    """Return the framework behind a backend, so that a test can call or replace its methods.
+
+    Args:
+        backend: any backend; for ``d2ldev.backend`` the active one answers.
+    """
+    from d2ldev import _backend
+
+    return _backend.framework_of(backend)
 
 
 def wrap_mlps(

@@ -14,7 +14,7 @@ import sys
 import textwrap
 from importlib.metadata import Distribution, distribution
 
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
 BUILT_IN = (*FRAMEWORKS, "reference")

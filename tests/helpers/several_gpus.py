@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 """For float32: devices add up the gradients of parts in another order."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from d2ldev_reference import ReferenceFramework
+from reference_backend import ReferenceFramework
 
 import d2ldev
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.training import feed
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"

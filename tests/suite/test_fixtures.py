@@ -9,7 +9,7 @@ from d2ldev_conformance.leaks import LeakError, detect_leaks
 from processes import extend_path, run_interpreter
 
 import d2ldev
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 TESTS = Path(__file__).parent.parent
 CONFTEST = (TESTS / "conftest.py").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from d2ldev_conformance.known_gaps import read_known_gaps
 from processes import extend_path, make_backend
 
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 # A backend that counts from 1: it breaks one requirement.
 OFF_BY_ONE = """

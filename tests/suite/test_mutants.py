@@ -22,6 +22,7 @@ from mutants.sound import SOUND
 from processes import extend_path
 
 HERE = Path(__file__).parent
+HELPERS = HERE.parent / "helpers"
 for module in pkgutil.walk_packages(mutants.__path__, "mutants."):
     importlib.import_module(module.name)
 CAUGHT = [(mutant, requirement) for mutant in MUTANTS for requirement in mutant.caught_by]
@@ -64,7 +65,7 @@ def server(installed):
     environment = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     with subprocess.Popen(
         [sys.executable, "-m", "mutants.running"],
-        env=environment | {"PYTHONPATH": extend_path([installed, HERE])},
+        env=environment | {"PYTHONPATH": extend_path([installed, HERE, HELPERS])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

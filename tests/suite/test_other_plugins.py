@@ -7,7 +7,7 @@ import pytest
 from d2ldev_conformance.plugin import package_of, warning_filters
 from processes import conform, extend_path, make_backend, make_distribution, make_package
 
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 # It warns wherever a plugin may, has ``monkeypatch`` made before the fixtures of the suite, and
 # takes the tests in another order.

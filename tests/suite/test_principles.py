@@ -7,7 +7,7 @@ from processes import FRAMEWORKS, make_backend, make_package, run_python
 
 import d2ldev
 from d2ldev import gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 NATIVE = type(xp.zeros(0))
 CREATIONS = {

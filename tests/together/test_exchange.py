@@ -8,7 +8,7 @@ import pytest
 
 import d2ldev
 from d2ldev import UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
 PAIRS = list(itertools.permutations(NAMES, 2))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev._backend import framework_of
 from d2ldev.files.inventory import ModelInventory
+from d2ldev.framework.testing import framework_of
 
 NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
 PAIRS = list(itertools.permutations(NAMES, 2))

@@ -24,7 +24,7 @@ import pytest
 from parameters import draw, mlp_of
 
 import d2ldev
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
 RATES = {"sgd": 0.05, "momentum": 0.02, "adam": 0.02, "adamw": 0.02, "adagrad": 0.1}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer
 
 pytestmark = [
     # Gluon's loaders themselves call arrays by a name that MXNet has given up, and ask SciPy for

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import gpu
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer, gpu
 
 NAMES = ("torch", "jax", "tensorflow", "mxnet", "reference")
 EPOCHS = 3

@@ -8,7 +8,7 @@ import pytest
 from parameters import draw, mlp_of
 
 import d2ldev
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
 # MXNet's loader asks SciPy for a name that has moved.

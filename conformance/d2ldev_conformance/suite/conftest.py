@@ -12,8 +12,8 @@ import pytest
 
 import d2ldev
 from d2ldev import Backend, Device, settings
-from d2ldev._backend import framework_of
 from d2ldev.contract.abilities import require
+from d2ldev.framework.testing import framework_of
 from d2ldev.options import LossName
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded

@@ -10,7 +10,7 @@ import pytest
 from d2ldev_jax import JaxFramework, devices, tensors
 
 from d2ldev import Backend, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 PLACES = [cpu(), gpu(0), gpu(1)]
 CREATORS = {

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from saved_files import bits
 
 from d2ldev import CheckpointError, D2LDevWarning
-from d2ldev._backend import framework_of
 from d2ldev.files.format.container import storage_of
 from d2ldev.files.inventory import ModelInventory
+from d2ldev.framework.testing import framework_of
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)

@@ -11,7 +11,7 @@ from jax._src.dispatch import device_put_p
 from leaky_libraries import find_number, import_library
 
 import d2ldev
-from d2ldev._backend import Backend
+from d2ldev import Backend
 
 LIBRARY = """
 import jax

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, UnsupportedValueError, cpu, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 # -- the device of an array ------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from saved_files import bits
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev._backend import framework_of
 from d2ldev.files.inventory import ModelInventory
+from d2ldev.framework.testing import framework_of
 
 nn, rnn = mx.gluon.nn, mx.gluon.rnn
 

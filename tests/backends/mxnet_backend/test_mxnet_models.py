@@ -4,7 +4,7 @@ import pytest
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 from d2ldev import UnsupportedValueError, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 gluon, nn = mx.gluon, mx.gluon.nn
 

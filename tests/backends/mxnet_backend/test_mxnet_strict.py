@@ -13,7 +13,7 @@ from d2ldev_mxnet.strict import COPIES
 
 import d2ldev
 from d2ldev import DeviceMismatchError, UnsupportedValueError, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 # MXNet's own code warns of names that it has itself replaced, and of types that it infers.
 pytestmark = [

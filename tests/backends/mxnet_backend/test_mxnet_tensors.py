@@ -9,7 +9,7 @@ from d2ldev_mxnet.tensors import Exported
 from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 SHAPES = [(), (0,), (2, 0, 3), (2, 3)]
 MAKERS = {

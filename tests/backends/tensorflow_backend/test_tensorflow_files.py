@@ -7,7 +7,7 @@ import tensorflow as tf
 from saved_files import bits
 
 from d2ldev import CheckpointError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 layers = keras.layers
 

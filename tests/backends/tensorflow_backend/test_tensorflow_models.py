@@ -11,7 +11,7 @@ import tensorflow as tf
 from d2ldev_conformance.suite.data import room_for
 
 from d2ldev import UnsupportedValueError, cpu, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 # -- Keras -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from tensorflow.python.eager.context import context
 from tensorflow.python.framework import constant_op
 
 from d2ldev import OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 _EagerTensor = tf.__internal__.EagerTensor
 _FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}

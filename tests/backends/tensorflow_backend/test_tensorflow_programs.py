@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer
 
 X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
 DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]

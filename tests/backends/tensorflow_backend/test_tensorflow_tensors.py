@@ -10,8 +10,8 @@ from peer_rows import peer_rows
 from tensorflow.python import pywrap_tfe
 
 from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
-from d2ldev._backend import framework_of
-from d2ldev.operations import nvml
+from d2ldev.framework import nvml
+from d2ldev.framework.testing import framework_of
 
 # -- Making ----------------------------------------------------------------------------------------
 

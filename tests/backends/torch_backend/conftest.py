@@ -18,8 +18,9 @@ from d2ldev_torch.tensors import TorchTensors
 from d2ldev_torch.training import TorchTraining
 
 import d2ldev
-from d2ldev._backend import Backend, framework_of
-from d2ldev.device import CPU, gpu
+from d2ldev import Backend, gpu
+from d2ldev.framework import CPU
+from d2ldev.framework.testing import framework_of
 
 
 class CountedDevices(TorchDevices):

@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev._backend import framework_of
 from d2ldev.files.format.container import storage_of
+from d2ldev.framework.testing import framework_of
 
 # -- tensors and models ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from leaky_libraries import find_number, import_library
 from torch.nn.modules import module as modules
 
 import d2ldev
-from d2ldev._backend import Backend
+from d2ldev import Backend
 
 LIBRARY = """
 import numpy as np

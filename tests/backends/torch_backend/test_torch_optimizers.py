@@ -12,7 +12,7 @@ from processes import send
 from torch.optim import SGD, Adam, Optimizer
 
 from d2ldev import CheckpointError, D2LDevWarning, Trainer, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 BATCHES = [(x, x[:, :2]) for x in X.split(4)]

@@ -25,7 +25,7 @@ from d2ldev import (
     cpu,
     gpu,
 )
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 TOO_MUCH = 1 << 50

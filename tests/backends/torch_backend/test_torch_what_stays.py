@@ -10,7 +10,7 @@ from d2ldev_conformance.suite.data import room_for
 from torch import nn
 
 from d2ldev import D2LDevWarning, UnsupportedValueError, cpu, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.operations import placing
 
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import run_command
 from d2ldev_conformance.profiles import PROFILES
 from d2ldev_conformance.schema import find_problems
-from d2ldev_reference import ReferenceFramework
+from reference_backend import ReferenceFramework
 
 from d2ldev.cli.conformance import Request, command, list_runs
 from d2ldev.registry import loading

@@ -9,7 +9,6 @@ from command_line import run_command
 from processes import MINE, make_backend, make_distribution, make_package
 from rich.console import Console
 
-from d2ldev._backend import framework_of
 from d2ldev.cli.doctor import format_bytes, show
 from d2ldev.cli.examination import (
     BackendReport,
@@ -20,7 +19,8 @@ from d2ldev.cli.examination import (
     try_elsewhere,
 )
 from d2ldev.cli.screen import collect_warnings
-from d2ldev.operations import nvml
+from d2ldev.framework import nvml
+from d2ldev.framework.testing import framework_of
 from d2ldev.registry import loading
 
 

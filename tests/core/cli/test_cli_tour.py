@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from command_line import run_command
-from d2ldev_reference import ReferenceFramework
 from processes import run_python
+from reference_backend import ReferenceFramework
 from rich.console import Console
 
 from d2ldev import settings

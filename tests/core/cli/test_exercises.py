@@ -1,16 +1,15 @@
 """The exercises: what they refuse to show, and the reasons of rows without figures."""
 
 import pytest
-from d2ldev_reference import ReferenceFramework
+from reference_backend import ReferenceFramework
 
 import d2ldev
-from d2ldev import OutOfDeviceMemoryError
-from d2ldev._backend import framework_of
+from d2ldev import OutOfDeviceMemoryError, gpu
 from d2ldev.bench import exercises, limits
 from d2ldev.bench.exercises import EXERCISES
 from d2ldev.bench.results import Figures, Row
-from d2ldev.device import CPU, gpu
-from d2ldev.operations import nvml
+from d2ldev.framework import CPU, nvml
+from d2ldev.framework.testing import framework_of
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from d2ldev.contract.parallel import deep_copy, first_failure
+from d2ldev.contract.parallel import first_failure
 from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import deep_copy
 
 
 def model(**attributes):

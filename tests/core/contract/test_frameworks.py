@@ -5,15 +5,12 @@ import importlib.util
 import weakref
 
 import pytest
-from d2ldev_reference import ReferenceFramework
-from d2ldev_reference.devices import ReferenceDevices
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceDevices, ReferenceFramework, ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
-from d2ldev._backend import framework_of
-from d2ldev.contract import Files, Framework
 from d2ldev.errors import NotBegunError
-from d2ldev.nesting.kinds import PLAIN
+from d2ldev.framework import PLAIN, Files, Framework
+from d2ldev.framework.testing import framework_of
 
 BUILT_IN = ("torch", "jax", "tensorflow", "mxnet", "reference")
 MODULES = ("devices", "tensors", "models", "files", "training", "strict", "parallel", "provision")

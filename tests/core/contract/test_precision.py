@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from ctrl_c import press_ctrl_c
-from d2ldev_reference import ReferenceFramework
 from processes import run_python
+from reference_backend import ReferenceFramework
 
 from d2ldev import Backend, Trainer, UnsupportedValueError, scopes
-from d2ldev._backend import framework_of
-from d2ldev.contract import Devices, precision
+from d2ldev.contract import precision
 from d2ldev.contract.precision import MatmulPrecision
+from d2ldev.framework import Devices
+from d2ldev.framework.testing import framework_of
 
 
 class OneSwitch(ReferenceFramework):

@@ -7,7 +7,7 @@ import pytest
 
 import d2ldev
 from d2ldev import cpu, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 
 def find_device():

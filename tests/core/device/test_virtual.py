@@ -8,7 +8,7 @@ from processes import run_python
 
 import d2ldev
 from d2ldev import settings
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 COUNT = "import d2ldev; b = d2ldev.get_backend('reference'); show([str(d) for d in b.devices()])"
 TWO = ["cpu", "gpu:0", "gpu:1"]

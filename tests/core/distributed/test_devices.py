@@ -9,8 +9,8 @@ from launched import together
 
 import d2ldev
 from d2ldev import Trainer
-from d2ldev._backend import framework_of
 from d2ldev.framework import Portion
+from d2ldev.framework.testing import framework_of
 
 HOST = socket.gethostname()
 BATCHES = [(np.ones((2, 3), "float32"), np.ones((2, 2), "float32"))]

@@ -11,16 +11,15 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
-from d2ldev_reference.training.replicated import ReferenceGroupLearner
 from launched import LIMIT, together
 from processes import make_distribution
+from reference_backend import ReferenceGroupLearner
 
 import d2ldev
-from d2ldev import ArrayLoader
-from d2ldev._backend import framework_of
+from d2ldev import ArrayLoader, Trainer
 from d2ldev.distributed import join
 from d2ldev.distributed.membership import list_versions
-from d2ldev.training.trainer import Trainer
+from d2ldev.framework.testing import framework_of
 
 SOON = 35
 """Seconds; the timeout is longer."""

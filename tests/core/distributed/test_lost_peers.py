@@ -15,8 +15,8 @@ import pytest
 from launched import together
 
 import d2ldev
+from d2ldev import Trainer
 from d2ldev.distributed import join
-from d2ldev.training.trainer import Trainer
 
 TIMEOUT = 2
 BOUND = 45  # seconds; without an end the processes would wait for 60

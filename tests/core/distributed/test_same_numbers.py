@@ -11,9 +11,8 @@ import rich
 from launched import together
 
 import d2ldev
-from d2ldev import ArrayLoader
+from d2ldev import ArrayLoader, Trainer
 from d2ldev.training import progress
-from d2ldev.training.trainer import Trainer
 
 EPOCHS = 3
 # Processes add up the gradients of the parts of a batch in another order; float32, a dozen steps.

@@ -17,8 +17,8 @@ from d2ldev import (
     UnsupportedValueError,
     get_backend,
 )
-from d2ldev._backend import framework_of
 from d2ldev.files.format.container import NAMES, numpy_dtype
+from d2ldev.framework.testing import framework_of
 
 DTYPES = get_backend("reference").dtype_names
 ODD_BYTES = bytes(range(240, 256)) * 3

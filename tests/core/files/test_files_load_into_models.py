@@ -2,17 +2,14 @@
 
 import numpy as np
 import pytest
-from d2ldev_reference import ReferenceFramework
-from d2ldev_reference.files import ReferenceFiles
-from d2ldev_reference.models import ReferenceModels
 from hostile_files import DATA, entry, file_of, row, tell
+from reference_backend import ReferenceFiles, ReferenceFramework, ReferenceModels
 from safetensors.numpy import save_file
 from saved_files import values
 
 from d2ldev import Backend, CheckpointError
-from d2ldev._backend import framework_of
-from d2ldev.contract import Layer
-from d2ldev.contract.files import same, turn
+from d2ldev.framework import Layer, same, turn
+from d2ldev.framework.testing import framework_of
 from d2ldev.operations.placing import Search
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 Point = collections.namedtuple("Point", "x y")
 

@@ -1,8 +1,8 @@
 """What did not move comes back as itself, what was one object stays one, inputs do not change."""
 
 from d2ldev import Broadcast, cpu, gpu
-from d2ldev._backend import framework_of
-from d2ldev.nesting.walk import unwrap_broadcasts
+from d2ldev.framework import unwrap_broadcasts
+from d2ldev.framework.testing import framework_of
 
 
 def test_a_nesting_in_which_nothing_moved_is_itself(reference, x):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import d2ldev
 from d2ldev import cpu, gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.nesting import walk as containers
 
 reference = d2ldev.get_backend("reference")

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import gpu
+from d2ldev import Trainer, gpu
 from d2ldev.nesting import kinds
-from d2ldev.training.trainer import Trainer
 
 
 class Counted(tuple):

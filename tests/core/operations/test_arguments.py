@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev import DeviceUnavailableError, InvalidDeviceError, Trainer, UnsupportedValueError
+from d2ldev.framework.testing import framework_of
 from d2ldev.operations.arguments import as_shape, flag, is_iterable, length_of
-from d2ldev.training.trainer import Trainer
 
 
 class Shy:

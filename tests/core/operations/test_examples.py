@@ -7,10 +7,9 @@ import pytest
 
 import d2ldev
 from d2ldev import UnsupportedValueError
-from d2ldev._backend import framework_of
-from d2ldev.contract import Sharded
-from d2ldev.contract.training import bounds
 from d2ldev.distributed.portions import Portions
+from d2ldev.framework import Sharded, bounds
+from d2ldev.framework.testing import framework_of
 from d2ldev.operations.examples import number_of_examples
 
 NET = object()

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from d2ldev.operations.keras import backend_of_function, is_refused, keras_elsewhere
+from d2ldev.framework import is_refused, keras_elsewhere
+from d2ldev.operations.keras import backend_of_function
 
 KINDS = {name: type(name, (), {}) for name in ("Layer", "Optimizer", "Variable", "Metric", "Seed")}
 

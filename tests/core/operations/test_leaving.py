@@ -7,13 +7,13 @@ from pathlib import Path
 from weakref import WeakSet
 
 import pytest
-from d2ldev_reference import ReferenceFramework
 from processes import run_python
+from reference_backend import ReferenceFramework
 
 import d2ldev
 from d2ldev import Backend, DeviceMismatchError, cpu, gpu
-from d2ldev._backend import framework_of
-from d2ldev.scopes import Scopes
+from d2ldev.framework import Scopes
+from d2ldev.framework.testing import framework_of
 
 HELPERS = Path(__file__).parents[2] / "helpers"
 

@@ -8,7 +8,7 @@ import pytest
 from fake_nvml import GIGABYTE, UUIDS, Driver
 
 from d2ldev import DeviceInitializationWarning, DeviceUnavailableError
-from d2ldev.operations import nvml
+from d2ldev.framework import nvml
 
 
 @pytest.fixture

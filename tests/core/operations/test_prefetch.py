@@ -9,7 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import ArrayLoader, Trainer, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.operations.moving import flatten_on_host
 from d2ldev.operations.prefetching import device_batches
 from d2ldev.training import feed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev.operations.parallel import ShardSampler, shard_copy
+from d2ldev.framework import ShardSampler, shard_copy
 
 
 @pytest.mark.parametrize("held", [list, tuple, np.array], ids=lambda held: held.__name__)

@@ -8,15 +8,13 @@ import threading
 
 import array_api_strict as xp
 import pytest
-from d2ldev_reference import ReferenceFramework
 from processes import run_python
+from reference_backend import ReferenceFramework
 
 import d2ldev
-from d2ldev import DeviceMismatchError, UnsupportedValueError, settings
-from d2ldev._backend import framework_of
-from d2ldev.contract import Strict
-from d2ldev.device import CPU, gpu
-from d2ldev.operations.mixing import mismatch, operands_of, replace
+from d2ldev import DeviceMismatchError, UnsupportedValueError, gpu, settings
+from d2ldev.framework import CPU, Strict, mismatch, operands_of, replace
+from d2ldev.framework.testing import framework_of
 
 MIX = "b.ones(2, device='gpu:0') + b.ones(2, device='gpu:1')"
 

@@ -7,14 +7,12 @@ import time
 import weakref
 
 import pytest
-from d2ldev_reference import ReferenceFramework
-from d2ldev_reference.devices import ReferenceDevices
+from reference_backend import ReferenceDevices, ReferenceFramework
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, Timer
-from d2ldev._backend import framework_of
-from d2ldev.device import CPU, gpu
-from d2ldev.operations.timing import Timing
+from d2ldev import DeviceUnavailableError, Timer, Timing, gpu
+from d2ldev.framework import CPU
+from d2ldev.framework.testing import framework_of
 
 
 class Reading(ReferenceDevices):

@@ -11,8 +11,8 @@ from processes import FRAMEWORKS, make_package, run_python
 
 import d2ldev
 from d2ldev import PackageNotInstalledError
-from d2ldev.dependencies import import_optional
 from d2ldev.files.format.container import numpy_dtype, storage_of
+from d2ldev.framework import import_optional
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -6,7 +6,7 @@ import pytest
 from processes import FRAMEWORKS, make_backend, run_python
 
 import d2ldev
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.native import NativeDevices
 from d2ldev.native import reference as d2l
 

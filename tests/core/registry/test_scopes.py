@@ -7,8 +7,8 @@ import pytest
 from processes import run_python
 
 import d2ldev
-from d2ldev._backend import framework_of
 from d2ldev.active import active_backend
+from d2ldev.framework.testing import framework_of
 
 # -- get_backend and set_backend --------------------------------------------------------------
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from d2ldev_conformance.suite.training.conftest import ctrl_c  # noqa: F401  # a fixture
 
-from d2ldev import CheckpointError, Schedule, UnsupportedValueError
+from d2ldev import CheckpointError, Schedule, Trainer, UnsupportedValueError
 from d2ldev.training.callbacks import check_callbacks
-from d2ldev.training.trainer import Trainer
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 

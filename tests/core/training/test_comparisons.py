@@ -5,11 +5,9 @@ import collections
 import numpy as np
 import pytest
 
-from d2ldev import UnsupportedValueError, WeightedLoss, gpu
-from d2ldev.contract import TrainingSettings, Weighted
+from d2ldev import Trainer, UnsupportedValueError, WeightedLoss, gpu
+from d2ldev.framework import TrainingSettings, Weighted, loss_among
 from d2ldev.training.metrics import find_metrics
-from d2ldev.training.steps import loss_among
-from d2ldev.training.trainer import Trainer
 
 
 def contract_order(prediction, y):

@@ -8,7 +8,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceLog, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.training.log import BatchedDeviceLog
 
 

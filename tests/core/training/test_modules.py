@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from d2ldev import UnsupportedValueError
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.framework import own_loss
 from d2ldev.training.module import find_own_settings
-from d2ldev.training.steps import comparison, own_loss, takes_target
-from d2ldev.training.trainer import Trainer
+from d2ldev.training.steps import comparison, takes_target
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 

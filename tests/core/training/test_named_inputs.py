@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import UnsupportedValueError
-from d2ldev._backend import framework_of
-from d2ldev.contract import Weighted
-from d2ldev.contract.training import Signature, calls, find_roles
-from d2ldev.training.steps import read_signature
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.contract.training import calls, find_roles
+from d2ldev.framework import Signature, Weighted, read_signature
+from d2ldev.framework.testing import framework_of
 
 DENSE = Signature(("input",), frozenset(["input"]), 1)
 MASKED = Signature(("x", "scale", "mask"), frozenset(["x"]), 3)

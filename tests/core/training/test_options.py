@@ -12,7 +12,7 @@ from d2ldev import (
     cpu,
     gpu,
 )
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.options import problem_of
 
 DATA = [([[1.0]], [[1.0]])]

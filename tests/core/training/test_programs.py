@@ -10,7 +10,7 @@ from weakref import ref
 
 import pytest
 
-from d2ldev.training.programs import Programs, ProgramUsers
+from d2ldev.framework import Programs, ProgramUsers
 
 
 def double(x):

@@ -12,7 +12,7 @@ from d2ldev import (
     Timer,
     Trainer,
 )
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 
 class Scheduler:

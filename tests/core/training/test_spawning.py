@@ -14,8 +14,8 @@ import pytest
 from processes import extend_path, run_interpreter
 
 from d2ldev import ArrayLoader, Backend, Trainer
-from d2ldev._backend import framework_of
 from d2ldev.errors import PeerLostError, UnsupportedValueError
+from d2ldev.framework.testing import framework_of
 
 
 @pytest.fixture

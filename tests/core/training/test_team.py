@@ -8,13 +8,12 @@ import numpy as np
 from launched import together
 
 import d2ldev
-from d2ldev import ArrayLoader
-from d2ldev._backend import framework_of
-from d2ldev.device import CPU
+from d2ldev import ArrayLoader, DeviceLog
 from d2ldev.distributed.membership import join_group
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
-from d2ldev.training.log import DeviceLog
+from d2ldev.framework import CPU
+from d2ldev.framework.testing import framework_of
 from d2ldev.training.team import ProcessGroup, Team
 
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import UnsupportedValueError
-from d2ldev._backend import framework_of
-from d2ldev.device import CPU, gpu
+from d2ldev import Trainer, UnsupportedValueError, gpu
+from d2ldev.framework import CPU
+from d2ldev.framework.testing import framework_of
 from d2ldev.training.data import count_of
-from d2ldev.training.trainer import Trainer
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 

@@ -15,19 +15,19 @@ import threading
 from functools import partial
 from typing import ClassVar
 
-import d2ldev_reference.models
-import d2ldev_reference.parallel
-import d2ldev_reference.training
-from d2ldev_reference import ReferenceFramework
-from d2ldev_reference.devices import ReferenceDevices
-from d2ldev_reference.files import ReferenceFiles
-from d2ldev_reference.models import MLP
-from d2ldev_reference.strict import ReferenceStrict
-from d2ldev_reference.tensors import ReferenceTensors
+import reference_backend
+from reference_backend import (
+    MLP,
+    ReferenceDevices,
+    ReferenceFiles,
+    ReferenceFramework,
+    ReferenceStrict,
+    ReferenceTensors,
+)
 
-from d2ldev import Device
-from d2ldev._backend import Backend, framework_of
+from d2ldev import Backend, Device
 from d2ldev.contract import Strictness
+from d2ldev.framework.testing import framework_of
 from mutants.provision import (
     GRADIENTS,
     Attentive,
@@ -47,7 +47,7 @@ def is_tensor(backend, x):
     return isinstance(x, framework_of(backend).tensors.types)
 
 
-class ReferenceModels(d2ldev_reference.models.ReferenceModels):
+class ReferenceModels(reference_backend.ReferenceModels):
     """The reference backend's models, with one that has attributes."""
 
     types = (Attentive, Frozen, Kept)
@@ -79,7 +79,7 @@ class ReferenceModels(d2ldev_reference.models.ReferenceModels):
         return [partial(x.__setitem__, ..., new) if is_kept else None for x, new, is_kept in values]
 
 
-class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):
+class ReferenceTraining(reference_backend.ReferenceTraining):
     """The reference backend's training, with the learner of the mutant."""
 
     def learner(self, model, settings):
@@ -88,7 +88,7 @@ class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):
         return learner
 
 
-class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
+class ReferenceParallel(reference_backend.ReferenceParallel):
     """The reference backend's several devices and processes, with the learners of the mutant."""
 
     def learner(self, model, settings, devices):

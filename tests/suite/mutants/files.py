@@ -8,11 +8,10 @@ import os
 from collections import namedtuple
 
 import numpy as np
-from d2ldev_reference.files import ReferenceFiles
+from reference_backend import ReferenceFiles
 
 from d2ldev import Backend, CheckpointError
-from d2ldev.contract.files import turn
-from d2ldev.device import CPU
+from d2ldev.framework import CPU, turn
 from mutants import Mutant, ReferenceModels, is_tensor
 from mutants.provision import Kept, NetworkLearner
 

@@ -6,11 +6,10 @@ import sys
 from contextlib import contextmanager
 
 import array_api_strict as xp
-from d2ldev_reference.strict import ReferenceStrict
+from reference_backend import ReferenceStrict
 
 from d2ldev import DeviceMismatchError
-from d2ldev.device import CPU
-from d2ldev.operations.mixing import replace
+from d2ldev.framework import CPU, replace
 from mutants import Mutant
 
 MAKERS = ("ones", "asarray")

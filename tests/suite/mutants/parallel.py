@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
-from d2ldev_reference.training.learner import ReferenceLearner
-from d2ldev_reference.training.replicated import ReferenceGroupLearner, ReferenceParallelLearner
+from reference_backend import ReferenceGroupLearner, ReferenceLearner, ReferenceParallelLearner
 
 from d2ldev import ArrayLoader, Backend, Broadcast, UnsupportedValueError
 from d2ldev.framework import Weighted

@@ -11,21 +11,18 @@ from typing import Any, NamedTuple
 
 import array_api_strict as xp
 import numpy as np
-from d2ldev_reference import provision
-from d2ldev_reference.models import MLP
-from d2ldev_reference.training.learner import ReferenceLearner
-from d2ldev_reference.training.replicated import ReferenceGroupLearner, ReferenceParallelLearner
+from reference_backend import (
+    MLP,
+    ReferenceGroupLearner,
+    ReferenceLearner,
+    ReferenceParallelLearner,
+    provision,
+)
 
 from d2ldev import UnsupportedValueError
-from d2ldev._backend import framework_of
-from d2ldev.training.steps import (
-    check_loss,
-    mean_and_weight,
-    output_refusal,
-    own_loss,
-    read_signature,
-    takes_target,
-)
+from d2ldev.framework import check_loss, mean_and_weight, own_loss, read_signature
+from d2ldev.framework.testing import framework_of
+from d2ldev.training.steps import output_refusal, takes_target
 
 samples = provision.samples
 own_tensors = provision.own_tensors

@@ -6,11 +6,10 @@ import os
 import sys
 from typing import ClassVar
 
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceTensors
 
-from d2ldev import UnsupportedValueError
-from d2ldev._backend import Backend
-from d2ldev.device import CPU
+from d2ldev import Backend, UnsupportedValueError
+from d2ldev.framework import CPU
 from mutants import Mutant
 from mutants.provision import NetworkLearner
 

@@ -7,14 +7,11 @@ import threading
 from contextlib import contextmanager, suppress
 
 import array_api_strict as xp
-from d2ldev_reference.models import MLP, ReferenceModels
-from d2ldev_reference.strict import ReferenceStrict
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import MLP, ReferenceModels, ReferenceStrict, ReferenceTensors
 
-from d2ldev import Backend, DeviceMismatchError
+from d2ldev import Backend, DeviceMismatchError, gpu
 from d2ldev.contract import Strictness
-from d2ldev.device import CPU, gpu
-from d2ldev.operations.mixing import mismatch
+from d2ldev.framework import CPU, mismatch
 from d2ldev.scopes import every_scopes
 from mutants import Mutant
 

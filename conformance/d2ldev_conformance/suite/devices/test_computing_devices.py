@@ -13,7 +13,7 @@ import pytest
 
 import d2ldev
 from d2ldev import Device, DeviceUnavailableError, InvalidDeviceError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.native import NativeDevices
 from d2ldev_conformance.requirement import requirement
 

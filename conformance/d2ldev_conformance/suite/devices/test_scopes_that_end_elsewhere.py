@@ -11,7 +11,7 @@ import contextlib
 
 import d2ldev
 from d2ldev import ScopeError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.blocks import enter, in_a_thread, places_of
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
-from d2ldev._backend import framework_of
 from d2ldev.files.inventory import ModelInventory
+from d2ldev.framework.testing import framework_of
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.provision import composites, loops, samples
 from d2ldev_conformance.requirement import requirement

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_values, values_of
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from d2ldev import D2LDevWarning, DeviceUnavailableError, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import loops, samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, room_for, values_of

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from d2ldev import D2LDevWarning, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.registry.discovery import find_backends
 from d2ldev_conformance.requirement import requirement
 

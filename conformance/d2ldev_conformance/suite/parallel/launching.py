@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from d2ldev import Backend
-from d2ldev._backend import framework_of
 from d2ldev.contract.abilities import require
 from d2ldev.framework import NotBegunError, Parallel
+from d2ldev.framework.testing import framework_of
 from d2ldev.settings import VIRTUAL_GPUS
 
 LIMIT = 300

@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 
 from d2ldev import Backend, Trainer, get_backend
-from d2ldev._backend import framework_of
 from d2ldev.contract.abilities import require
 from d2ldev.distributed import join
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import read_saved_values
 from d2ldev_conformance.suite.parallel.launching import (

@@ -34,8 +34,8 @@ from d2ldev import (
     UnsupportedValueError,
     WeightedLoss,
 )
-from d2ldev._backend import framework_of
 from d2ldev.contract.abilities import require
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import (
     list_provided,
     models_with_tables,

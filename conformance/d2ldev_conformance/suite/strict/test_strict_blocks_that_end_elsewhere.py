@@ -12,7 +12,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceMismatchError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.blocks import enter, in_a_thread, places_of
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import d2ldev
 from d2ldev import Backend, Trainer
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import hostile_tensors
 
 

@@ -21,7 +21,7 @@ import pytest
 
 import d2ldev
 from d2ldev import ArrayLoader, DeviceUnavailableError, Trainer, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, room_for
 

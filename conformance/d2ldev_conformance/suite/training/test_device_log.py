@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceLog, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.5"

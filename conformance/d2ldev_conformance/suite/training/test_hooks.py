@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev import CheckpointError, Trainer, UnsupportedValueError
+from d2ldev.framework.testing import framework_of
 from d2ldev.native import NativeDevices
-from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.provision import modules
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of

@@ -13,7 +13,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
 

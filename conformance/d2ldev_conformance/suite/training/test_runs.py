@@ -11,8 +11,7 @@ import signal
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader, UnsupportedValueError
-from d2ldev.training.trainer import Trainer
+from d2ldev import ArrayLoader, Trainer, UnsupportedValueError
 from d2ldev_conformance.provision import models_without_parameters, networks, untrainable_models
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, WeightedLoss
-from d2ldev._backend import framework_of
-from d2ldev.training.trainer import Trainer
+from d2ldev import DeviceUnavailableError, Trainer, WeightedLoss
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import models_with_masks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of

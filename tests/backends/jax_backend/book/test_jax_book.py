@@ -13,8 +13,8 @@ from flax import linen as nn
 from jax import numpy as jnp
 from processes import run_python
 
+from d2ldev import Trainer
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.training.trainer import Trainer
 
 EPOCHS = 2
 

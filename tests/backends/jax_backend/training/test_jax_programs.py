@@ -13,8 +13,7 @@ import optax
 import pytest
 from flax import nnx
 
-from d2ldev import gpu
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer, gpu
 
 X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
 DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]

@@ -7,8 +7,7 @@ import pytest
 from flax import nnx
 from nnx_models import Attentive, Convolutional, Recurrent, batches, build
 
-from d2ldev import CheckpointError, UnsupportedValueError, gpu
-from d2ldev.training.trainer import Trainer
+from d2ldev import CheckpointError, Trainer, UnsupportedValueError, gpu
 
 RANDOM = np.random.default_rng(0)
 IMAGES = [

@@ -10,9 +10,8 @@ from flax.training.train_state import TrainState
 from nnx_models import INPUTS, TwoInputs, batches, build
 from training_batches import linear_model_and_batch
 
-from d2ldev import UnsupportedValueError, gpu
-from d2ldev._backend import framework_of
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer, UnsupportedValueError, gpu
+from d2ldev.framework.testing import framework_of
 
 RANDOM = np.random.default_rng(0)
 

@@ -5,7 +5,7 @@ import pytest
 from book import ProgressBoard, add_with
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer
 
 EPOCHS = 2
 autograd, gluon, init, np = mx.autograd, mx.gluon, mx.init, mx.np

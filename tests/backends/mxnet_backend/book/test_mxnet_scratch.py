@@ -4,7 +4,7 @@ import pytest
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 from d2ldev import gpu
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 
 def scratch(backend, request="write", steps=1):

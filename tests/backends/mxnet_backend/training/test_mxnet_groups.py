@@ -11,8 +11,8 @@ from d2ldev_mxnet import parallel, servers
 from d2ldev_mxnet.framework import mx
 from process_runs import initialise_all, mlp, normalize
 
-from d2ldev._backend import framework_of
 from d2ldev.framework import TrainingSettings
+from d2ldev.framework.testing import framework_of
 
 pytestmark = pytest.mark.usefixtures("set_np")
 

@@ -7,7 +7,7 @@ import pytest
 from d2ldev_mxnet.framework import mx
 
 from d2ldev import DeviceLog, Trainer
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 STEPS = 40
 _done = []

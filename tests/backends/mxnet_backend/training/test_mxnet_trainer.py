@@ -10,10 +10,9 @@ from d2ldev_mxnet.provision import Masked
 from interrupted_runs import interrupt_run
 
 import d2ldev
-from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev import CheckpointError, Trainer, UnsupportedValueError
+from d2ldev.framework.testing import framework_of
 from d2ldev.training.order import Order
-from d2ldev.training.trainer import Trainer
 
 nn, data = mx.gluon.nn, mx.gluon.data
 MXNET = mx.lr_scheduler

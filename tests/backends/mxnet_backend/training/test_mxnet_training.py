@@ -8,7 +8,7 @@ import pytest
 from d2ldev_mxnet.framework import mx
 
 from d2ldev import UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.training.order import begin_epoch
 
 nn = mx.gluon.nn

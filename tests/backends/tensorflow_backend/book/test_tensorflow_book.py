@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from book import ProgressBoard, add_with
 
+from d2ldev import Trainer
 from d2ldev.native import NativeDevices
-from d2ldev.training.trainer import Trainer
 
 EPOCHS = 2
 

@@ -22,8 +22,8 @@ from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, image
 from test_tensorflow_parallel import drop_some, own_output
 
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev._backend import framework_of
 from d2ldev.distributed.join import free_port
+from d2ldev.framework.testing import framework_of
 
 layers = keras.layers
 

@@ -12,8 +12,8 @@ from keras_models import INPUTS, Plain, batches, build, convolutional, recurrent
 from training_batches import linear_model_and_batch
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
-from d2ldev._backend import framework_of
 from d2ldev.framework import Weighted
+from d2ldev.framework.testing import framework_of
 
 models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
 

@@ -18,7 +18,7 @@ from d2ldev import (
     cpu,
     gpu,
 )
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 
 RANDOM = np.random.default_rng(0)
 

@@ -8,7 +8,7 @@ import torch
 from book import HyperParameters, ProgressBoard, add_with
 from torch import nn
 
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer
 
 EPOCHS = 2
 

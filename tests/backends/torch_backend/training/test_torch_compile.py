@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from torch_versions import needs_torch
 
 import d2ldev
-from d2ldev import backend
-from d2ldev.training.trainer import Trainer
+from d2ldev import Trainer, backend
 
 
 class Compiler:

@@ -23,9 +23,9 @@ from processes_program import NORMALIZED, RUNS, batches, mlp, normalize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
-from d2ldev._backend import framework_of
 from d2ldev.distributed.join import free_port
 from d2ldev.framework import Portion, TrainingSettings, bounds
+from d2ldev.framework.testing import framework_of
 
 # Those of the modules that a program imports.
 FOLDERS = [Path(__file__).parent, Path(several_gpus.__file__).parent]

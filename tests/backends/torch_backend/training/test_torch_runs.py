@@ -18,13 +18,13 @@ from d2ldev import (
     CheckpointError,
     DeviceMismatchError,
     OutOfDeviceMemoryError,
+    Schedule,
+    Trainer,
     UnsupportedValueError,
     gpu,
 )
-from d2ldev._backend import framework_of
-from d2ldev.training.callbacks import Schedule
+from d2ldev.framework.testing import framework_of
 from d2ldev.training.order import begin_epoch
-from d2ldev.training.trainer import Trainer
 
 EPOCHS = 3
 

@@ -7,7 +7,7 @@ from d2ldev_torch.provision import Attentive
 
 import d2ldev
 from d2ldev import Trainer
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev.training import trainer as trainer_module
 
 X = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)

@@ -9,8 +9,9 @@ import torch
 from d2ldev_torch import TorchFramework
 from torch_versions import needs_torch
 
-from d2ldev.device import CPU, gpu
+from d2ldev import gpu
 from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
+from d2ldev.framework import CPU
 
 # -- devices of a process --------------------------------------------------------------------------
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import CheckpointError
+from d2ldev import CheckpointError, Trainer
 from d2ldev.training.order import Order, check_random_state, random_state
-from d2ldev.training.trainer import Trainer
 
 EPOCHS = 4
 X = np.arange(6, dtype="float32").reshape(6, 1)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev.training.trainer import Trainer
+from d2ldev import CheckpointError, Trainer, UnsupportedValueError
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import array_api_strict as xp
 import numpy as np
-from d2ldev_reference.devices import ReferenceDevices
+from reference_backend import ReferenceDevices
 
 from d2ldev import Backend, Trainer
 from d2ldev.contract.precision import Switch

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from d2ldev_reference.devices import NATIVE, ReferenceDevices
+from reference_backend import NATIVE, ReferenceDevices
 
 from d2ldev.contract import Strictness
-from d2ldev.device import CPU
 from d2ldev.errors import ScopeError
+from d2ldev.framework import CPU, Contexts, Scopes
 from d2ldev.registry import selection
-from d2ldev.scopes import Contexts, Scopes
 from mutants import Mutant
 
 

@@ -10,13 +10,11 @@ import time
 
 import array_api_strict as xp
 import numpy as np
-from d2ldev_reference.devices import ReferenceDevices
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceDevices, ReferenceTensors
 
 from d2ldev import Backend, Device, DeviceUnavailableError, UnsupportedValueError
-from d2ldev._backend import framework_of
-from d2ldev.device import CPU
-from d2ldev.nesting.walk import flatten
+from d2ldev.framework import CPU, flatten
+from d2ldev.framework.testing import framework_of
 from mutants import Mutant, is_tensor
 
 # -- tensors --------------------------------------------------------------------------------------

@@ -8,11 +8,10 @@ import math
 
 import array_api_strict as xp
 import numpy as np
-from d2ldev_reference.devices import ReferenceDevices
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceDevices, ReferenceTensors
 
-from d2ldev import Backend, UnsupportedValueError
-from d2ldev.device import CPU, gpu
+from d2ldev import Backend, UnsupportedValueError, gpu
+from d2ldev.framework import CPU
 from mutants import Mutant, is_tensor
 
 ARRAY = type(xp.zeros(0))

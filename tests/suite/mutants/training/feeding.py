@@ -7,13 +7,12 @@ from collections import deque
 
 import numpy as np
 from array_api_strict import astype, float32
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceTensors
 
 from d2ldev import Backend
-from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
-from d2ldev.nesting.walk import flatten, flatten_changing
-from d2ldev.scopes import Scopes
+from d2ldev.framework import CPU, Scopes, flatten
+from d2ldev.nesting.walk import flatten_changing
 from d2ldev.training import feed
 from mutants import Mutant, is_tensor
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 
-from d2ldev._backend import Backend
-from d2ldev.device import CPU
+from d2ldev import Backend, DeviceLog, Trainer
 from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import CPU
 from d2ldev.native import NativeDevices
 from d2ldev.training import callbacks, context, feed, hooks, loops, run, team, trainer
 from d2ldev.training.interruption import END, Interruption
-from d2ldev.training.log import DeviceLog
-from d2ldev.training.trainer import Trainer
 from mutants import Mutant
 from mutants.provision import Frozen, NetworkLearner
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceTensors
 
+from d2ldev import DeviceLog
 from d2ldev.training import log
-from d2ldev.training.log import DeviceLog
 from mutants import Mutant
 
 

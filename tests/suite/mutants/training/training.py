@@ -9,20 +9,15 @@ from contextlib import suppress
 from typing import ClassVar
 
 import array_api_strict as xp
-import d2ldev_reference.training.learner
 import numpy as np
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceLearner, ReferenceTensors
 
-from d2ldev import Backend, UnsupportedValueError
-from d2ldev.contract import Weighted
+from d2ldev import Backend, Trainer, UnsupportedValueError
 from d2ldev.contract.training import calls
-from d2ldev.device import CPU
+from d2ldev.framework import CPU, Weighted
 from d2ldev.training import feed, run
-from d2ldev.training.trainer import Trainer
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner, divide_by_uses
-
-ReferenceLearner = d2ldev_reference.training.learner.ReferenceLearner
 
 # -- steps ----------------------------------------------------------------------------------------
 

@@ -11,12 +11,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader
-from d2ldev._backend import framework_of
+from d2ldev import ArrayLoader, Trainer
 from d2ldev.errors import D2LDevError
 from d2ldev.files.save import save
+from d2ldev.framework.testing import framework_of
 from d2ldev.training import run
-from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.3"

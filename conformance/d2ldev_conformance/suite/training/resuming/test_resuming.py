@@ -11,8 +11,7 @@ import shutil
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader
-from d2ldev.training.trainer import Trainer
+from d2ldev import ArrayLoader, Trainer
 from d2ldev_conformance.provision import freezables, networks, own_optimizers, views
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_values, values_of
