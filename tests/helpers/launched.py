@@ -20,9 +20,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from d2ldev_conformance.suite.parallel import launching
+from ports import free_port
 from processes import extend_path
-
-from d2ldev.distributed.join import free_port
 
 LIMIT = 60
 """Seconds after which a process that has not ended fails the test."""

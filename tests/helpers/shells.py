@@ -9,9 +9,8 @@ import sys
 
 import pytest
 from pages import ROOT, write_files
+from ports import free_port
 from processes import extend_path
-
-from d2ldev.distributed.join import free_port
 
 GUIDES = ROOT / "docs" / "guides"
 FOR_ANY = (

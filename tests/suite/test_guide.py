@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import extend_path, make_distribution
+from processes import extend_path, make_distribution, run_interpreter
 
-from d2ldev.cli import new_backend
 from d2ldev.framework.testing import MODULES
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +63,7 @@ def test_the_backend_of_the_guide_moves_a_model(toy):
 
 
 def test_the_first_chapters_work_in_the_package_that_the_command_writes(tmp_path):
-    assert new_backend.run("toy", tmp_path) == 0
+    run_interpreter("-m", "d2ldev", "new-backend", "toy", cwd=tmp_path)
     root = tmp_path / "d2ldev-toy"
     files = read_files()
     for path in ("toy.py", "d2ldev_toy/__init__.py", "d2ldev_toy/devices.py"):

@@ -5,9 +5,8 @@ import signal
 import subprocess
 
 import pytest
+from ports import free_port
 from shells import TIME, make_shell, on_loopback, read_blocks, read_commands, run
-
-from d2ldev.distributed.join import free_port
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import random
 
+import mxnet as mx
 import numpy as np
 import pytest
 
@@ -35,7 +36,6 @@ def torchs_with_a_generator():
 
 
 def gluons():
-    from d2ldev_mxnet.framework import mx
 
     return mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(X, Y), 4, shuffle=True)
 

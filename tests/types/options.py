@@ -10,7 +10,7 @@ from typing import Any, assert_type
 import torch
 
 from d2ldev import ArrayLoader, Backend, EarlyStopping, Schedule, Trainer
-from d2ldev.options import MatmulPrecisionName
+from d2ldev.typing import MatmulPrecisionName
 
 
 def check_trainer(text: str) -> None:

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from d2ldev.cli import new_backend
+from processes import run_interpreter
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "write-a-backend.md").read_text(encoding="utf-8")
@@ -18,14 +17,14 @@ GUIDE = (ROOT / "docs" / "write-a-backend.md").read_text(encoding="utf-8")
     [("mypy", "--strict", "."), ("ruff", "check", "."), ("ruff", "format", "--check", ".")],
 )
 def test_a_new_backend_passes_the_checks(tmp_path, command):
-    assert new_backend.run("my_toy", tmp_path) == 0
+    run_interpreter("-m", "d2ldev", "new-backend", "my_toy", cwd=tmp_path)
     check(tmp_path / "d2ldev-my-toy", *command)
 
 
 @pytest.mark.parametrize("command", [("mypy", "."), ("ruff", "check", ".")])
 def test_the_backend_of_the_guide_passes_the_checks_of_the_written_ci(tmp_path, command):
     """Write the guide's files over those of ``d2ldev new-backend toy``, as an author does."""
-    assert new_backend.run("toy", tmp_path) == 0
+    run_interpreter("-m", "d2ldev", "new-backend", "toy", cwd=tmp_path)
     root = tmp_path / "d2ldev-toy"
     assert " ".join(command) in (root / ".github" / "workflows" / "tests.yml").read_text("utf-8")
     blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)

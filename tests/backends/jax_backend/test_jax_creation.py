@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from d2ldev_jax import JaxFramework, devices, tensors
+from d2ldev_jax import devices, tensors
 
 from d2ldev import Backend, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
 from d2ldev.framework.testing import framework_of
@@ -208,13 +208,13 @@ def test_threads_draw_different_numbers(backend):
 
 def test_a_seed_does_not_disturb_what_comes_without(monkeypatch, backend):
     monkeypatch.setattr("os.urandom", lambda size: b"1234"[:size])
-    one, other = (Backend(JaxFramework(virtual_gpus=2)) for _ in range(2))
+    one, other = (Backend(type(framework_of(backend))(virtual_gpus=2)) for _ in range(2))
     one.rand(2, seed=5)
     assert one.rand(2).tolist() == other.rand(2).tolist()
 
 
 def test_two_processes_do_not_draw_the_same(backend):
-    one, other = (Backend(JaxFramework(virtual_gpus=2)) for _ in range(2))
+    one, other = (Backend(type(framework_of(backend))(virtual_gpus=2)) for _ in range(2))
     assert one.rand(2).tolist() != other.rand(2).tolist()
 
 

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from d2ldev_jax import JaxFramework, tensors
+from d2ldev_jax import tensors
 from jax._src.dispatch import device_put_p
 from leaky_libraries import find_number, import_library
 
 import d2ldev
-from d2ldev import Backend
 
 LIBRARY = """
 import jax
@@ -55,11 +54,6 @@ def convert(array):
     return jnp.asarray(array)
 """
 number_of = partial(find_number, LIBRARY)
-
-
-@pytest.fixture(scope="module")
-def backend():
-    return Backend(JaxFramework(virtual_gpus=2))
 
 
 @pytest.fixture(scope="module")

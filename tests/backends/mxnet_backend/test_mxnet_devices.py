@@ -2,10 +2,10 @@
 
 import threading
 
+import mxnet as mx
 import numpy as np
 import pytest
 from d2ldev_mxnet import MXNetFramework, devices
-from d2ldev_mxnet.framework import mx
 from processes import run_python
 
 from d2ldev import (

@@ -1,7 +1,8 @@
 """``place`` of Gluon's blocks, parameters and trainers."""
 
+import mxnet as mx
 import pytest
-from d2ldev_mxnet.framework import NumPySemantics, mx
+from numpy_semantics import NumPySemantics
 
 from d2ldev import UnsupportedValueError, gpu
 from d2ldev.framework.testing import framework_of

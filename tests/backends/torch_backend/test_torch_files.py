@@ -10,7 +10,6 @@ from torch.nn.parameter import is_lazy
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
-from d2ldev.files.format.container import storage_of
 from d2ldev.framework.testing import framework_of
 
 # -- tensors and models ----------------------------------------------------------------------------
@@ -61,20 +60,6 @@ def test_loaded_arrays_can_be_written_to_and_trained(torch_backend, path):
     with torch.no_grad():
         x -= x.grad
     assert x.tolist() == [-1, -1, -1]
-
-
-DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
-
-
-@pytest.mark.parametrize(
-    "dtype", [x for x in DTYPES if storage_of(str(x).removeprefix("torch."))], ids=str
-)
-def test_every_dtype_that_is_saved_is_loaded(torch_backend, path, dtype):
-    x = torch.arange(64, dtype=torch.uint8).view(dtype)
-    torch_backend.save(x, path)
-    loaded = torch_backend.load(path)
-    assert (loaded.dtype, bits(loaded)) == (dtype, bits(x))
-    assert bits(torch_backend.load_into(x.clone(), path)) == bits(x)
 
 
 def test_buffers_are_saved_and_what_was_tied_is_one_tensor(torch_backend, path):

@@ -9,12 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from d2ldev_torch import TorchFramework
 from leaky_libraries import find_number, import_library
 from torch.nn.modules import module as modules
 
 import d2ldev
-from d2ldev import Backend
 
 LIBRARY = """
 import numpy as np
@@ -209,8 +207,8 @@ number_of = partial(find_number, LIBRARY)
 
 
 @pytest.fixture(scope="module")
-def backend():
-    return Backend(TorchFramework(virtual_gpus=2))
+def backend(virtual):
+    return virtual
 
 
 @pytest.fixture(scope="module")

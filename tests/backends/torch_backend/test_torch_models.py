@@ -6,13 +6,13 @@ from unittest import mock
 
 import pytest
 import torch
-from d2ldev_torch.models import TorchModels
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrizations
 from torch.testing._internal.two_tensor import TwoTensor
 
 from d2ldev import gpu
+from d2ldev.framework.testing import framework_of
 
 # Older versions of torch say so at every lazy layer.
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
@@ -358,10 +358,10 @@ def test_a_parameter_of_a_subclass_keeps_its_type_and_attributes(ledger):
     assert net.weight.axis == "rows"
 
 
-def test_a_parameter_that_wraps_tensors_takes_them_with_it(meta):
+def test_a_parameter_that_wraps_tensors_takes_them_with_it(torch_backend):
     net = nn.Module()
     net.weight = weight = nn.Parameter(TwoTensor(torch.ones(2), torch.zeros(2)))
-    TorchModels().refill(weight, torch.empty_like(weight, device="meta"))
+    framework_of(torch_backend).models.refill(weight, torch.empty_like(weight, device="meta"))
     assert net.weight is weight
     assert isinstance(weight, nn.Parameter)
     assert weight.requires_grad

@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from d2ldev_torch.tensors import TorchTensors
 from peer_rows import peer_rows
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -277,12 +276,12 @@ def numpy_dtype(name):
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-@pytest.mark.parametrize("name", TorchTensors.dtype_names)
-def test_a_list_takes_every_dtype(torch_backend, name):
-    x = torch_backend.asarray([0, 1, 1], dtype=name)
-    assert x.dtype is getattr(torch, name)
-    # float8_e8m0fnu has no zero: torch gives its least number.
-    torch.testing.assert_close(x, torch.tensor([0, 1, 1]).to(x.dtype), rtol=0, atol=0)
+def test_a_list_takes_every_dtype(torch_backend):
+    for name in torch_backend.dtype_names:
+        x = torch_backend.asarray([0, 1, 1], dtype=name)
+        assert x.dtype is getattr(torch, name)
+        # float8_e8m0fnu has no zero: torch gives its least number.
+        torch.testing.assert_close(x, torch.tensor([0, 1, 1]).to(x.dtype), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2"])

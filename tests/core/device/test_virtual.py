@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 from processes import run_python
+from reference_backend import ReferenceFramework
 
 import d2ldev
-from d2ldev import settings
 from d2ldev.framework.testing import framework_of
 
 COUNT = "import d2ldev; b = d2ldev.get_backend('reference'); show([str(d) for d in b.devices()])"
@@ -39,13 +39,13 @@ def test_a_bad_variable_is_refused_by_name_and_value(monkeypatch, text):
     monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", text)
     message = rf"make {re.escape(repr(text))} virtual GPUs \(from D2LDEV_VIRTUAL_GPUS\): .*0 to 8"
     with pytest.raises(d2ldev.InvalidDeviceError, match=message):
-        settings.virtual_gpus()
+        ReferenceFramework()
 
 
 def test_a_bad_variable_is_refused_however_long_it_is(monkeypatch):
     monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", "1" * 5000)
     with pytest.raises(d2ldev.InvalidDeviceError, match="D2LDEV_VIRTUAL_GPUS"):
-        settings.virtual_gpus()
+        ReferenceFramework()
 
 
 def test_a_bad_variable_says_so_at_the_first_use_of_a_backend():

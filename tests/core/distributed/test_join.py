@@ -10,9 +10,9 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
+from ports import free_port
 
 from d2ldev.distributed import join
-from d2ldev.distributed.join import free_port
 from d2ldev.errors import PeerLostError, UnsupportedValueError
 from d2ldev.settings import Peers
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from d2ldev_conformance.suite.parallel.launching import command
 from launched import LIMIT, environment, launch_program, read_shown, write
+from ports import free_port
 from typer.testing import CliRunner
 
 from d2ldev.cli.main import app
-from d2ldev.distributed.join import free_port
 from d2ldev.distributed.launcher import Launch, Stops
 
 SOON = 45  # seconds; a process that is not ended sleeps for 60

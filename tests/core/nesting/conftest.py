@@ -2,7 +2,9 @@
 
 import pytest
 
+import d2ldev
 from d2ldev import gpu
+from d2ldev.nesting import kinds
 
 
 @pytest.fixture
@@ -14,3 +16,10 @@ def x(reference):
 def moved(reference):
     """Moves a nesting to gpu:0."""
     return lambda batch: reference.to(batch, gpu(0))
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """``register_container``, of which nothing is left afterwards."""
+    monkeypatch.setattr(kinds, "_registered", dict(kinds._registered))
+    return d2ldev.register_container

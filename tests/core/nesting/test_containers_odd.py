@@ -9,7 +9,6 @@ import pytest
 
 import d2ldev
 from d2ldev import UnsupportedValueError, gpu
-from d2ldev.nesting import kinds
 
 
 class Record(MutableMapping):
@@ -180,10 +179,11 @@ def test_an_object_that_cannot_even_be_shown_is_refused_all_the_same(reference, 
 
 
 @pytest.mark.parametrize("given", [("Batch", list, list), (Store, None, list), (Store, list, 1)])
-def test_register_container_takes_a_class_and_two_functions(given):
+def test_register_container_takes_a_class_and_two_functions(reference, given):
     with pytest.raises(UnsupportedValueError, match="a class and two functions"):
         d2ldev.register_container(*given)
-    assert Store not in kinds._registered
+    with pytest.raises(UnsupportedValueError, match="not a tensor"):
+        reference.to(Store([]), gpu(0))
 
 
 def test_a_deque_that_is_written_again_keeps_its_order(reference, x):

@@ -5,22 +5,13 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-import d2ldev
 from d2ldev import UnsupportedValueError, gpu
-from d2ldev.nesting import kinds
 
 
 @pytest.fixture(params=["to", "copy"])
 def move(request, reference):
     """Both ways to walk a nesting."""
     return lambda batch: getattr(reference, request.param)(batch, gpu(0))
-
-
-@pytest.fixture
-def registered(monkeypatch):
-    """``register_container``, of which nothing is left afterwards."""
-    monkeypatch.setattr(kinds, "_registered", dict(kinds._registered))
-    return d2ldev.register_container
 
 
 class Unknown:

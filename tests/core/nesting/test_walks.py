@@ -5,7 +5,6 @@ import pytest
 
 import d2ldev
 from d2ldev import Trainer, gpu
-from d2ldev.nesting import kinds
 
 
 class Counted(tuple):
@@ -23,11 +22,10 @@ class Counted(tuple):
 
 
 @pytest.fixture(autouse=True)
-def counted(monkeypatch):
-    monkeypatch.setattr(kinds, "_registered", dict(kinds._registered))
+def counted(monkeypatch, registered):
     monkeypatch.setattr(Counted, "walks", 0)
     monkeypatch.setattr(Counted, "rebuilds", 0)
-    d2ldev.register_container(Counted, Counted._children, Counted._rebuild)
+    registered(Counted, Counted._children, Counted._rebuild)
 
 
 def _counts():

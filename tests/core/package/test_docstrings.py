@@ -6,11 +6,15 @@ import re
 import pytest
 
 import d2ldev
-from d2ldev.training.callbacks import NeedsHistory
 
 # The module of a public name that only a launch, or the Trainer, makes. An author of a backend
 # implements its methods: their examples are programs of the guide "Write a backend".
 FOR_AUTHORS = ("d2ldev.contract", "d2ldev.distributed")
+# Callbacks and errors.
+OURS = (
+    *(d2ldev.CSVLogger, d2ldev.EarlyStopping, d2ldev.Schedule, d2ldev.TensorBoardLogger),
+    d2ldev.D2LDevError,
+)
 # An example that needs one of these cannot run in the environment of the core.
 ELSEWHERE = re.compile(r"import torch|PackageNotInstalledError|d2ldev launch")
 
@@ -102,7 +106,7 @@ def needs_example(name):
     value, cls = PUBLIC[name]
     is_for_authors = (cls or value).__module__.startswith(FOR_AUTHORS)
     # The Trainer calls the methods of a callback, and d2ldev shows the warnings.
-    is_ours = cls is not None and issubclass(cls, NeedsHistory | d2ldev.D2LDevError)
+    is_ours = cls is not None and issubclass(cls, OURS)
     is_warning = inspect.isclass(value) and issubclass(value, Warning)
     return not (is_property(name) or is_for_authors or is_ours or is_warning)
 

@@ -7,7 +7,6 @@ import pytest
 from processes import run_python
 
 import d2ldev
-from d2ldev.active import active_backend
 from d2ldev.framework.testing import framework_of
 
 # -- get_backend and set_backend --------------------------------------------------------------
@@ -42,7 +41,7 @@ def test_set_backend_returns_the_backend(restored_backend, reference):
 def test_set_backend_is_for_every_thread(restored_backend, other):
     d2ldev.set_backend(other)
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(active_backend()))
+    thread = threading.Thread(target=lambda: seen.append(d2ldev.get_backend(d2ldev.backend)))
     thread.start()
     thread.join()
     assert seen == [other]
@@ -52,7 +51,7 @@ def test_set_backend_with_an_unknown_name_changes_nothing(restored_backend, othe
     d2ldev.set_backend(other)
     with pytest.raises(d2ldev.UnknownBackendError):
         d2ldev.set_backend("no such backend")
-    assert active_backend() is other
+    assert d2ldev.get_backend(d2ldev.backend) is other
 
 
 def test_set_backend_inside_use_backend_waits_for_the_end_of_the_block(
@@ -60,8 +59,8 @@ def test_set_backend_inside_use_backend_waits_for_the_end_of_the_block(
 ):
     with d2ldev.use_backend(reference):
         d2ldev.set_backend(other)
-        inside = active_backend()
-    assert (inside, active_backend()) == (reference, other)
+        inside = d2ldev.get_backend(d2ldev.backend)
+    assert (inside, d2ldev.get_backend(d2ldev.backend)) == (reference, other)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +95,8 @@ def test_use_backend_gives_the_backend(reference):
 
 def test_use_backend_is_for_the_length_of_the_block(reference, other):
     with d2ldev.use_backend(other):
-        inside = active_backend()
-    assert (inside, active_backend()) == (other, reference)
+        inside = d2ldev.get_backend(d2ldev.backend)
+    assert (inside, d2ldev.get_backend(d2ldev.backend)) == (other, reference)
 
 
 def test_blocks_are_nested(reference, other):
@@ -105,15 +104,15 @@ def test_blocks_are_nested(reference, other):
     seen = []
     with d2ldev.use_backend(other):
         with d2ldev.use_backend(third):
-            seen.append(active_backend())
-        seen.append(active_backend())
+            seen.append(d2ldev.get_backend(d2ldev.backend))
+        seen.append(d2ldev.get_backend(d2ldev.backend))
     assert seen == [third, other]
 
 
 def test_an_exception_leaves_the_block(reference, other):
     with pytest.raises(ZeroDivisionError), d2ldev.use_backend(other):
         raise ZeroDivisionError
-    assert active_backend() is reference
+    assert d2ldev.get_backend(d2ldev.backend) is reference
 
 
 def test_one_object_can_be_entered_inside_its_own_block(reference, other):
@@ -121,10 +120,10 @@ def test_one_object_can_be_entered_inside_its_own_block(reference, other):
     with again:
         with d2ldev.use_backend(reference):
             with again:
-                seen.append(active_backend())
-            seen.append(active_backend())
-        seen.append(active_backend())
-    assert [*seen, active_backend()] == [other, reference, other, reference]
+                seen.append(d2ldev.get_backend(d2ldev.backend))
+            seen.append(d2ldev.get_backend(d2ldev.backend))
+        seen.append(d2ldev.get_backend(d2ldev.backend))
+    assert [*seen, d2ldev.get_backend(d2ldev.backend)] == [other, reference, other, reference]
 
 
 def test_one_object_can_be_entered_after_its_block(reference, other):
@@ -132,13 +131,13 @@ def test_one_object_can_be_entered_after_its_block(reference, other):
     with again:
         pass
     with again:
-        assert active_backend() is other
+        assert d2ldev.get_backend(d2ldev.backend) is other
 
 
 def test_an_unknown_name_is_refused_on_entering(reference):
     with pytest.raises(d2ldev.UnknownBackendError), d2ldev.use_backend("no such backend"):
         pass
-    assert active_backend() is reference
+    assert d2ldev.get_backend(d2ldev.backend) is reference
 
 
 def test_use_backend_needs_no_choice_for_the_process():
@@ -156,7 +155,7 @@ def test_use_backend_needs_no_choice_for_the_process():
 def test_a_thread_does_not_see_the_block_of_another(reference, other):
     seen = []
     with d2ldev.use_backend(other):
-        thread = threading.Thread(target=lambda: seen.append(active_backend()))
+        thread = threading.Thread(target=lambda: seen.append(d2ldev.get_backend(d2ldev.backend)))
         thread.start()
         thread.join()
     assert seen == [reference]
@@ -167,7 +166,7 @@ def test_asyncio_tasks_have_blocks_of_their_own(reference, other):
         with d2ldev.use_backend(name):
             entered.set()
             await others.wait()
-            return active_backend()
+            return d2ldev.get_backend(d2ldev.backend)
 
     async def both():
         first, second = asyncio.Event(), asyncio.Event()
@@ -182,19 +181,19 @@ def test_asyncio_tasks_have_blocks_of_their_own(reference, other):
 def within(name):
     """Yield inside a block."""
     with d2ldev.use_backend(name):
-        yield active_backend()
+        yield d2ldev.get_backend(d2ldev.backend)
 
 
 def test_a_generator_that_ends_leaves_its_block(reference, other):
     assert list(within(other)) == [other]
-    assert active_backend() is reference
+    assert d2ldev.get_backend(d2ldev.backend) is reference
 
 
 def test_a_generator_that_is_closed_leaves_its_block(reference, other):
     generator = within(other)
     next(generator)
     generator.close()
-    assert active_backend() is reference
+    assert d2ldev.get_backend(d2ldev.backend) is reference
 
 
 def test_a_generator_that_is_closed_in_another_block_leaves_its_own(reference, other):
@@ -203,8 +202,8 @@ def test_a_generator_that_is_closed_in_another_block_leaves_its_own(reference, o
     next(generator)
     with d2ldev.use_backend(third):
         generator.close()
-        inside = active_backend()
-    assert (inside, active_backend()) == (third, reference)
+        inside = d2ldev.get_backend(d2ldev.backend)
+    assert (inside, d2ldev.get_backend(d2ldev.backend)) == (third, reference)
 
 
 def test_a_generator_that_is_closed_in_another_thread_changes_nothing_there(reference, other):
@@ -213,8 +212,8 @@ def test_a_generator_that_is_closed_in_another_thread_changes_nothing_there(refe
     def close():
         with d2ldev.use_backend(other):
             generator.close()
-            seen.append(active_backend())
-        seen.append(active_backend())
+            seen.append(d2ldev.get_backend(d2ldev.backend))
+        seen.append(d2ldev.get_backend(d2ldev.backend))
 
     def enter_and_close():
         next(generator)

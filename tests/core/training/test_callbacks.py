@@ -9,7 +9,6 @@ import pytest
 from d2ldev_conformance.suite.training.conftest import ctrl_c  # noqa: F401  # a fixture
 
 from d2ldev import CheckpointError, Schedule, Trainer, UnsupportedValueError
-from d2ldev.training.callbacks import check_callbacks
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 
@@ -139,9 +138,9 @@ def test_an_invalid_schedule_is_refused(arguments):
         Schedule(*arguments)
 
 
-def test_a_scheduler_that_is_given_as_a_callback_is_refused_with_the_line_that_is_right():
+def test_a_scheduler_that_is_given_as_a_callback_is_refused_with_the_line_that_is_right(reference):
     with pytest.raises(UnsupportedValueError, match=r"Schedule\(scheduler, per='epoch'\)"):
-        check_callbacks([Scheduler()])
+        Trainer(1, backend=reference, callbacks=[Scheduler()]).fit(reference.mlp([2, 1]), [BATCH])
 
 
 class StepsWithoutALoss:

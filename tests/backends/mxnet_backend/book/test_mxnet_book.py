@@ -1,9 +1,10 @@
 """The book's code for MXNet, word for word, on d2ldev's ``Trainer``: D2L 3.2 to 3.5 and 6.7.3."""
 
+import mxnet as mx
 import numpy
 import pytest
 from book import ProgressBoard, add_with
-from d2ldev_mxnet.framework import NumPySemantics, mx
+from numpy_semantics import NumPySemantics
 
 from d2ldev import Trainer
 

@@ -1,7 +1,8 @@
 """``place`` of arrays with gradients that belong to no block, as the book has them."""
 
+import mxnet as mx
 import pytest
-from d2ldev_mxnet.framework import NumPySemantics, mx
+from numpy_semantics import NumPySemantics
 
 from d2ldev import gpu
 from d2ldev.framework.testing import framework_of

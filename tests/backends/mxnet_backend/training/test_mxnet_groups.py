@@ -5,10 +5,10 @@ import os
 import threading
 from types import SimpleNamespace
 
+import mxnet as mx
 import numpy as np
 import pytest
 from d2ldev_mxnet import parallel, servers
-from d2ldev_mxnet.framework import mx
 from process_runs import initialise_all, mlp, normalize
 
 from d2ldev.framework import TrainingSettings

@@ -1,9 +1,10 @@
 """Gluon's optimizers that keep more than their states: they move, and are saved."""
 
+import mxnet as mx
 import numpy as np
 import pytest
-from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.provision import Around, Listed
+from numpy_semantics import NumPySemantics
 
 from d2ldev import Trainer, UnsupportedValueError
 

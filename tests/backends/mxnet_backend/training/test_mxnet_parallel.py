@@ -1,8 +1,8 @@
 """Several GPUs: parameters on two virtual GPUs, and a kvstore between them."""
 
+import mxnet as mx
 import numpy as np
 import pytest
-from d2ldev_mxnet.framework import mx
 from process_runs import (
     Own,
     drop_some,

@@ -14,11 +14,11 @@ import process_runs
 import pytest
 from d2ldev_mxnet import servers
 from launched import alive, environment, find_survivors, variables
+from ports import free_port
 from processes import extend_path
 from several_gpus import TOLERANCE
 
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.distributed.join import free_port
 
 pytestmark = pytest.mark.usefixtures("set_np")
 nightly = pytest.mark.nightly

@@ -2,9 +2,9 @@
 
 import threading
 
+import mxnet as mx
 import numpy as np
 import pytest
-from d2ldev_mxnet.framework import mx
 
 from d2ldev import DeviceLog, Trainer
 from d2ldev.framework.testing import framework_of

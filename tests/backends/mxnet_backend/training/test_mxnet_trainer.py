@@ -2,10 +2,9 @@
 
 from multiprocessing.pool import ThreadPool
 
+import mxnet as mx
 import numpy as np
 import pytest
-from d2ldev_mxnet import MXNetFramework
-from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.provision import Masked
 from interrupted_runs import interrupt_run
 
@@ -231,7 +230,8 @@ def test_a_loader_gives_the_same_as_arrays(backend, set_np, num_gpus, workers):
 def test_ctrl_c_that_reaches_workers_too_ends_the_run_after_the_step(tmp_path, in_step):
     """Gluon's loader starts them before the run, and so they end by it."""
     made = """
-        from d2ldev_mxnet.framework import mx
+        from d2ldev import mxnet  # first: it makes up for what NumPy has dropped
+        import mxnet as mx
         from slow_data import Slow
         mx.npx.set_np()
         net = mx.gluon.nn.Dense(1, in_units=3)
@@ -441,9 +441,11 @@ def test_what_waits_is_refused_in_these_tests(backend, no_waiting):
             wait()
 
 
-def test_arrays_of_numpy_go_to_a_real_gpu_by_way_of_tensors_which_nobody_waits_for(monkeypatch):
+def test_arrays_of_numpy_go_to_a_real_gpu_by_way_of_tensors_which_nobody_waits_for(
+    backend, monkeypatch
+):
     """Only the copies into the host's memory, which are made at once, end before the call does."""
-    framework = MXNetFramework(virtual_gpus=2)
+    framework = type(framework_of(backend))(virtual_gpus=2)
     backend, copied, copy_all = d2ldev.Backend(framework), [], framework.tensors.copy_all
 
     def count(xs, native):

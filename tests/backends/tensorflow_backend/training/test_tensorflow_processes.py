@@ -17,12 +17,12 @@ import pytest
 import tensorflow as tf
 from d2ldev_tensorflow.provision import lenet
 from launched import run_processes
+from ports import free_port
 from processes import WITHOUT_GPUS
 from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, train
 from test_tensorflow_parallel import drop_some, own_output
 
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.distributed.join import free_port
 from d2ldev.framework.testing import framework_of
 
 layers = keras.layers

@@ -18,12 +18,12 @@ from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.parallel import TorchParallel
 from d2ldev_torch.training import replicated
 from launched import environment, variables
+from ports import free_port
 from processes import extend_path, run_interpreter
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
-from d2ldev.distributed.join import free_port
 from d2ldev.framework import Portion, TrainingSettings, bounds
 from d2ldev.framework.testing import framework_of
 

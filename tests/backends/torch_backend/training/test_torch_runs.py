@@ -24,7 +24,6 @@ from d2ldev import (
     gpu,
 )
 from d2ldev.framework.testing import framework_of
-from d2ldev.training.order import begin_epoch
 
 EPOCHS = 3
 
@@ -309,7 +308,8 @@ def test_processes_that_read_other_examples_know_it(torch_backend):
 def test_the_sampler_of_a_sharded_loader_is_told_the_number_of_the_epoch(torch_backend):
     sampler = data.DistributedSampler(DATASET, num_replicas=1, rank=0)
     loader = DataLoader(DATASET, 4, sampler=sampler)
-    begin_epoch(framework_of(torch_backend).training.shard_loader(loader, 0, 2), 3)
+    training = framework_of(torch_backend).training
+    training.begin_epoch(training.shard_loader(loader, 0, 2), 3)
     assert sampler.epoch == 3
 
 
@@ -331,7 +331,7 @@ def test_a_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(torch_ba
     loader = Counted(torch.arange(13), 4)
     loader.note = ["mine"]
     shard = framework_of(torch_backend).training.shard_loader(loader, 0, 2)
-    begin_epoch(shard, 3)
+    framework_of(torch_backend).training.begin_epoch(shard, 3)
     assert isinstance(shard, Counted)
     assert shard.note is loader.note
     assert (shard.epoch, shard.batch_size, len(shard)) == (3, 4, 14)

@@ -16,10 +16,12 @@ import warnings
 from functools import partial
 
 import torch
-from d2ldev_torch import TorchFramework
 from torch.utils._pytree import tree_leaves, tree_map
 
-TorchFramework(virtual_gpus=2)
+import d2ldev
+
+d2ldev.virtual_gpus(2)
+d2ldev.get_backend("torch")
 PLACE = torch.device("vgpu:1")
 DTYPES = (torch.float32, torch.complex64, torch.int64)
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from d2ldev_torch import TorchFramework
 from torch_versions import needs_torch
 
 from d2ldev import gpu
 from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
 from d2ldev.framework import CPU
+from d2ldev.framework.testing import framework_of
 
 # -- devices of a process --------------------------------------------------------------------------
 
@@ -58,18 +58,18 @@ def test_nothing_else_pretends_to_be_there(virtual):
 def test_they_stand_in_the_hardwares_stead(virtual, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    devices = TorchFramework(virtual_gpus=2).devices
+    devices = type(framework_of(virtual))(virtual_gpus=2).devices
     assert (devices.count(), devices.platform(gpu(0))) == (2, "virtual")
 
 
 def test_setting_them_up_twice_changes_nothing(virtual):
     x = torch.ones(2, device="vgpu:1")
-    assert TorchFramework(virtual_gpus=2).tensors.device_of(x + x) is gpu(1)
+    assert type(framework_of(virtual))(virtual_gpus=2).tensors.device_of(x + x) is gpu(1)
 
 
-def test_more_than_eight_are_refused():
+def test_more_than_eight_are_refused(virtual):
     with pytest.raises(DeviceUnavailableError, match="can make 8"):
-        TorchFramework(virtual_gpus=9)
+        type(framework_of(virtual))(virtual_gpus=9)
 
 
 def test_there_may_be_eight():
