@@ -15,8 +15,8 @@ import torch
 
 from d2ldev import Backend, Device, backend, get_backend, use_backend
 from d2ldev import torch as d2l
-from d2ldev.results import Group, Learner, LiveTensor, Loaded, Memory, Timing
-from d2ldev.typing import DeviceLike, DTypeLike, Shape
+from d2ldev.framework import DeviceLike, DTypeLike, Group, Learner, Memory, Shape
+from d2ldev.results import LiveTensor, Loaded, Timing
 
 Batch = dict[str, torch.Tensor]
 

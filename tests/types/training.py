@@ -31,7 +31,7 @@ from d2ldev import (
     backend_of,
 )
 from d2ldev import torch as d2l
-from d2ldev.results import Learner
+from d2ldev.framework import Learner
 from d2ldev.typing import Callback, DataModule, History
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -17,9 +17,8 @@ from d2ldev import (
     cpu,
     gpu,
 )
-from d2ldev._backend import framework_of
-from d2ldev.operations import nvml
-from d2ldev.results import Memory
+from d2ldev.framework import Memory, nvml
+from d2ldev.framework.testing import framework_of
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ from d2ldev import (
     cpu,
     gpu,
 )
-from d2ldev._backend import framework_of
-from d2ldev.operations import nvml
-from d2ldev.results import Memory
+from d2ldev.framework import Memory, nvml
+from d2ldev.framework.testing import framework_of
 
 FULL = "/job:localhost/replica:0/task:0/device:"
 

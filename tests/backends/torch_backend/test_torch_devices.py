@@ -11,8 +11,7 @@ from d2ldev_torch import TorchFramework
 from d2ldev_torch.devices import MetalDevices, TorchDevices, find_devices
 
 from d2ldev import DeviceInitializationWarning, InvalidDeviceError, cpu, gpu
-from d2ldev.operations import nvml
-from d2ldev.results import Memory
+from d2ldev.framework import Memory, nvml
 
 # -- spellings -------------------------------------------------------------------------------------
 

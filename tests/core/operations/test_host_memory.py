@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from d2ldev import PackageNotInstalledError
+from d2ldev.framework import Memory
 from d2ldev.operations import devices
-from d2ldev.results import Memory
 
 
 def test_outside_of_linux_psutil_reports_the_memory(monkeypatch):

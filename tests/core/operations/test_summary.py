@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from d2ldev import UnsupportedValueError
-from d2ldev.device import CPU, gpu
+from d2ldev import UnsupportedValueError, gpu
+from d2ldev.framework import CPU
 from d2ldev.operations.summary import ModuleSize
 from d2ldev.results import Summary
 

@@ -14,9 +14,9 @@ from d2ldev_conformance.report import Report
 from d2ldev_conformance.requirement import Requirement
 from d2ldev_conformance.schema import ReportDocument, read_report
 
-from d2ldev import Device
-from d2ldev.device import CPU, gpu
+from d2ldev import Device, gpu
 from d2ldev.display import format_html_table, format_text_table, is_notebook
+from d2ldev.framework import CPU
 from d2ldev.operations.timing import Timing
 from d2ldev.results import History
 

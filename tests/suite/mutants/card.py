@@ -14,8 +14,7 @@ import threading
 import array_api_strict as xp
 
 from d2ldev import UnsupportedValueError
-from d2ldev.device import CPU
-from d2ldev.results import Memory
+from d2ldev.framework import CPU, Memory
 from mutants import Queued, ReferenceParallel, Strictness
 
 TOTAL = 600 * 2**20

@@ -6,12 +6,12 @@ import dataclasses
 import warnings
 
 import numpy as np
-from d2ldev_reference.models import MLP, ReferenceModels
+from reference_backend import MLP, ReferenceModels
 
 import mutants
 from d2ldev import Backend, DeviceUnavailableError, UnsupportedValueError
-from d2ldev._backend import framework_of
-from d2ldev.device import CPU
+from d2ldev.framework import CPU
+from d2ldev.framework.testing import framework_of
 from d2ldev.results import Summary
 from mutants import Mutant
 

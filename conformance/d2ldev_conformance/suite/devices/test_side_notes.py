@@ -18,9 +18,9 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
-from d2ldev._backend import framework_of
+from d2ldev.framework import Memory
+from d2ldev.framework.testing import framework_of
 from d2ldev.registry import selection
-from d2ldev.results import Memory
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
 from d2ldev_conformance.suite.devices.queues import fill_queue

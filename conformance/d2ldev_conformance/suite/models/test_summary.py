@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from d2ldev._backend import framework_of
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import buffers, samples, ties
 from d2ldev_conformance.requirement import requirement
 

@@ -8,16 +8,12 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
-from d2ldev_reference import ReferenceFramework
-from d2ldev_reference.devices import ReferenceDevices
-from d2ldev_reference.tensors import ReferenceTensors
+from reference_backend import ReferenceDevices, ReferenceFramework, ReferenceTensors
 
 from d2ldev import Backend, Device, InvalidDeviceError, gpu
-from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError
+from d2ldev.framework import CPU, Memory, Scopes
 from d2ldev.registry import selection
-from d2ldev.results import Memory
-from d2ldev.scopes import Scopes
 from mutants import Mutant, Queued
 
 

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader, Backend
-from d2ldev._backend import framework_of
+from d2ldev import ArrayLoader, Backend, Trainer
+from d2ldev.framework.testing import framework_of
 from d2ldev.settings import VIRTUAL_GPUS
-from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, values_of
 
