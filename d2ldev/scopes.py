@@ -70,10 +70,7 @@ _changes = _Changes()
 
 
 def make_change(change: Callable[[*Arguments], R], *arguments: *Arguments) -> R:
-    """Call a function that enters or leaves a block; then leave blocks that the collector ended.
-
-    Ctrl-C in the middle of a change may lose that change, and no other one.
-    """
+    """Call a function that enters or leaves a block; then leave blocks that the collector ended."""
     changes = _changes
     is_part = changes.is_in_progress
     try:
@@ -164,7 +161,6 @@ class Scopes(Generic[T]):
 
     def _enter(self, value: T) -> Entry[T]:
         entry, entries = Entry(value), self.entries()
-        # The value first: without the entry, the end of the next block takes it back.
         self._value.set(value)
         self._entries.set((*entries, entry))
         self._open[entry] = None

@@ -37,9 +37,7 @@ from d2ldev.framework import (
     Operand,
     Strict,
     gpu,
-    leave_in_turn,
     locate_tensors,
-    make_change,
     mismatch,
     operands_of,
     replace,
@@ -355,16 +353,10 @@ class _Block(AbstractContextManager[None]):
         self._open = blocks.open
 
     def __enter__(self) -> None:
-        make_change(self._enter)
-
-    def __exit__(self, *error: object) -> None:
-        leave_in_turn(self._leave)
-
-    def _enter(self) -> None:
         self._open = self._blocks.open
         self._open.add(self)
         self._blocks.settle()
 
-    def _leave(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.discard(self)
         self._blocks.settle()

@@ -85,24 +85,29 @@ class Strictness:
         """Be strict for the length of a block, in this thread or task only."""
         entry = self._blocks.enter(True)
         try:
-            make_change(self._begin, entry)
-            with self._get_strict().scope(everywhere=False):
+            context = make_change(self._begin, entry)
+            try:
                 yield
+            finally:
+                leave_in_turn(context.__exit__, None, None, None)
         finally:
             self._blocks.leave(entry)
             leave_in_turn(self._leave, entry)
 
     def everywhere(self) -> None:
         """Be strict in the whole process, in every thread, from now on."""
-        self._begin(self)
+        self._begin(self, everywhere=True)
         self._everywhere = True
-        self._get_strict().scope(everywhere=True).__enter__()
 
-    def _begin(self, block: object) -> None:
+    def _begin(self, block: object, everywhere: bool = False) -> AbstractContextManager[Any]:
+        """Begin a block; return the framework's own context, which was entered."""
         with self._lock:
             if not self._open:
                 self._restore = self._get_strict().refuse_mixing(self.in_force)
             self._open.add(block)
+        context = self._get_strict().scope(everywhere=everywhere)
+        context.__enter__()
+        return context
 
     def _leave(self, block: Entry[bool]) -> None:
         with self._lock:

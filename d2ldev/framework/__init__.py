@@ -98,7 +98,7 @@ from d2ldev.operations.keras import (
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
-from d2ldev.scopes import Contexts, Scopes, leave_in_turn, make_change
+from d2ldev.scopes import Contexts, Scopes
 from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
 
 if TYPE_CHECKING:
@@ -223,13 +223,11 @@ __all__ = [
     "join_path",
     "keras_elsewhere",
     "label_children",
-    "leave_in_turn",
     "leaves",
     "list_named_tensors",
     "list_needed_tensors",
     "locate_tensors",
     "loss_among",
-    "make_change",
     "make_keras_kind",
     "map_tensors",
     "mean_and_weight",

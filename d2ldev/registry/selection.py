@@ -157,7 +157,6 @@ class _ActiveFramework:
         if not _had_blocks:
             with _lock:
                 if not _had_blocks and framework is _selection.framework:
-                    # Noted first, so that Ctrl-C in between leaves nothing that is not forgotten.
                     _keepers.append(owner)
                     object.__setattr__(owner, "_framework", framework)
                     object.__setattr__(owner, "_known_framework", framework)
@@ -175,10 +174,10 @@ class FollowsSelection:
 
 def _forget() -> None:
     while _keepers:
-        object.__setattr__(_keepers[-1], "_known_framework", None)
+        keeper = _keepers.pop()
+        object.__setattr__(keeper, "_known_framework", None)
         with suppress(AttributeError):
-            object.__delattr__(_keepers[-1], "_framework")
-        _keepers.pop()  # last, so that Ctrl-C in between leaves it to the next call
+            object.__delattr__(keeper, "_framework")
 
 
 def selection_reason() -> str:

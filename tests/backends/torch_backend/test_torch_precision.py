@@ -153,27 +153,6 @@ def test_a_failure_halfway_leaves_nothing_set(monkeypatch):
     assert state() == before
 
 
-@needs_new
-@pytest.mark.parametrize("number", range(1, 10))
-def test_ctrl_c_while_the_switches_are_read_leaves_each_as_it_was(monkeypatch, number):
-    torch.backends.fp32_precision = "tf32"
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    before, change, calls = state(), precision._set, []
-
-    def interrupt(key, value):
-        change(key, value)
-        calls.append(key)
-        if len(calls) == number:
-            raise KeyboardInterrupt
-
-    with d2ldev.torch.matmul_precision("highest"):
-        pass
-    monkeypatch.setattr(precision, "_set", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        precision.set_matmul_precision("highest")
-    assert state() == before
-
-
 def test_a_compiled_function_compiles_again_in_another_precision():
     counter = CompileCounter()
     double = torch.compile(lambda x: x @ x, backend=counter)

@@ -7,12 +7,10 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from ctrl_c import press_ctrl_c
 from processes import run_python
 from reference_backend import ReferenceFramework
 
-from d2ldev import Backend, Trainer, UnsupportedValueError, scopes
-from d2ldev.contract import precision
+from d2ldev import Backend, Trainer, UnsupportedValueError
 from d2ldev.contract.precision import MatmulPrecision
 from d2ldev.framework import Devices
 from d2ldev.framework.testing import framework_of
@@ -136,20 +134,6 @@ def test_a_block_that_another_thread_closes_is_left(backend):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(generator.close).result()
     assert backend.matmul_precision() == "medium"
-
-
-def test_a_setting_left_by_ctrl_c_ends_with_the_outer_block(backend):
-    found, number, press = set(), 0, None
-    while press is None or press.number <= 0:
-        number += 1
-        with backend.matmul_precision("high"):
-            modules = (precision, scopes)
-            with press_ctrl_c(number, modules) as press, backend.matmul_precision("highest"):
-                assert backend.matmul_precision() == "highest"
-            found.add(backend.matmul_precision())
-        assert backend.matmul_precision() == "medium"
-    assert number > 10
-    assert found == {"high", "highest"}  # before the block begins, it is a setting
 
 
 class Coarse(ReferenceFramework):

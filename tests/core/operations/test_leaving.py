@@ -3,7 +3,6 @@
 import contextlib
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from weakref import WeakSet
 
 import pytest
@@ -14,8 +13,6 @@ import d2ldev
 from d2ldev import Backend, DeviceMismatchError, cpu, gpu
 from d2ldev.framework import Scopes
 from d2ldev.framework.testing import framework_of
-
-HELPERS = Path(__file__).parents[2] / "helpers"
 
 
 def find_device():
@@ -135,106 +132,6 @@ def test_a_block_that_ctrl_c_ends_is_left(block):
     with pytest.raises(KeyboardInterrupt), block(gpu(1)):
         raise KeyboardInterrupt
     assert find_device() == cpu()
-
-
-def test_ctrl_c_while_a_block_begins_or_ends_harms_no_later_block_and_no_other_thread():
-    # In a process of its own: the block itself may stay in force in its thread.
-    program = """
-    import threading
-    from concurrent.futures import ThreadPoolExecutor
-    import d2ldev
-    from ctrl_c import press_ctrl_c
-    from d2ldev import Backend, active, device, gpu, scopes
-    from d2ldev._backend import framework_of
-    from d2ldev_reference import ReferenceFramework
-
-    class Place:
-        stack = threading.local()
-
-        def __init__(self, device):
-            pass
-
-        def __enter__(self):
-            vars(self.stack).setdefault("places", []).append(self)
-
-        def __exit__(self, *error):
-            self.stack.places.pop()
-
-    backend, other = d2ldev.get_backend("reference"), Backend(ReferenceFramework())
-    framework_of(backend).devices.scope = Place  # as frameworks keep their default device
-    d2ldev.set_backend(backend)
-    blocks = {
-        "on": lambda: backend.on("gpu:1"),
-        "device": lambda: gpu(1),
-        "strict": backend.strict,
-        "use_backend": lambda: d2ldev.use_backend(other),
-    }
-
-    def state():
-        device = str(backend.device_of(backend.ones(1)))
-        is_other = active.active_backend() is other
-        return device, framework_of(backend).state.strictness.in_force(), is_other
-
-    outside = state()
-
-    def interrupt(block, number):
-        with press_ctrl_c(number, (scopes, active, device)) as press, block():
-            pass
-        lost = state()
-        with backend.on("gpu:0"), gpu(0), backend.strict(), d2ldev.use_backend(other):
-            inside = state()
-        return press.number > 0, inside == ("gpu:0", True, True) and state() in (lost, outside)
-
-    def interrupt_everywhere(block):
-        number, is_over, wrong = 0, False, []
-        while not is_over:
-            number += 1
-            with ThreadPoolExecutor(1) as pool:
-                is_over, is_right = pool.submit(interrupt, block, number).result()
-            wrong += [number] * (not is_right or state() != outside)
-        return number > 10, wrong
-
-    show([(name, *interrupt_everywhere(block)) for name, block in blocks.items()])
-    """
-    variables = {"D2LDEV_VIRTUAL_GPUS": "2"}
-    found = run_python(program, path=[str(HELPERS)], environment=variables)
-    names = "on", "device", "strict", "use_backend"
-    assert found == [[[name, True, []] for name in names]]
-
-
-def test_the_handle_follows_the_next_selection_after_one_that_ctrl_c_has_interrupted():
-    # In a process of its own: the handle caches its framework until the first block of a process.
-    program = """
-    import d2ldev
-    from ctrl_c import press_ctrl_c
-    from d2ldev.registry import selection
-    from d2ldev._backend import framework_of
-    from d2ldev_reference import ReferenceFramework
-
-    backends = [d2ldev.get_backend("reference"), d2ldev.Backend(ReferenceFramework())]
-
-    def interrupt_everywhere(change):
-        number, press, stale = 0, None, []
-        while press is None or press.number <= 0:
-            number += 1
-            d2ldev.set_backend(backends[0])
-            framework_of(d2ldev.backend)
-            with press_ctrl_c(number, (selection,)) as press:
-                change()
-            d2ldev.set_backend(backends[1])
-            stale += [number] * (framework_of(d2ldev.backend) is not framework_of(backends[1]))
-        return number, stale
-
-    def ask_again():
-        d2ldev.set_backend(backends[0])
-        framework_of(d2ldev.backend)
-
-    show(interrupt_everywhere(lambda: d2ldev.set_backend(backends[1])))
-    show(interrupt_everywhere(ask_again))
-    """
-    for number, stale in run_python(program, path=[str(HELPERS)]):
-        assert number > 3
-        assert stale == []
 
 
 # -- the collector -----------------------------------------------------------------------------
