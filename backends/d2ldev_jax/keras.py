@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from d2ldev.framework import Member, NoTensor, make_keras_kind
+from d2ldev.framework import NoTensor, Role, Slot, make_keras_kind
 
 _NUMBER = re.compile(r"_\d+$")
 
@@ -25,22 +25,18 @@ def is_layer(obj: Any) -> bool:
     return isinstance(obj, KerasObject) and isinstance(obj, sys.modules["keras"].Layer)
 
 
-def is_variable(obj: Any) -> bool:
-    """Return whether an object is a Keras variable on JAX."""
-    return isinstance(obj, KerasObject) and isinstance(obj, sys.modules["keras"].Variable)
-
-
-def members(obj: Any) -> Iterator[Member]:
+def members(obj: Any) -> Iterator[Slot]:
     """Yield the values of an object's variables."""
-    if is_layer(obj) and not obj.built and not obj.variables:
-        fix = "model(X), with one batch, or a keras.Input as its first layer"
-        yield "variables", NoTensor("are not made before it is built", fix), None, None
+    trained: set[int] = set()
+    if is_layer(obj):
+        if not obj.built and not obj.variables:
+            fix = "model(X), with one batch, or a keras.Input as its first layer"
+            yield Slot("variables", NoTensor("are not made before it is built", fix))
+        trained = {id(x) for x in obj.trainable_variables}
     for name, variable in name_variables(obj):
-        yield name, variable.value, _assign, variable
-
-
-def _assign(variable: Any, value: Any) -> None:
-    variable.assign(value)
+        is_trained = id(variable) in trained
+        role = Role.PARAMETER if is_trained else Role.BUFFER
+        yield Slot(name, variable.value, variable.assign, role, is_trained)
 
 
 def name_variables(obj: Any) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from types import FunctionType
@@ -20,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.framework import (
-    Member,
     Models,
     NoTensor,
+    Role,
+    Slot,
     Tensor,
     UnsupportedValueError,
     import_optional,
@@ -73,26 +74,30 @@ class JaxModels(Models):
     def elsewhere(self, obj: Any) -> tuple[str, str] | None:
         return keras_elsewhere(obj, "jax")
 
-    def members(self, obj: Any) -> Iterator[Member]:
+    def members(self, obj: Any) -> Iterator[Slot]:
         if isinstance(obj, KerasObject):
             yield from keras.members(obj)
             return
         if _is_variable(obj):
-            yield _member_of(obj)
+            yield _slot_of(obj)
             return
         attributes = vars(obj)
         items: Iterable[tuple[Any, Any]] = attributes.items()
-        if "_state" in attributes and is_linen(obj):  # ``_state`` is Flax's own, and not a field
+        is_of_linen = "_state" in attributes and is_linen(obj)
+        if is_of_linen:  # ``_state`` is Flax's own, and not a field
             items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
             scope = attributes.get("scope")
             if scope is None:
                 problem = "are not in it, because init returns them"
                 fix = "variables = net.init(jax.random.key(0), X); backend.summarize(variables)"
-                yield "parameters", NoTensor(problem, fix, is_kept_apart=True), None, None
+                yield Slot("parameters", NoTensor(problem, fix, is_kept_apart=True))
             elif scope.variables():
                 problem = "are bound to it, where nothing can replace them"
                 fix = "model, variables = model.unbind(), and place the variables"
-                yield "variables", NoTensor(problem, fix), None, None
+                yield Slot("variables", NoTensor(problem, fix))
+        nnx: Any = sys.modules.get("flax.nnx")
+        # ``nnx.state`` has each array, in lists, tuples and dicts as well. A call may leave one.
+        is_saved = not (is_of_linen or (nnx is not None and isinstance(obj, nnx.Module)))
         for key, value in items:
             cls = type(value)
             if cls in _PLAIN or (cls is FunctionType and _is_of_libraries(value)):
@@ -101,31 +106,10 @@ class JaxModels(Models):
                 continue
             name = str(key)  # in flax 0.12.0 the attributes of an ``nnx.List`` are numbers
             if not name.startswith("_pytree__"):
-                yield name, value, attributes.__setitem__, key
-
-    def is_module(self, obj: Any) -> bool:
-        return not (_is_variable(obj) or keras.is_variable(obj))
-
-    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
-        if keras.is_layer(obj):
-            trained = {id(x) for x in obj.trainable_variables}
-            return {name: True for name, x in keras.name_variables(obj) if id(x) in trained}
-        # Which of them an optimizer changes, it says itself.
-        is_parameter = _is_variable(obj) and isinstance(obj, sys.modules["flax.nnx"].Param)
-        return {"value": True} if is_parameter else {}
-
-    def counts(self, obj: Any, name: str) -> bool:
-        return True  # ``nnx.state`` has each array, in lists, tuples and dicts as well
-
-    def find_unlisted(self, obj: Any) -> Collection[str]:
-        nnx: Any = sys.modules.get("flax.nnx")
-        if _is_variable(obj):
-            # A subclass says what it holds: a parameter, statistics, random numbers. A bare
-            # variable says nothing, and these two are for what a call leaves.
-            left = type(obj) is nnx.Variable or isinstance(obj, (nnx.Intermediate, nnx.Cache))
-            return ("value",) if left else ()
-        is_model = is_linen(obj) or (nnx is not None and isinstance(obj, nnx.Module))
-        return tuple(map(str, vars(obj))) if is_model else ()
+                role = Role.VARIABLE if _is_variable(value) else Role.BUFFER
+                yield Slot(
+                    name, value, partial(attributes.__setitem__, key), role, is_saved=is_saved
+                )
 
 
 def _is_of_libraries(function: FunctionType) -> bool:
@@ -147,15 +131,15 @@ def is_linen(model: Any) -> bool:
 
 def value_of(variable: Any) -> Any:
     """Return the raw value of a variable, without the hooks that convert it."""
-    return object.__getattribute__(variable, _slot(variable))
+    return object.__getattribute__(variable, _attribute(variable))
 
 
-def _slot(variable: Any) -> str:
+def _attribute(variable: Any) -> str:
     # ``raw_value`` in flax 0.11 warns in 0.12, where it is ``_raw_value`` behind two methods.
     return "_raw_value" if hasattr(type(variable), "get_raw_value") else "raw_value"
 
 
-def _member_of(variable: Any) -> Member:
+def _slot_of(variable: Any) -> Slot:
     value = value_of(variable)
     if sys.modules["flax.nnx.variablelib"].is_array_ref(value):
         raise UnsupportedValueError(
@@ -166,4 +150,16 @@ def _member_of(variable: Any) -> Member:
     if isinstance(value, jax.ShapeDtypeStruct):
         fix = "model = Model(rngs=nnx.Rngs(0)), outside of nnx.eval_shape"
         value = NoTensor("has a shape and no values", fix)
-    return "value", value, partial(object.__setattr__, variable), _slot(variable)
+    # A subclass says what it holds: a parameter, statistics, random numbers. A bare variable says
+    # nothing, and these two are for what a call leaves.
+    nnx = sys.modules["flax.nnx"]
+    is_left = type(variable) is nnx.Variable or isinstance(variable, (nnx.Intermediate, nnx.Cache))
+    is_parameter = isinstance(variable, nnx.Param)
+    return Slot(
+        "value",
+        value,
+        partial(object.__setattr__, variable, _attribute(variable)),
+        Role.PARAMETER if is_parameter else Role.BUFFER,
+        is_trained=is_parameter,  # which of them an optimizer changes, it says itself
+        is_saved=not is_left,
+    )

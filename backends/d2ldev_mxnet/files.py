@@ -87,9 +87,12 @@ class MXNetFiles(Files):
         rank = _ranks(optimizer)
         states = optimizer._updaters[0].states
         kept = {
-            name: {"values": _rank(value, rank), "is_of_numpy": _is_of_numpy(value)}
-            for name, value, _, _ in attributes_of(optimizer)
-            if any(isinstance(x, mx.nd.NDArray) for x in _arrays(value))
+            each.name: {
+                "values": _rank(each.value, rank),
+                "is_of_numpy": _is_of_numpy(each.value),
+            }
+            for each in attributes_of(optimizer)
+            if any(isinstance(x, mx.nd.NDArray) for x in _arrays(each.value))
         }
         return {
             **progress_of(optimizer),

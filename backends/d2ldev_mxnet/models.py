@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -19,9 +19,10 @@ from weakref import WeakValueDictionary
 from d2ldev.framework import (
     Device,
     Devices,
-    Member,
     Models,
     NoTensor,
+    Role,
+    Slot,
     Tensor,
     UnsupportedValueError,
     keras_elsewhere,
@@ -74,16 +75,16 @@ class MXNetModels(Models):
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def members(self, obj: Any) -> Iterator[Member]:
+    def members(self, obj: Any) -> Iterator[Slot]:
         if isinstance(obj, _Parameter):
             return self._members_of_parameter(obj)
         if isinstance(obj, _Block):
             return _members_of_block(obj)
         if isinstance(obj, _ParameterDict):
-            return ((name, parameter, None, None) for name, parameter in obj.items())
+            return (Slot(name, parameter, role=Role.VARIABLE) for name, parameter in obj.items())
         return _members_of_trainer(obj)
 
-    def _members_of_parameter(self, parameter: Any) -> Iterator[Member]:
+    def _members_of_parameter(self, parameter: Any) -> Iterator[Slot]:
         arrays = parameter._data or []
         if len(arrays) > 1 and _is_placing.get():
             raise UnsupportedValueError(
@@ -92,32 +93,24 @@ class MXNetModels(Models):
                 "net.collect_params().reset_ctx(ctx) takes their mean, and forgets the gradients",
             )
         if not arrays:
-            yield "data", _explain_missing_array(parameter), None, None
+            yield Slot("data", _explain_missing_array(parameter))
+        # A running mean is a parameter without a derivative.
+        role = Role.PARAMETER if parameter._differentiable else Role.BUFFER
+        is_trained = parameter._differentiable and parameter.grad_req != "null"
         for i, array in enumerate(arrays):
             suffix = f".{i}" if i else ""
             self._owners[id(array)] = parameter
-            yield f"data{suffix}", array, arrays.__setitem__, i
+            yield Slot(f"data{suffix}", array, partial(arrays.__setitem__, i), role, is_trained)
 
-    def is_module(self, obj: Any) -> bool:
-        return not isinstance(obj, (_Parameter, _ParameterDict))
-
-    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
-        # A running mean is a parameter without a derivative.
-        if not isinstance(obj, _Parameter) or not obj._differentiable:
-            return {}
-        return {name: obj.grad_req != "null" for name, *_ in self._members_of_parameter(obj)}
-
-    def find_unlisted(self, obj: Any) -> Collection[str]:
-        return vars(obj).keys() - _OWN_ATTRIBUTES if isinstance(obj, _Block) else ()
-
-    def list_attached(self, x: Tensor) -> Iterator[Member]:
+    def list_attached(self, x: Tensor) -> Iterator[Slot]:
         gradient = self._gradient_of(x)
         if gradient is None:
             return
         # A second handle on the array with its current mark, for the time after the move.
         handle = mx.base.NDArrayHandle()
         mx.base.check_call(_library.MXShallowCopyNDArray(x.handle, ctypes.byref(handle)))
-        yield "grad", gradient, partial(self._reattach, x, type(x)(handle)), gradient
+        put = partial(self._reattach, x, type(x)(handle), gradient)
+        yield Slot("grad", gradient, put, Role.WORKING)
 
     def _reattach(self, x: Any, before: Any, old: Any, new: Any) -> None:
         """Give an array, which has other memory than ``before``, its gradient there."""
@@ -214,32 +207,33 @@ def ranks(parameters: Mapping[Any, Any]) -> dict[Any, int]:
     return {key: rank for rank, key in enumerate(sorted(parameters, key=split_name))}
 
 
-def _members_of_block(block: Any) -> Iterator[Member]:
+def _members_of_block(block: Any) -> Iterator[Slot]:
     for name, parameter in block._reg_params.items():
-        yield name, parameter, None, None
+        yield Slot(name, parameter, role=Role.VARIABLE)
     prefix = block._params.prefix  # with a number that counts on from model to model
     for name, parameter in block._params.items():  # also those without an attribute
-        yield f"params.{name.removeprefix(prefix)}", parameter, None, None
+        yield Slot(f"params.{name.removeprefix(prefix)}", parameter, role=Role.VARIABLE)
     for name, child in block._children.items():
-        yield name, child, None, None
+        yield Slot(name, child)
     attributes = vars(block)
     for name, value in attributes.items():
         if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_ARRAYS):
-            yield name, value, attributes.__setitem__, name
+            put = partial(attributes.__setitem__, name)
+            yield Slot(name, value, put, Role.ATTRIBUTE, is_saved=False)
 
 
-def _members_of_trainer(trainer: Any) -> Iterator[Member]:
+def _members_of_trainer(trainer: Any) -> Iterator[Slot]:
     for parameter in trainer._params:
-        yield f"params.{parameter.name}", parameter, None, None
+        yield Slot(f"params.{parameter.name}", parameter, role=Role.VARIABLE)
     for updater in trainer._updaters:
         named = ranks(updater.optimizer.param_dict)
         for index in sorted(updater.states, key=lambda index: named.get(index, index)):
             name = f"states.{named.get(index, index)}"
-            yield name, updater.states[index], updater.states.__setitem__, index
+            yield Slot(name, updater.states[index], partial(updater.states.__setitem__, index))
     yield from attributes_of(trainer)
 
 
-def attributes_of(trainer: Any) -> Iterator[Member]:
+def attributes_of(trainer: Any) -> Iterator[Slot]:
     """Yield the further attributes of the user's own class of a trainer or an optimizer."""
     for prefix, holder, own in (
         ("", trainer, frozenset(name for name in vars(trainer) if name.startswith("_"))),
@@ -249,7 +243,7 @@ def attributes_of(trainer: Any) -> Iterator[Member]:
         for name, value in attributes.items():
             is_inner = isinstance(value, mx.optimizer.Optimizer)
             if name not in own and not is_inner and not isinstance(value, _WITHOUT_ARRAYS):
-                yield f"{prefix}{name}", value, attributes.__setitem__, name
+                yield Slot(f"{prefix}{name}", value, partial(attributes.__setitem__, name))
 
 
 def optimizers_of(trainer: Any) -> Iterator[tuple[str, Any]]:

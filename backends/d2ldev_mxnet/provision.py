@@ -181,8 +181,9 @@ def optimizer_states(backend: Any) -> Contents:
         return {"model": net, "trainer": trainer}
 
     def list_states(obj: dict[str, Any]) -> list[Tensor]:
-        (updater,) = obj["trainer"]._updaters
-        states = [state for _, state in sorted(updater.states.items())]
+        (updater,), index_of = obj["trainer"]._updaters, obj["trainer"]._param2idx
+        # In the model's order: the numbers of parameters follow their names, as text.
+        states = [updater.states[index_of[name]] for name in obj["model"].collect_params()]
         parts = [state if isinstance(state, tuple) else (state,) for state in states]
         return [x for part in parts for x in part]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial, update_wrapper
 from operator import itemgetter
@@ -25,9 +25,10 @@ from tensorflow.python.eager.context import anonymous_name
 
 from d2ldev.framework import (
     Device,
-    Member,
     Models,
     NoTensor,
+    Role,
+    Slot,
     Tensor,
     UnsupportedValueError,
     keras_elsewhere,
@@ -150,9 +151,9 @@ class TensorFlowModels(Models):
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def members(self, obj: Any) -> Iterator[Member]:
+    def members(self, obj: Any) -> Iterator[Slot]:
         if not isinstance(obj, KerasObject):
-            return _attributes(obj, _OF_MODULES, (), partial(setattr, obj))
+            return _members_of_module(obj)
         keras = sys.modules["keras"]
         if isinstance(obj, keras.Variable):
             return _variables([obj])
@@ -162,43 +163,8 @@ class TensorFlowModels(Models):
             return _members_of_optimizer(obj)
         return _members_of_layer(obj)
 
-    def scratch(self, obj: Any) -> Sequence[Member]:
-        if not vars(obj).get("compiled"):  # all but compiled models
-            return ()
-        variables = [each for each in _list_compiled_variables(obj) if each._value is not None]
-        return [
-            (f"compiled.{index}.{each.path.translate(_FLAT)}", each._value, None, None)
-            for index, each in enumerate(variables)
-        ]
-
-    def is_module(self, obj: Any) -> bool:
-        return not (is_of_keras(obj, "Variable") or isinstance(obj, tf.random.Generator))
-
-    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
-        if is_of_keras(obj, "Layer"):
-            # A frozen variable stays in the list of those that can be trained.
-            parameters = {id(x) for x in list_parameters(obj)}
-            variables = _name_variables(_list_variables(obj))
-            return {
-                name: obj.trainable and x.trainable for name, x in variables if id(x) in parameters
-            }
-        if isinstance(obj, KerasObject):
-            return {}
-        attributes = (_inside(name, value) for name, value in vars(obj).items())
-        return {
-            name: True
-            for each in attributes
-            for name, x in each
-            if isinstance(x, tf.Variable) and x.trainable
-        }
-
     def find_unsaved(self, model: Any) -> Sequence[str]:
         return [f"{layer.name}.{what}" for layer, what in find_learned_beside_variables(model)]
-
-    def find_unlisted(self, obj: Any) -> Collection[str]:
-        # Keras weights and the weights of a ``tf.Module`` are variables: other tensors are not.
-        is_model = not isinstance(obj, KerasObject) or is_of_keras(obj, "Layer")
-        return vars(obj).keys() if is_model else ()
 
     def registration(self, obj: Any, name: str) -> str:
         cls = "keras" if is_of_keras(obj, "Layer") else "tf"
@@ -243,20 +209,43 @@ class TensorFlowModels(Models):
 # -- contents of objects --------------------------------------------------------------------------
 
 
-def _members_of_layer(layer: Any) -> Iterator[Member]:
-    yield from _variables(_list_variables(layer))
+def _members_of_module(module: Any) -> Iterator[Slot]:
+    """Yield what a ``tf.Module`` or a generator keeps."""
+    for slot in _attributes(module, _OF_MODULES, (), partial(setattr, module)):
+        # A variable in a list or a dict is a variable of the module, too.
+        for name, x in _inside(slot.name, slot.value):
+            if isinstance(x, tf.Variable):
+                role = Role.PARAMETER if x.trainable else Role.BUFFER
+                yield Slot(name, x, role=role, is_trained=x.trainable)
+        if not isinstance(slot.value, tf.Variable):
+            yield slot
+
+
+def _members_of_layer(layer: Any) -> Iterator[Slot]:
     keras = sys.modules["keras"]
+    # A metric has no parameters. A frozen one stays in the list of those that can be trained.
+    parameters = {id(x) for x in list_parameters(layer)} if isinstance(layer, keras.Layer) else ()
+    for name, variable in _name_variables(_list_variables(layer)):
+        is_parameter = id(variable) in parameters
+        role = Role.PARAMETER if is_parameter else Role.BUFFER
+        is_trained = is_parameter and layer.trainable and variable.trainable
+        yield Slot(name, variable._value, role=role, is_trained=is_trained)
     if isinstance(layer, keras.Model) and not layer.built:
         lacking = NoTensor(
             "are not made before it is built", "model(X), with one batch", is_made_there=True
         )
-        yield "variables", lacking, None, None
+        yield Slot("variables", lacking)
     # Not through ``__setattr__``, which refuses some attributes of a built layer.
     put = vars(layer).__setitem__
     yield from _attributes(layer, _own_attributes(), (keras.Variable,), put)
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
-            yield f"{kind}.{index}", value, None, None
+            yield Slot(f"{kind}.{index}", value)
+    if vars(layer).get("compiled"):
+        variables = [each for each in _list_compiled_variables(layer) if each._value is not None]
+        for index, each in enumerate(variables):
+            name = f"compiled.{index}.{each.path.translate(_FLAT)}"
+            yield Slot(name, each._value, role=Role.WORKING)
 
 
 def list_layers(model: Any) -> list[Any]:
@@ -317,21 +306,21 @@ def _attributes_of(optimizer: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _members_of_optimizer(optimizer: Any) -> Iterator[Member]:
+def _members_of_optimizer(optimizer: Any) -> Iterator[Slot]:
     attributes = _attributes_of(optimizer)
     variables = _own_variables(optimizer, attributes)
     numbers = _number_paths(optimizer)
-    for name, value, put, key in _variables(variables):
-        found = _find_slot(name, numbers)
-        yield ".".join(map(str, found)) if found else name, value, put, key
+    for slot in _variables(variables):
+        found = _find_slot(slot.name, numbers)
+        yield slot._replace(name=".".join(map(str, found))) if found else slot
     unlisted = _find_unlisted(attributes, variables)
     inner = [*_list_wrapped(optimizer), *_inner_optimizers(unlisted)]
     for name, each in inner:
-        yield name, each, None, None
+        yield Slot(name, each)
     yield from _members_of_unlisted(optimizer, unlisted, variables, [each for _, each in inner])
 
 
-def find_unlisted_attributes(optimizer: Any) -> Iterator[Member]:
+def find_unlisted_attributes(optimizer: Any) -> Iterator[Slot]:
     """Yield the attributes with tensors, layers or variables that Keras does not list.
 
     Keras lists its own variables, and those in attributes, their lists and their dicts.
@@ -362,7 +351,7 @@ def _members_of_unlisted(
     unlisted: Sequence[tuple[str, Any]],
     variables: list[Any],
     inner: Sequence[Any],
-) -> Iterator[Member]:
+) -> Iterator[Slot]:
     if not unlisted:
         return
     trained = list_trained(optimizer)
@@ -372,7 +361,7 @@ def _members_of_unlisted(
     for name, value in unlisted:
         found = [x for x in _leaves(value, []) if id(x) not in known]
         if any(isinstance(x, with_memory) and not _stays_on_the_host(x) for x in found):
-            yield name, value, put, name
+            yield Slot(name, value, partial(put, name))
 
 
 def _leaves(value: Any, found: list[Any]) -> list[Any]:
@@ -481,9 +470,9 @@ def all_optimizers(outermost: Any) -> Iterator[Any]:
         waiting += [x for _, x in inner_optimizers(each) if all(x is not y for y in waiting)]
 
 
-def _variables(variables: list[Any]) -> Iterator[Member]:
+def _variables(variables: list[Any]) -> Iterator[Slot]:
     for name, variable in _name_variables(variables):
-        yield name, variable._value, None, None
+        yield Slot(name, variable._value)
 
 
 def _name_variables(variables: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -528,7 +517,7 @@ def _refill(x: tf.Variable, new: tf.Tensor) -> None:
 
 def _attributes(
     obj: Any, own: frozenset[str], listed: tuple[type, ...], put: Callable[..., object]
-) -> Iterator[Member]:
+) -> Iterator[Slot]:
     """Yield the tensors, variables and modules in an object's attributes, and in their lists."""
     for name, value in list(vars(obj).items()):
         if type(value) in _PLAIN or name in own or name.startswith(_OF_TRACKING):
@@ -537,7 +526,7 @@ def _attributes(
         if _is_subclass(cls, (*_WITHOUT_TENSORS, *listed)):
             continue
         if not _stays_on_the_host(value):
-            yield name, value, put, name
+            yield Slot(name, value, partial(put, name), Role.ATTRIBUTE, is_saved=False)
 
 
 @lru_cache(4096)

@@ -7,7 +7,7 @@ move in place. So references to them stay valid, above all those of an optimizer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
 from types import MemberDescriptorType
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from d2ldev.framework import Device, Member, Models, Tensor, is_refused, keras_elsewhere
+from d2ldev.framework import Device, Models, Role, Slot, Tensor, is_refused, keras_elsewhere
 from d2ldev_torch import optimizers
 from d2ldev_torch.writing import extent, plan_writes
 
@@ -28,6 +28,7 @@ _OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
 _SIZE = torch.nn.Module.__basicsize__
 # The only module inside a module that ``torch.compile`` has made.
 WRAPPED = "_orig_mod"
+_PARAMETER, _ATTRIBUTE = Role.PARAMETER, Role.ATTRIBUTE
 # Most attributes have one of these types, and hold no tensor.
 _WITHOUT_TENSORS: frozenset[type] = frozenset({bool, int, float, str, type(None), torch.dtype})
 
@@ -58,7 +59,7 @@ class TorchModels(Models):
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def members(self, obj: Any) -> Iterable[Member]:
+    def members(self, obj: Any) -> list[Slot]:
         if not isinstance(obj, torch.nn.Module):
             return optimizers.list_members(obj)
         attributes = obj.__dict__
@@ -67,43 +68,33 @@ class TorchModels(Models):
         modules = kept["_modules"]
         if WRAPPED in modules:
             return self.members(modules[WRAPPED])
-        members: list[Member] = []
-        for tensors in (kept["_parameters"], kept["_buffers"]):
-            if tensors:
-                put = tensors.__setitem__
-                for name, value in tensors.items():
-                    if value is not None:
-                        members.append((name, value, put, name))
+        slots: list[Slot] = []
+        tensors = kept["_parameters"]
+        for name, x in tensors.items():
+            if x is not None:
+                put = partial(tensors.__setitem__, name)
+                slots.append(Slot(name, x, put, _PARAMETER, x.requires_grad))
+        if tensors := kept["_buffers"]:
+            passing = obj._non_persistent_buffers_set
+            for name, x in tensors.items():
+                if x is not None:
+                    put = partial(tensors.__setitem__, name)
+                    slots.append(Slot(name, x, put, is_saved=name not in passing))
         for name, inner in modules.items():
-            members.append((name, inner, None, None))
+            slots.append(Slot(name, inner))
         for name in attributes:
             if name not in _OWN_ATTRIBUTES:
                 value = attributes[name]
                 if type(value) not in _WITHOUT_TENSORS:
-                    members.append((name, value, attributes.__setitem__, name))
+                    put = partial(attributes.__setitem__, name)
+                    slots.append(Slot(name, value, put, _ATTRIBUTE, is_saved=False))
         cls: type = type(obj)
         if cls.__basicsize__ != _SIZE:
             for name in _slots_of(cls):
                 if hasattr(obj, name):
-                    put = partial(object.__setattr__, obj)
-                    members.append((name, getattr(obj, name), put, name))
-        return members
-
-    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
-        obj = original(obj)
-        if not isinstance(obj, torch.nn.Module):
-            return {}
-        kept = vars(obj) if "_parameters" in vars(obj) else _properties(obj)
-        return {name: x.requires_grad for name, x in kept["_parameters"].items() if x is not None}
-
-    def find_unlisted(self, obj: Any) -> Collection[str]:
-        # ``state_dict`` lacks plain attributes, and buffers that are not persistent.
-        obj = original(obj)
-        if not isinstance(obj, torch.nn.Module) or "_parameters" not in vars(obj):
-            return ()
-        cls: type = type(obj)
-        names = vars(obj).keys() - _OWN_ATTRIBUTES
-        return {*names, *obj._non_persistent_buffers_set, *_slots_of(cls)}
+                    put = partial(object.__setattr__, obj, name)
+                    slots.append(Slot(name, getattr(obj, name), put, _ATTRIBUTE, is_saved=False))
+        return slots
 
     def find_unsaved(self, model: Any) -> Sequence[str]:
         is_optimizer = isinstance(model, torch.optim.Optimizer)
@@ -125,9 +116,9 @@ class TorchModels(Models):
         hooks = getattr(original(obj), "_forward_pre_hooks", {})
         return [hook.name for hook in hooks.values() if isinstance(hook, SpectralNorm)]
 
-    def list_attached(self, x: Tensor) -> Iterable[Member]:
+    def list_attached(self, x: Tensor) -> Sequence[Slot]:
         if x.is_leaf and x.grad is not None:
-            return (("grad", x.grad, x.__setattr__, "grad"),)
+            return (Slot("grad", x.grad, partial(setattr, x, "grad"), Role.WORKING),)
         return ()
 
     def is_refilled(self, x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from d2ldev.framework import Kinds, Member, UnsupportedValueError, map_tensors, text_of
+from d2ldev.framework import Kinds, Slot, UnsupportedValueError, map_tensors, text_of
 from d2ldev_torch.devices import NATIVE_CPU
 
 _PLAIN = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
@@ -61,7 +61,7 @@ def _attributes(optimizer: Optimizer) -> dict[str, Any]:
 # -- what it keeps --------------------------------------------------------------------------------
 
 
-def list_members(optimizer: Optimizer) -> list[Member]:
+def list_members(optimizer: Optimizer) -> list[Slot]:
     """Return the members of an optimizer; see ``Models.members``.
 
     This follows torch's policy in ``Optimizer.load_state_dict``: a step that is on the CPU stays
@@ -78,8 +78,8 @@ def _reads_numbers(optimizer: Optimizer) -> bool:
 
 def _walk(
     x: Any, entered: Any, seen: dict[int, Any], stay: AbstractSet[str] = frozenset()
-) -> list[Member]:
-    """Return what an optimizer or a container holds, as members.
+) -> list[Slot]:
+    """Return what an optimizer or a container holds, as slots.
 
     Args:
         x: the optimizer, or the container.
@@ -87,7 +87,7 @@ def _walk(
         seen: gets each of them by its id.
         stay: the keys of numbers that are left out if they are on the CPU.
     """
-    found: list[Member] = []
+    found: list[Slot] = []
     numbers = {}
     if isinstance(x, Optimizer):
         numbers = {id(p): number for number, p in enumerate(parameters_of(x))}
@@ -106,7 +106,7 @@ def _walk(
             if issubclass(cls, entered):
                 queue.append((f"{prefix}{label}.", value))
             elif key not in stay or not _is_on_host(value):
-                found.append((f"{prefix}{label}", value, put, key))
+                found.append(Slot(f"{prefix}{label}", value, put and partial(put, key)))
     return found
 
 
@@ -133,7 +133,11 @@ def _find_tensors(x: Any, seen: dict[int, Any]) -> list[tuple[str, Any]]:
     One scan of attributes and containers, and of the optimizers and modules in them.
     """
     kinds = (torch.Tensor, torch.Generator)
-    return [(name, x) for name, x, _, _ in _walk(x, _ENTERED, seen) if isinstance(x, kinds)]
+    return [
+        (each.name, each.value)
+        for each in _walk(x, _ENTERED, seen)
+        if isinstance(each.value, kinds)
+    ]
 
 
 def find_hidden(optimizer: Optimizer) -> list[str]:

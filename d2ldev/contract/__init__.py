@@ -26,7 +26,7 @@ package has the fixtures of the suite.
 from d2ldev.contract.devices import Devices, Memory
 from d2ldev.contract.files import Files, Layer, Layout
 from d2ldev.contract.framework import INTERFACE, Framework
-from d2ldev.contract.models import Member, Models, NoTensor, Put
+from d2ldev.contract.models import Models, NoTensor, Role, Slot
 from d2ldev.contract.parallel import Parallel
 from d2ldev.contract.strict import Strict, Strictness
 from d2ldev.contract.tensors import Tensor, Tensors
@@ -52,15 +52,15 @@ __all__ = [
     "Layer",
     "Layout",
     "Learner",
-    "Member",
     "Memory",
     "Models",
     "NoTensor",
     "Parallel",
     "Portion",
-    "Put",
+    "Role",
     "Shape",
     "Sharded",
+    "Slot",
     "Strict",
     "Strictness",
     "Tensor",

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
 from d2ldev.contract.tensors import Tensor
 from d2ldev.device import Device
 from d2ldev.errors import NotBegunError
 
-Put = Callable[[Any, Any], object]
-"""A function that stores a value under a key, like a dict's ``__setitem__``. It must not fail."""
 
-# A plain tuple: a named one takes five times as long to make, for each parameter of a model.
-Member = tuple[str, Any, Put | None, Any]
-"""One thing that a framework's object keeps: ``(name, value, put, key)``.
+class Role(Enum):
+    """What a framework's object keeps a tensor for."""
 
-``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
-tensor, a nesting, another object of the framework, any other object, or a ``NoTensor``.
-``put(key, other)`` stores another value in its place. ``put`` is None for what is never replaced:
-an object, or a tensor that is refilled.
-"""
+    PARAMETER = "parameter"
+    """It is in the framework's own list of parameters. ``Slot.is_trained`` says more."""
+    BUFFER = "buffer"
+    """The framework counts it as the object's, and it is no parameter."""
+    ATTRIBUTE = "attribute"
+    """It is a plain attribute, which the framework does not count.
+
+    ``place`` moves it if it is a tensor. It moves a container if a tensor in it is refilled.
+    """
+    WORKING = "working"
+    """It moves with the object, and no file has it: a gradient, or the sum of a metric."""
+    VARIABLE = "variable"
+    """An object that holds one tensor, and has no row of its own in ``summarize``."""
+
+
+class Slot(NamedTuple):
+    """One thing that a framework's object keeps.
+
+    Args:
+        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``.
+        value: a tensor, a nesting, another object of the framework, any other object, or a
+            ``NoTensor``.
+        put: stores another value in its place, and must not fail. It is None for what is never
+            replaced: an object, or a tensor that is refilled.
+        role: what the object keeps it for. The role of a container is the role of its tensors.
+        is_trained: whether training changes a parameter.
+        is_saved: whether the framework's own files have it. What a call leaves, such as attention
+            weights, they lack. Then the tensor may be on one side only, or have another shape,
+            unless it is refilled. Without values it is skipped.
+    """
+
+    name: str
+    value: Any
+    put: Callable[[Any], object] | None = None
+    role: Role = Role.BUFFER
+    is_trained: bool = False
+    is_saved: bool = True
 
 
 class NoTensor:
@@ -98,21 +128,12 @@ class Models:
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def members(self, obj: Any) -> Iterable[Member]:
-        """Return the members of an object of ``types``: tensors, nestings of tensors, objects.
+    def members(self, obj: Any) -> Iterable[Slot]:
+        """Return what an object of ``types`` keeps: tensors, nestings of tensors, objects.
 
-        Called by ``place``, ``placement``, ``save`` and ``load_into``.
+        Called by ``place``, ``placement``, ``summarize``, ``save`` and ``load_into``.
         """
         return ()
-
-    def counts(self, obj: Any, name: str) -> bool:
-        """Return whether the framework itself counts all tensors in a member as the model's.
-
-        Called by ``place`` for a member that is a container, such as a list. If not, the container
-        moves only if it holds a tensor that is refilled, or an object of ``types``. By default
-        each member counts that is not in ``find_unlisted``.
-        """
-        return name not in self.find_unlisted(obj)
 
     def own_move(self, cls: type) -> Callable[[Any, Callable[[Tensor], Tensor]], object] | None:
         """Return the method by which objects of a class move tensors, such as ``_apply``.
@@ -126,37 +147,6 @@ class Models:
     def registration(self, obj: Any, name: str) -> str:
         """Return the line by which an object of ``types`` registers a tensor ``x`` as its own."""
         return f"self.{name} = x"
-
-    def scratch(self, obj: Any) -> Sequence[Member]:
-        """Return the working tensors of an object of ``types``, which move and are not saved.
-
-        They are tensors that are refilled, such as the sums of the metrics of a compiled model.
-        """
-        return ()
-
-    def is_module(self, obj: Any) -> bool:
-        """Return whether an object of ``types`` has a row of its own in ``summarize``.
-
-        A variable that holds one tensor of a module is not a module.
-        """
-        return True
-
-    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
-        """Return the parameters of an object of ``types``: name -> whether training changes it.
-
-        The names are those of the tensors in ``members``. ``summarize`` counts other tensors as
-        buffers. By default each member is a parameter that training changes.
-        """
-        return {name: True for name, _, _, _ in self.members(obj)}
-
-    def find_unlisted(self, obj: Any) -> Collection[str]:
-        """Return the names of the members that the framework's own list of weights lacks.
-
-        They are plain attributes of a model, such as the attention weights of its last call.
-        Unless it is refilled, such a tensor may be on one side only, or have another shape.
-        Tensors without values are skipped.
-        """
-        return ()
 
     def find_unsaved(self, model: Any) -> Sequence[str]:
         """Return the names of learned state that files leave out, such as a vocabulary.
@@ -172,7 +162,7 @@ class Models:
         """
         return ()
 
-    def list_attached(self, x: Tensor) -> Iterable[Member]:
+    def list_attached(self, x: Tensor) -> Iterable[Slot]:
         """Return the tensors that must stay on a tensor's device: its gradient. Not saved."""
         return ()
 

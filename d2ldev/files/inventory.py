@@ -58,7 +58,7 @@ class ModelInventory(Inventory):
         return found if found and found.keys() == tensors.keys() else None
 
     def _find_settings(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        waiting = [(name, value) for name, value, _, _ in reversed(self.members)]
+        waiting = [(name, slot.value) for name, slot in reversed(self.slots)]
         seen: dict[int, Any] = {}
         while waiting:
             path, x = waiting.pop()

@@ -332,10 +332,10 @@ class _Putting:
     def prepare(self, obj: Any, puts: Sequence[Callable[[], object]]) -> Callable[[], Any]:
         """Make the containers; return a function that cannot fail, see ``prepare`` above."""
         models = self._framework.models
-        members = [
-            (value, self._remake(value, join_path(path, name)), put, key)
+        slots = [
+            (slot, self._remake(slot.value, join_path(path, name)))
             for path, model in self._match.models.items()
-            for name, value, put, key in model.members
+            for name, slot in model.slots
         ]
         placed = self._remake(obj, ())
         objects = [obj for model in self._match.models.values() for obj in model.objects]
@@ -343,9 +343,9 @@ class _Putting:
         def put() -> Any:
             for fill in self._fills.values():
                 fill()
-            for value, new, put, key in members:
-                if new is not value:
-                    put(key, new)
+            for slot, new in slots:
+                if slot.put is not None and new is not slot.value:
+                    slot.put(new)
             for put_state in puts:
                 put_state()
             for loaded in objects:

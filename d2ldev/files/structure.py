@@ -114,7 +114,7 @@ class Outline:
         items: an ``Outline``, a ``Stored`` or a plain value for each of them.
         layouts: of a model, by the names of its tensors.
         inputs: of a model, if they are known; see ``Files.inputs``.
-        optional: the names of tensors that are not needed; see ``Models.find_unlisted``.
+        optional: the names of tensors that are not needed; see ``Slot.is_saved``.
         settings: of a model; see ``ModelInventory``.
         parameters: of the state of an optimizer, in its order.
         optimizers: of a model; for each optimizer in it such parameters.

@@ -18,7 +18,7 @@ from d2ldev.contract import INTERFACE, Framework
 from d2ldev.contract.devices import UNKNOWN_MEMORY, Devices, Memory
 from d2ldev.contract.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
 from d2ldev.contract.framework import count_gpus
-from d2ldev.contract.models import Member, Models, NoTensor, Put
+from d2ldev.contract.models import Models, NoTensor, Role, Slot
 from d2ldev.contract.parallel import (
     Parallel,
     deep_copy,
@@ -172,7 +172,6 @@ __all__ = [
     "Layout",
     "Learner",
     "Lock",
-    "Member",
     "Memory",
     "Models",
     "NoTensor",
@@ -183,13 +182,14 @@ __all__ = [
     "Portion",
     "ProgramUsers",
     "Programs",
-    "Put",
+    "Role",
     "ScopeError",
     "Scopes",
     "Shape",
     "ShardSampler",
     "Sharded",
     "Signature",
+    "Slot",
     "Stray",
     "Strict",
     "Tensor",

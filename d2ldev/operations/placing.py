@@ -1,8 +1,8 @@
 """How ``place`` moves models and optimizers: all of it, once, or nothing.
 
-To this module a framework's object (a module, an optimizer) is a list of *members*. A member has a
-name, a value, and a place where the object keeps it. The value is a tensor, a nesting of tensors,
-or another object.
+To this module a framework's object (a module, an optimizer) is a list of *slots*. A slot has a
+name, a value, and a function that puts another value there. The value is a tensor, a nesting of
+tensors, or another object.
 
 - All that the framework counts moves, and so does each tensor that is itself a member.
 - Other containers move if they hold a trained tensor, or an object of the framework.
@@ -23,11 +23,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from d2ldev.contract import DeviceLike, Framework, Member, Models, NoTensor, Put
+from d2ldev.contract import DeviceLike, Framework, Models, NoTensor, Role, Slot
 from d2ldev.device import Device
 from d2ldev.display import MOST_ROWS, format_html_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
@@ -52,7 +53,7 @@ class Search:
         framework: whose tensors and objects they are.
         obj: a tensor, a model, an optimizer, or any nesting of them.
         attempted: the current operation, for messages.
-        is_saved: whether gradients and the like are left out, which the next step makes anew.
+        is_saved: whether what no file has is left out, such as gradients.
 
     Raises:
         UnsupportedValueError: if the nesting holds something else. Inside a model, which may
@@ -93,12 +94,15 @@ class Search:
         self._seen: dict[int, str] = {}
         # The classes of objects whose attributes are looked through: many objects have one class.
         self._scanned: set[type] = set()
-        self.members: list[tuple[str, Any, Put, Any]] = []
-        """The members that may have to be put back, each under its full name."""
+        self._is_saved = is_saved
+        self.slots: list[tuple[str, Slot]] = []
+        """The slots that hold tensors, each with its full name."""
         self.entries: list[tuple[str, Any]] = []
         """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
         """The models, optimizers and the like, each once."""
+        self.variables: set[int] = set()
+        """The ids of objects that hold one tensor; see ``Role.VARIABLE``."""
         kind = self._kinds[type(obj)]
         try:
             # The common calls, without a detour.
@@ -159,41 +163,47 @@ class Search:
                 vars(self).setdefault("again", {})[name] = self._seen[id(value)]
             return
         self._seen[id(value)] = name
-        kinds = self._kinds
-        add_entry, may_be_put_back = self.entries.append, self.members.append
         prefix = f"{name}." if name else ""
         self.objects.append(value)
-        models = self.framework.models
         try:
-            members = models.members(value)
-            if type(members) is not list:
-                members = tuple(members)  # all of them, so that whatever goes wrong does so here
+            slots = self.framework.models.members(value)
+            if type(slots) is not list:
+                slots = tuple(slots)  # all of them, so that whatever goes wrong does so here
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
-        for member_name, inner, put, key in members:
-            full_name = prefix + member_name
+        self._add_slots(value, prefix, slots)
+
+    def _add_slots(self, owner: Any, prefix: str, slots: Iterable[Slot]) -> None:
+        kinds, models = self._kinds, self.framework.models
+        add_entry, add_slot = self.entries.append, self.slots.append
+        working = Role.WORKING if self._is_saved else None
+        for slot in slots:
+            name, inner, _, role, _, _ = slot
+            full_name = prefix + name
             kind = kinds[type(inner)]
+            if role is working:
+                continue
             if kind is TENSOR:
                 add_entry((full_name, inner))
-                if put is not None:
-                    may_be_put_back((full_name, inner, put, key))
+                add_slot((full_name, slot))
             elif kind is OBJECT:
                 self._add_object(full_name, inner)
+                if role is Role.VARIABLE:
+                    self.variables.add(id(inner))
             elif kind is UNKNOWN:
-                self._add_other(value, prefix, full_name, inner)
+                self._add_other(owner, prefix, full_name, inner)
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
             elif kind is PLAIN:
                 # One that moves its tensors itself keeps up with its device, too.
                 is_noted = isinstance(inner, self.framework.tensors.plain_types)
-                if is_noted and models.own_move(type(value)) is None:
+                if is_noted and models.own_move(type(owner)) is None:
                     self._note("notes", (full_name, inner))
             elif not self._is_plain(inner):
-                self._add_nesting(value, prefix, member_name, inner)
-                if put is not None:
-                    may_be_put_back((full_name, inner, put, key))
+                self._add_nesting(owner, prefix, slot)
+                add_slot((full_name, slot))
 
     def _add_own_moves(self) -> None:
         """Add the tensors that objects move by methods of their own."""
@@ -282,28 +292,23 @@ class Search:
                 found = leaves(inner, self._kinds, f"{name}.{key}", self.attempted)
                 if tensors := [(path, leaf) for path, leaf, kind in found if kind is TENSOR]:
                     self.entries += tensors
-                    self.members.append((f"{name}.{key}", inner, attributes.__setitem__, key))
+                    put = partial(attributes.__setitem__, key)
+                    self.slots.append((f"{name}.{key}", Slot(key, inner, put, Role.ATTRIBUTE)))
                     self._note_uncounted(owner, prefix, tensors)
 
     def _add_attached(self) -> None:
-        """Add values that are attached to the found tensors, each once, and scratch memory."""
-        models = self.framework.models
-        if self.objects and type(models).scratch is not Models.scratch:
-            for obj in self.objects:
-                for member_name, inner, _, _ in models.scratch(obj):
-                    self.entries.append((join_path(self._seen[id(obj)], member_name), inner))
-        if type(models).list_attached is Models.list_attached:
+        """Add values that are attached to the found tensors, each once."""
+        attached = self.framework.models.list_attached
+        if type(self.framework.models).list_attached is Models.list_attached:
             return
-        attached = models.list_attached
         once: dict[int, tuple[str, Any]] = {}
         for entry in self.entries:
             once.setdefault(id(entry[1]), entry)
         for name, x in once.values():
-            for member_name, inner, put, key in attached(x):
-                full_name = join_path(name, member_name)
-                self.entries.append((full_name, inner))
-                if put is not None:
-                    self.members.append((full_name, inner, put, key))
+            for slot in attached(x):
+                full_name = join_path(name, slot.name)
+                self.entries.append((full_name, slot.value))
+                self.slots.append((full_name, slot))
 
     def _is_not_whole(self, name: str, value: Any, error: Exception) -> UnsupportedValueError:
         where = f" at {name}" if name else ""
@@ -313,11 +318,12 @@ class Search:
             "make it whole first: super().__init__() in its __init__",
         )
 
-    def _add_nesting(self, owner: Any, prefix: str, name: str, value: Any) -> None:
+    def _add_nesting(self, owner: Any, prefix: str, slot: Slot) -> None:
         """Add the contents of a container: all of its tensors move, or stay."""
         models, tensors = self.framework.models, []
-        is_counted = models.counts(owner, name)
-        for path, leaf, kind in leaves(value, self._kinds, prefix + name, self.attempted):
+        is_counted = slot.role is not Role.ATTRIBUTE
+        found = leaves(slot.value, self._kinds, prefix + slot.name, self.attempted)
+        for path, leaf, kind in found:
             if kind is TENSOR:
                 tensors.append((path, leaf))
                 is_counted = is_counted or models.is_refilled(leaf)
@@ -360,16 +366,14 @@ class Inventory(Search):
     def __init__(
         self, framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
     ) -> None:
-        super().__init__(framework, obj, attempted, is_saved=True)
+        super().__init__(framework, obj, attempted, is_saved=is_saved)
         self.unlisted: set[str] = set()
-        """The names of tensors that are not needed; see ``Models.find_unlisted``."""
+        """The names of tensors that are not needed; see ``Slot.is_saved``."""
         self.without_values: dict[int, Any] = {}
         """Unlisted tensors without values, by their ids. They are not entries."""
-        models = framework.models
-        for each in self.objects:
-            self._note_unlisted(
-                self._seen[id(each)], models.members(each), models.find_unlisted(each)
-            )
+        for name, slot in self.slots:
+            if not slot.is_saved:
+                self._note_unlisted(name, slot.value)
         for name, (x, _) in self.uncounted.items():
             if framework.tensors.has_values(x):
                 self.unlisted.add(name)
@@ -377,24 +381,14 @@ class Inventory(Search):
                 self.without_values[id(x)] = x
         if self.unlisted or self.without_values:
             self._take_out()
-        if not is_saved:
-            self._add_attached()
 
-    def _note_unlisted(
-        self, name: str, members: Iterable[Member], unlisted: Collection[str]
-    ) -> None:
-        """Note the tensors in members that an object does not need."""
-        has_values = self.framework.tensors.has_values
-        is_refilled = self.framework.models.is_refilled
-        for member_name, value, _, _ in members:
-            if member_name not in unlisted or self._is_plain(value):
-                continue
-            full_name = f"{name}.{member_name}" if name else member_name
-            for path, leaf, kind in leaves(value, self._kinds, full_name, self.attempted):
-                if kind is TENSOR and not has_values(leaf):
-                    self.without_values[id(leaf)] = leaf
-                elif kind is TENSOR and not is_refilled(leaf):
-                    self.unlisted.add(path)
+    def _note_unlisted(self, name: str, value: Any) -> None:
+        """Note the tensors in a slot that no file needs."""
+        for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
+            if kind is TENSOR and not self.framework.tensors.has_values(leaf):
+                self.without_values[id(leaf)] = leaf
+            elif kind is TENSOR and not self.framework.models.is_refilled(leaf):
+                self.unlisted.add(path)
 
     def _take_out(self) -> None:
         """Take out what has no values, and from ``unlisted`` what has another name as well."""
@@ -438,13 +432,14 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
             replaced[id(old)] = new
 
     # A tensor that is refilled stays where it is kept.
-    members = [
-        member
-        for member in search.members
-        if framework.state.kinds[type(member[1])] is not TENSOR or id(member[1]) in replaced
+    slots = [
+        (name, slot)
+        for name, slot in search.slots
+        if slot.put is not None
+        and (framework.state.kinds[type(slot.value)] is not TENSOR or id(slot.value) in replaced)
     ]
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    nestings = [(name, value) for name, value, _, _ in members]
+    nestings = [(name, slot.value) for name, slot in slots]
     flat = flatten_all([*nestings, ("", obj)], framework.state.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     if search.has_notes or apart:
@@ -452,9 +447,9 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
-    for (_, value, put, key), new in zip(members, values, strict=True):
-        if new is not value:
-            put(key, new)
+    for (_, slot), new in zip(slots, values, strict=True):
+        if slot.put is not None and new is not slot.value:
+            slot.put(new)
     if search.moved_by_objects:
         _move_by_objects(search, replaced, device)
     for each in search.objects:
@@ -657,7 +652,7 @@ class NamedTensors(dict[str, Any]):
     """Tensors by their names.
 
     Attributes:
-        unlisted: the names of those that are not needed; see ``Models.find_unlisted``.
+        unlisted: the names of those that are not needed; see ``Slot.is_saved``.
     """
 
     def __init__(self, inventory: Inventory) -> None:
@@ -673,6 +668,6 @@ def list_named_tensors(
 
 
 def list_needed_tensors(framework: Framework, obj: Any, attempted: str) -> list[tuple[str, Any]]:
-    """Return the tensors that an object needs, with their names; see ``Models.find_unlisted``."""
+    """Return the tensors that an object needs, with their names; see ``Slot.is_saved``."""
     inventory = Inventory(framework, obj, attempted)
     return [(name, x) for name, x in inventory.entries if name not in inventory.unlisted]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from d2ldev.contract import Framework
+from d2ldev.contract import Framework, Role
 from d2ldev.device import Device
 from d2ldev.display import format_html_table, format_text_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
@@ -137,13 +137,12 @@ class _Walk(Inventory):
         if self._kinds[type(obj)] is PLAIN:
             problem, fix = f"{describe(obj)} has no tensors", "backend.summarize(net), with a model"
             raise UnsupportedValueError(attempted, problem, fix)
-        is_module = framework.models.is_module
-        # Both by name: the owner of a tensor may be a variable inside a module.
-        self._owners = {self._seen[id(each)]: each for each in self.objects}
         self._rows = {
-            name: _Row(name, each) for name, each in self._owners.items() if is_module(each)
+            self._seen[id(each)]: _Row(self._seen[id(each)], each)
+            for each in self.objects
+            if id(each) not in self.variables
         }
-        self._parameters: dict[str, Mapping[str, bool]] = {}
+        self._slots = dict(self.slots)
         self._notes: list[str] = []
 
     def summarize(self) -> Summary:
@@ -209,13 +208,12 @@ class _Walk(Inventory):
 
     def _find_role(self, name: str, dtype: str) -> bool | None:
         """Return whether training changes a parameter; None for a buffer."""
+        slot = self._slots.get(name)
+        if slot is not None:
+            return slot.is_trained if slot.role is Role.PARAMETER else None
         for outer in _list_prefixes(name):
-            if outer in self._owners:
-                if outer not in self._parameters:
-                    owner = self._owners[outer]
-                    self._parameters[outer] = self.framework.models.find_parameters(owner)
-                inner = name[len(outer) :].removeprefix(".")
-                return self._parameters[outer].get(inner)
+            if outer in self._slots:  # a container
+                return True if self._slots[outer].role is Role.PARAMETER else None
         # A pytree does not say what its arrays are for.
         return True if dtype.startswith(("float", "bfloat", "complex")) else None
 

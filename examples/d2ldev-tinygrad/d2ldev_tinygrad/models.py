@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from d2ldev.framework import Member, Models
+from d2ldev.framework import Models, Role, Slot
 from tinygrad import Tensor, nn
 from tinygrad.helpers import ContextVar
 
@@ -56,21 +57,18 @@ class TinygradModels(Models):
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> MLP:
         return MLP([linear(*each) for each in layers], activation)
 
-    def members(self, obj: Any) -> Iterable[Member]:
+    def members(self, obj: Any) -> Iterable[Slot]:
+        is_optimizer = isinstance(obj, nn.optim.Optimizer)
         for name, value in vars(obj).items():
             # A switch of the process. The device follows from the parameters.
             if not isinstance(value, ContextVar) and name != "device":
-                yield name, value, vars(obj).__setitem__, name
+                is_parameter = isinstance(value, Tensor) and value.is_param and not is_optimizer
+                role = Role.PARAMETER if is_parameter else Role.BUFFER
+                yield Slot(name, value, partial(setattr, obj, name), role, is_trained=is_parameter)
 
-    def find_parameters(self, obj: Any) -> Mapping[str, bool]:
-        if isinstance(obj, nn.optim.Optimizer):
-            return {}
-        found = vars(obj).items()
-        return {name: True for name, x in found if isinstance(x, Tensor) and x.is_param}
-
-    def list_attached(self, x: Tensor) -> Iterable[Member]:
+    def list_attached(self, x: Tensor) -> Iterable[Slot]:
         if x.grad is not None:
-            yield "grad", x.grad, lambda name, new: setattr(x, name, new), "grad"
+            yield Slot("grad", x.grad, partial(setattr, x, "grad"), Role.WORKING)
 
     def is_refilled(self, x: Tensor) -> bool:
         return True  # an assignment changes a tensor, too

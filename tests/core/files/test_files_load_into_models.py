@@ -1,5 +1,7 @@
 """A file is read into models and optimizers: in place, by names, with kernels that are turned."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hostile_files import DATA, entry, file_of, row, tell
@@ -8,7 +10,7 @@ from safetensors.numpy import save_file
 from saved_files import values
 
 from d2ldev import Backend, CheckpointError
-from d2ldev.framework import Layer, same, turn
+from d2ldev.framework import Layer, Slot, same, turn
 from d2ldev.framework.testing import framework_of
 from d2ldev.operations.placing import Search
 
@@ -36,7 +38,7 @@ class CellModels(ReferenceModels):
 
     def members(self, obj):
         for name, x in getattr(obj, "tensors", {}).items():
-            yield name, x, obj.tensors.__setitem__, name
+            yield Slot(name, x, partial(obj.tensors.__setitem__, name))
 
     def is_refilled(self, x):
         return self.refilled

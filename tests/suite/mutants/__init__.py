@@ -26,7 +26,7 @@ from reference_backend import (
 )
 
 from d2ldev import Backend, Device
-from d2ldev.contract import Strictness
+from d2ldev.contract import Role, Slot, Strictness
 from d2ldev.framework.testing import framework_of
 from mutants.provision import (
     GRADIENTS,
@@ -53,21 +53,21 @@ class ReferenceModels(reference_backend.ReferenceModels):
     types = (Attentive, Frozen, Kept)
 
     def members(self, obj):
-        return [
-            (name, value, partial(object.__setattr__, obj), name)
-            for name, value in vars(obj).items()
-        ]
-
-    def find_parameters(self, obj):
-        names = () if isinstance(obj, Frozen) else vars(obj).keys() - {"mean", "momentum"}
-        return dict.fromkeys(names, True)
-
-    def find_unlisted(self, obj):
-        return ("attention_weights",)
+        for name, value in vars(obj).items():
+            is_parameter = not isinstance(obj, Frozen) and name not in ("mean", "momentum")
+            yield Slot(
+                name,
+                value,
+                partial(object.__setattr__, obj, name),
+                Role.PARAMETER if is_parameter else Role.BUFFER,
+                is_trained=is_parameter,
+                is_saved=name != "attention_weights",
+            )
 
     def list_attached(self, x):
         found = GRADIENTS.get(id(x))
-        return [("grad", found[1], found.__setitem__, 1)] if found else []
+        put = partial(found.__setitem__, 1) if found else None
+        return [Slot("grad", found[1], put, Role.WORKING)] if found else []
 
     def is_refilled(self, x):
         return id(x) in GRADIENTS

@@ -109,14 +109,14 @@ class ReadsNothingWithoutAGpu(Mutant, caught_by="io.from-a-gpu-without-one"):
 
 class ComparesWhatACallLeaves(Mutant, caught_by="io.passes-over-what-a-call-leaves"):
     class Models(ReferenceModels):
-        def find_unlisted(self, obj):
-            return ()
+        def members(self, obj):
+            return [each._replace(is_saved=True) for each in super().members(obj)]
 
 
 class ResumesNothingThatWasCalled(Mutant, caught_by="fit.resumes-past-what-a-call-leaves"):
     class Models(ReferenceModels):
-        def find_unlisted(self, obj):
-            return ()
+        def members(self, obj):
+            return [each._replace(is_saved=True) for each in super().members(obj)]
 
 
 class SavesGradients(Mutant, caught_by="io.gradients-are-not-saved"):

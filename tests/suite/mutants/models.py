@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from functools import partial
 
 import numpy as np
 from reference_backend import MLP, ReferenceModels
 
 import mutants
 from d2ldev import Backend, DeviceUnavailableError, UnsupportedValueError
-from d2ldev.framework import CPU
+from d2ldev.framework import CPU, Role, Slot
 from d2ldev.framework.testing import framework_of
 from d2ldev.results import Summary
 from mutants import Mutant
@@ -280,17 +281,17 @@ class WithObjects(Mutant):
             return Net(made.layers, made.activation)
 
         def members(self, obj):
-            put = vars(obj).__setitem__
-            return [(name, value, put, name) for name, value in vars(obj).items()]
-
-        def find_unlisted(self, obj):
-            return vars(obj).keys() - {"layers", "activation"}
+            for name, value in vars(obj).items():
+                put = partial(vars(obj).__setitem__, name)
+                is_own = name in ("layers", "activation")
+                role = Role.PARAMETER if is_own else Role.ATTRIBUTE
+                yield Slot(name, value, put, role, is_trained=is_own, is_saved=is_own)
 
 
 class LeavesPlainAttributesBehind(WithObjects, caught_by="place.moves-attributes"):
     class Models(WithObjects.Models):
         def members(self, obj):
-            return [member for member in super().members(obj) if member[0] == "layers"]
+            return [slot for slot in super().members(obj) if slot.name == "layers"]
 
 
 class MovesOneNameAlone(WithObjects, caught_by="place.moves-all-names"):
@@ -338,7 +339,7 @@ class Forgetful(mutants.ReferenceModels):
     forgotten = ""
 
     def members(self, obj):
-        return [member for member in super().members(obj) if member[0] != self.forgotten]
+        return [slot for slot in super().members(obj) if slot.name != self.forgotten]
 
 
 class LeavesBuffersBehind(Mutant, caught_by="place.moves-buffers"):
@@ -366,17 +367,15 @@ class MovesATiedTensorTwice(Mutant, caught_by="place.keeps-ties-of-a-model"):
                 )
                 vars(obj)[name] = value
 
-            found = super().members(obj)
-            return [(name, value, put, key) for name, value, _, key in found]
+            return [each._replace(put=partial(put, each.name)) for each in super().members(obj)]
 
 
 class Unsaved(Forgetful):
     """Models that move what they do not save."""
 
-    def scratch(self, obj):
-        return [
-            member for member in super(Forgetful, self).members(obj) if member[0] == self.forgotten
-        ]
+    def members(self, obj):
+        for slot in super(Forgetful, self).members(obj):
+            yield slot._replace(role=Role.WORKING) if slot.name == self.forgotten else slot
 
 
 class SavesNoBuffers(Mutant, caught_by="io.keeps-buffers"):
@@ -436,14 +435,18 @@ class CountsTensorsTwice(
 
 class TakesBuffersForParameters(Mutant, caught_by="show.buffers"):
     class Models(mutants.ReferenceModels):
-        def find_parameters(self, obj):
-            return dict.fromkeys(vars(obj), True)
+        def members(self, obj):
+            for slot in super().members(obj):
+                yield slot._replace(role=Role.PARAMETER, is_trained=True)
 
 
 class TakesFrozenNumbersForTrained(Mutant, caught_by="show.untrained"):
     class Models(mutants.ReferenceModels):
-        def find_parameters(self, obj):
-            return {f"layers.0.{name}": True for name in ("weight", "bias")}
+        def members(self, obj):
+            for slot in super().members(obj):
+                is_layers = slot.name == "layers"
+                role = Role.PARAMETER if is_layers else Role.BUFFER
+                yield slot._replace(role=role, is_trained=is_layers)
 
 
 class CountsFrozenNumbersTwice(Mutant, caught_by="show.frozen"):
