@@ -10,7 +10,8 @@ printed: ``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well, a
 book's models and data are in the book's package. Any known backend is had by its name; importing
 this module imports none of them.
 
-Held by ``tests/core/package/test_native.py`` and each backend's ``test_<framework>_chapter.py``.
+Held by ``tests/core/package/test_native.py`` and each backend's ``test_<framework>_chapter.py``,
+which runs docs/d2l.md.
 
 Source: D2L, sections 3.2, "Object-Oriented Design for Implementation", and 6.7, "GPUs".
 """

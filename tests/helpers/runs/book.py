@@ -1,47 +1,10 @@
-"""The chapter "GPUs" of the book as it is printed, run in a process of its own for each framework.
+"""The book's code on d2ldev: docs/d2l.md has the programs, and tests look at what they make.
 
-What stands around the chapter's cells is here: ``show_as``, data, and what a ``Trainer`` has to do.
+Each framework's file adds the cells of the book that are its own: the epochs of section 3.4.
 """
 
-import inspect
-
+from pages import ROOT, find_blocks
 from processes import run_python
-
-BOOKS_TRAINER = """
-@d2l.add_to_class(d2l.Trainer)
-def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
-    self.save_hyperparameters()
-    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
-"""
-"""Section 6.7.3, the same in all tabs."""
-
-BOOKS_BATCHES = """
-@d2l.add_to_class(d2l.Trainer)
-def prepare_batch(self, batch):
-    if self.gpus:
-        batch = [d2l.to(a, self.gpus[0]) for a in batch]
-    return batch
-"""
-"""The same in all tabs but TensorFlow's."""
-
-BOOKS_RUN = """
-class Data(d2l.DataModule):
-    def __init__(self, batch_size=8):
-        super().__init__()
-        self.save_hyperparameters()
-        self.X = as_tensor([[i % 5 - 2.0, i % 3 - 1.0] for i in range(32)])
-        self.y = as_tensor([[2.0 * (i % 5 - 2) - 3.4 * (i % 3 - 1) + 4.2] for i in range(32)])
-
-    def get_dataloader(self, train):
-        n = self.batch_size
-        return [(self.X[i : i + n], self.y[i : i + n]) for i in range(0, 32, n)]
-
-model = LinearRegression(lr=0.1)
-trainer = d2l.Trainer(num_gpus=1, max_epochs=10)
-history = trainer.fit(model, Data())
-show_as('fit', history['loss'][-1] < 0.05 * history['loss'][0], len(model.board.points['val_loss']))
-"""
-"""A ``LinearRegression`` of section 3.5 is trained with the Trainer of section 6.7.3."""
 
 EXCEPTIONS = {
     "all": "Cells that define `cpu`, `gpu`, `num_gpus`, `try_gpu` and `try_all_gpus`: take these "
@@ -52,20 +15,73 @@ EXCEPTIONS = {
 """Cells of the chapter that need a change; docs/d2l.md lists the same ones."""
 
 # ``show_as`` is in place of a notebook, which shows the last line of a cell.
-_NOTEBOOK = """
-from types import SimpleNamespace
-
+_BEGIN = """
 results = {}
 
-def called(device):
-    return device if isinstance(device, int) else str(device)
-
 def show_as(name, *values):
-    results[name] = [
-        [called(each) for each in value] if isinstance(value, list) else called(value)
-        for value in values
-    ]
+    results[name] = [each if isinstance(each, (int, float)) else str(each) for each in values]
 """
+# After the programs of the page.
+_LOOK = """
+from d2ldev import backend
+
+show_as('the number', d2l.num_gpus())
+show_as('tried', *map(backend.device, [d2l.try_gpu(), d2l.try_gpu(10), *d2l.try_all_gpus()]))
+show_as('X, Y', backend.device_of(X), backend.device_of(Y))
+show_as('fit', history['loss'][-1] < 0.2 * history['loss'][0], len(model.board.points['val_loss']))
+show_as('moved', *map(backend.device_of, trainer.prepare_batch([X, Y])))
+"""
+# After the epochs of the book have been added to the class.
+_AGAIN = """
+trainer = d2l.Trainer(max_epochs=2, num_gpus=1)
+again = LinearRegression(lr=0.03)
+show_as('fit_epoch', trainer.fit(again, Line([2, -3.4], b=4.2)), trainer.train_batch_idx)
+losses = [y for _, y in again.board.points['train_loss']]
+show_as('learned', losses[-1] < 0.5 * losses[0], len(again.board.points['val_loss']))
+"""
+
+
+def run_book(name, epochs, placed, virtual_gpus, of_gpus=""):
+    """Run docs/d2l.md for a framework, and then the book's epochs; return what they have shown.
+
+    Args:
+        name: of the framework.
+        epochs: the cell of section 3.4, which adds ``fit_epoch`` to ``d2l.Trainer``.
+        placed: the source of what ``trainer`` has trained, for ``backend.placement``.
+        virtual_gpus: how many; 0 is the CPU alone. The machine's own GPUs are hidden.
+        of_gpus: a line of the page that is an error on the CPU alone, in the book as well.
+    """
+    look = f"show_as(next(names), *sorted({{*map(str, backend.placement({placed}).values())}}))\n"
+    page = "".join(code for _, _, code in find_blocks(ROOT / "docs" / "d2l.md", name))
+    assert of_gpus in page
+    page = page if virtual_gpus else page.replace(of_gpus, "")
+    names = "names = iter(['trained', 'trained again'])\n"
+    program = f"{_BEGIN}{page}{_LOOK}{names}{look}{epochs}{_AGAIN}{look}show(results)"
+    environment = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "D2LDEV_BACKEND": name,
+        "D2LDEV_VIRTUAL_GPUS": str(virtual_gpus),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    (results,) = run_python(program, hide=(), environment=environment)
+    return results
+
+
+def shown(virtual_gpus):
+    """Return what the programs show with a number of GPUs: the same on each framework."""
+    devices = [f"gpu:{i}" for i in range(virtual_gpus)] or ["cpu"]
+    first = devices[0]
+    return {
+        "the number": [virtual_gpus],
+        "tried": [first, "cpu", *devices],
+        "X, Y": [first, devices[-1]],
+        "fit": [True, 3],
+        "moved": [first, first],
+        "trained": [first],
+        "fit_epoch": [str({}), 16],
+        "learned": [True, 2],
+        "trained again": [first],
+    }
 
 
 def run_tour(name):
@@ -80,68 +96,3 @@ def run_tour(name):
     """
     environment = {"D2LDEV_BACKEND": name, "COLUMNS": "200", "TF_CPP_MIN_LOG_LEVEL": "3"}
     return run_python(code, hide=(), environment=environment)[0]
-
-
-def run_chapter(program, virtual_gpus):
-    """Run the chapter's cells; what they gave to ``show_as(name, *values)``, as a dict.
-
-    Args:
-        program: the cells; a value that is not a number is shown as its ``str``.
-        virtual_gpus: how many; 0 is the CPU alone. The machine's own GPUs are hidden.
-    """
-    environment = {"D2LDEV_VIRTUAL_GPUS": str(virtual_gpus), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    code = f"{_NOTEBOOK}{program}\nshow(results)"
-    (results,) = run_python(code, hide=(), environment=environment)
-    return results
-
-
-class HyperParameters:
-    """The class of section 3.2.1."""
-
-    def save_hyperparameters(self, ignore=[]):  # noqa: B006
-        """Make the arguments of the method that calls this attributes."""
-        frame = inspect.currentframe().f_back
-        _, _, _, local_vars = inspect.getargvalues(frame)
-        self.hparams = {
-            k: v
-            for k, v in local_vars.items()
-            if k not in set(ignore + ["self"]) and not k.startswith("_")  # noqa: RUF005
-        }
-        for k, v in self.hparams.items():
-            setattr(self, k, v)
-
-
-class ProgressBoard:
-    """The board of section 3.2.1, which keeps what it is to draw."""
-
-    def __init__(self):
-        self.drawn = []
-
-    def draw(self, x, y, label, every_n=1):
-        """Keep a point."""
-        self.drawn.append((x, float(y), label))
-
-    def losses(self, epochs):
-        """Return the training losses, a row for each epoch of four batches and two more.
-
-        What was drawn has to be all points of such epochs, in order.
-        """
-        labels = ["train_loss"] * 4 + ["val_loss"] * 2
-        assert [label for _, _, label in self.drawn] == labels * epochs
-        positions = [[i, i + 0.25, i + 0.5, i + 0.75, i + 1, i + 1] for i in range(epochs)]
-        assert [x for x, _, _ in self.drawn] == [x for epoch in positions for x in epoch]
-        trained = [y for _, y, label in self.drawn if label == "train_loss"]
-        return [trained[4 * i : 4 * i + 4] for i in range(epochs)]
-
-
-def add_with(monkeypatch):
-    """Return the book's ``add_to_class``, undone after the test."""
-
-    def add_to_class(Class):  # noqa: N803
-        def wrapper(obj):
-            monkeypatch.setattr(Class, obj.__name__, obj, raising=False)
-
-        return wrapper
-
-    return add_to_class

@@ -1,20 +1,18 @@
-"""The book's code for JAX, word for word, on d2ldev's ``Trainer``: D2L 3.2 to 3.5, 4.3 and 8.5."""
+"""The book's linen modules on d2ldev's ``Trainer``, which has their state: D2L 3.4, 4.3 and 8.5."""
 
-from dataclasses import field
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import optax
 import pytest
-from book import HyperParameters, ProgressBoard, add_with
 from flax import linen as nn
 from jax import numpy as jnp
 from processes import run_python
 
 from d2ldev import Trainer
 from d2ldev.errors import UnsupportedValueError
+from d2ldev.native import jax as d2l
 
 EPOCHS = 2
 
@@ -32,73 +30,7 @@ def trained_with(backend, monkeypatch):
     return backend
 
 
-@pytest.fixture
-def d2l(trained_with, monkeypatch):
-    return SimpleNamespace(
-        Trainer=Trainer,
-        Module=Module,
-        Classifier=Classifier,
-        add_to_class=add_with(monkeypatch),
-        num_gpus=trained_with.num_gpus,
-        gpu=lambda i: trained_with.native(trained_with.gpu(i)),
-        to=jax.device_put,
-    )
-
-
-def _cpu():
-    return jax.devices("cpu")[0]
-
-
-class Module(nn.Module, HyperParameters):
-    plot_train_per_epoch: int = field(default=2, init=False)
-    plot_valid_per_epoch: int = field(default=1, init=False)
-    board: ProgressBoard = field(default_factory=lambda: ProgressBoard(), init=False)
-
-    def loss(self, y_hat, y):
-        raise NotImplementedError
-
-    def forward(self, X, *args, **kwargs):  # noqa: N803
-        assert hasattr(self, "net"), "Neural network is defined"
-        return self.net(X, *args, **kwargs)
-
-    def __call__(self, X, *args, **kwargs):  # noqa: N803
-        return self.forward(X, *args, **kwargs)
-
-    def plot(self, key, value, train):
-        """Plot a point in animation."""
-        assert hasattr(self, "trainer"), "Trainer is not inited"
-        self.board.xlabel = "epoch"
-        if train:
-            x = self.trainer.train_batch_idx / self.trainer.num_train_batches
-            n = self.trainer.num_train_batches / self.plot_train_per_epoch
-        else:
-            x = self.trainer.epoch + 1
-            n = self.trainer.num_val_batches / self.plot_valid_per_epoch
-        self.board.draw(
-            x,
-            jax.device_put(value, _cpu()),
-            ("train_" if train else "val_") + key,
-            every_n=int(n),
-        )
-
-    def training_step(self, params, batch, state):
-        l, grads = jax.value_and_grad(self.loss)(params, batch[:-1], batch[-1], state)  # noqa: E741
-        self.plot("loss", l, train=True)
-        return l, grads
-
-    def validation_step(self, params, batch, state):
-        l = self.loss(params, batch[:-1], batch[-1], state)  # noqa: E741
-        self.plot("loss", l, train=False)
-
-    def apply_init(self, dummy_input, key):
-        params = self.init(key, *dummy_input)
-        return params  # noqa: RET504
-
-    def configure_optimizers(self):
-        raise NotImplementedError
-
-
-class LinearRegression(Module):
+class LinearRegression(d2l.Module):
     lr: float
 
     def setup(self):
@@ -129,7 +61,7 @@ class SGD:
         return optax.GradientTransformation(self.init, self.update)
 
 
-class LinearRegressionScratch(Module):
+class LinearRegressionScratch(d2l.Module):
     num_inputs: int
     lr: float
     sigma: float = 0.01
@@ -150,7 +82,7 @@ class LinearRegressionScratch(Module):
         return SGD(self.lr)
 
 
-class Classifier(Module):
+class Classifier(d2l.Module):
     def training_step(self, params, batch, state):
         value, grads = jax.value_and_grad(self.loss, has_aux=True)(
             params, batch[:-1], batch[-1], state
@@ -197,40 +129,23 @@ class BNNet(Classifier):
         )
 
 
-class DataModule(HyperParameters):
-    def __init__(self, root="../data"):
-        self.save_hyperparameters()
+class SyntheticRegressionData:
+    def __init__(self, w, b):
+        key1, key2 = jax.random.split(jax.random.PRNGKey(0))
+        self.X = jax.random.normal(key1, (24, w.shape[0]))
+        self.y = jnp.matmul(self.X, jnp.reshape(w, (-1, 1))) + b
+        self.y += 0.01 * jax.random.normal(key2, (24, 1))
 
-    def get_dataloader(self, train):
-        raise NotImplementedError
+    def get_dataloader(self, rows):
+        """NumPy's arrays, as the book's loaders yield them."""
+        x, y = (np.asarray(a[rows]) for a in (self.X, self.y))
+        return [(x[i : i + 4], y[i : i + 4]) for i in range(0, len(x), 4)]
 
     def train_dataloader(self):
-        return self.get_dataloader(train=True)
+        return self.get_dataloader(slice(0, 16))
 
     def val_dataloader(self):
-        return self.get_dataloader(train=False)
-
-
-class SyntheticRegressionData(DataModule):
-    def __init__(self, w, b, noise=0.01, num_train=16, num_val=8, batch_size=4):
-        super().__init__()
-        self.save_hyperparameters()
-        n = num_train + num_val
-        key = jax.random.PRNGKey(0)
-        key1, key2 = jax.random.split(key)
-        self.X = jax.random.normal(key1, (n, w.shape[0]))
-        noise = jax.random.normal(key2, (n, 1)) * noise
-        self.y = jnp.matmul(self.X, jnp.reshape(w, (-1, 1))) + b + noise
-
-    def get_tensorloader(self, tensors, train, indices=slice(0, None)):
-        """The book's is TensorFlow's, which yields NumPy's arrays as this one does."""
-        tensors = tuple(np.asarray(a[indices]) for a in tensors)
-        starts = range(0, len(tensors[0]), self.batch_size)
-        return [tuple(a[i : i + self.batch_size] for a in tensors) for i in starts]
-
-    def get_dataloader(self, train):
-        i = slice(0, self.num_train) if train else slice(self.num_train, None)
-        return self.get_tensorloader((self.X, self.y), train, i)
+        return self.get_dataloader(slice(16, None))
 
 
 class Labelled(SyntheticRegressionData):
@@ -247,32 +162,9 @@ def data():
 
 
 @pytest.fixture
-def the_books_gpus(d2l):
-    """Sections 6.7.3 and, of ``prepare_model``, 3.2.4."""
-
-    @d2l.add_to_class(d2l.Trainer)
-    def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: N807
-        self.save_hyperparameters()
-        self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
-
-    @d2l.add_to_class(d2l.Trainer)
-    def prepare_batch(self, batch):
-        if self.gpus:
-            batch = [d2l.to(a, self.gpus[0]) for a in batch]
-        return batch
-
-    @d2l.add_to_class(d2l.Trainer)
-    def prepare_model(self, model):
-        model.trainer = self
-        model.board.xlim = [0, self.max_epochs]
-        self.model = model
-
-
-@pytest.fixture
-def the_books_epochs(d2l):
+def the_books_epochs(monkeypatch):
     """Section 3.4."""
 
-    @d2l.add_to_class(d2l.Trainer)
     def fit_epoch(self):
         self.model.training = True
         if self.state.batch_stats:
@@ -303,44 +195,20 @@ def the_books_epochs(d2l):
             self.model.validation_step(self.state.params, self.prepare_batch(batch), self.state)
             self.val_batch_idx += 1
 
-
-MODELS = {
-    "concise": partial(LinearRegression, lr=0.1),
-    "scratch": partial(LinearRegressionScratch, 2, lr=0.1),
-}
+    monkeypatch.setattr(Trainer, "fit_epoch", fit_epoch, raising=False)
 
 
-def _check_places(backend, trainer):
-    places = set(backend.placement(trainer.state.params).values())
-    assert places == {backend.device(trainer.gpus[0]) if trainer.gpus else backend.cpu()}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_books_trainer_module_and_data_run(
-    trained_with, d2l, data, the_books_gpus, num_gpus, name
+@pytest.mark.parametrize("epochs", ["ours", "the book's"])
+def test_a_model_from_scratch_is_trained_by_an_optimizer_from_scratch(
+    trained_with, data, num_gpus, epochs, request
 ):
-    model = MODELS[name]()
-    trainer = d2l.Trainer(max_epochs=EPOCHS, num_gpus=num_gpus)
-    history = trainer.fit(model, data)
-    expected = np.mean(model.board.losses(EPOCHS), 1)
-    np.testing.assert_allclose(history["loss"], expected, rtol=1e-6)
-    assert np.isnan(history["val_loss"]).all()
-    assert history["loss"][1] < 0.7 * history["loss"][0]
-    assert trainer.model is model
-    assert model.board.xlim == [0, EPOCHS]
-    _check_places(trained_with, trainer)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_books_epochs_find_the_state(
-    trained_with, d2l, data, the_books_gpus, the_books_epochs, num_gpus, name
-):
-    model = MODELS[name]()
-    trainer = d2l.Trainer(max_epochs=EPOCHS, num_gpus=num_gpus)
-    assert trainer.fit(model, data) == {}
-    first, second = np.mean(model.board.losses(EPOCHS), 1)
-    assert second < 0.7 * first
-    _check_places(trained_with, trainer)
+    if epochs != "ours":
+        request.getfixturevalue("the_books_epochs")
+    model, trainer = LinearRegressionScratch(2, lr=0.1), Trainer(EPOCHS, num_gpus)
+    trainer.fit(model, data)
+    losses = [y for _, y in model.board.points["train_loss"]]
+    assert losses[-1] < 0.7 * losses[0]
+    assert set(trained_with.placement(trainer.state.params).values()) == {trainer.device}
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1])

@@ -738,3 +738,16 @@ def test_the_global_generator_goes_on(backend):
 def test_an_invalid_state_of_a_generator_is_refused(backend, state):
     with pytest.raises(CheckpointError):
         framework_of(backend).training.check_random_state(state, cpu())
+
+
+def test_the_loss_of_a_model_that_configures_its_optimizer_is_used(backend):
+    class Absolute(keras.Sequential):
+        def loss(self, y_hat, y):
+            return tf.reduce_mean(tf.abs(y_hat - y))
+
+        def configure_optimizers(self):
+            return keras.optimizers.SGD(0.0)
+
+    model = Absolute([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    history = Trainer(1, backend=backend).fit(model, [(tf.ones((2, 1)), tf.fill((2, 1), 3.0))])
+    assert history["loss"] == [3.0]

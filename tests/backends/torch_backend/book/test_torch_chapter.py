@@ -1,49 +1,14 @@
-"""The PyTorch tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
+"""The book's code for PyTorch: docs/d2l.md on the CPU and virtual GPUs, and the epochs of 3.4."""
 
+import pytest
 import torch
-from book import BOOKS_BATCHES, BOOKS_RUN, BOOKS_TRAINER, run_chapter, run_tour
+from book import run_book, run_tour, shown
+from processes import run_python
 
+from d2ldev import Trainer
 from d2ldev.native import NativeDevices
 
-CHAPTER = """
-# 6.7.1 Computing Devices
-from d2ldev.native import torch as d2l
-import torch
-from torch import nn
-
-# Of ``EXCEPTIONS``: in the place of the chapter's definitions.
-cpu, gpu, num_gpus = d2l.cpu, d2l.gpu, d2l.num_gpus
-try_gpu, try_all_gpus = d2l.try_gpu, d2l.try_all_gpus
-
-show_as('named', cpu(), gpu(), gpu(1))
-show_as('the number', num_gpus())
-show_as('tried', try_gpu(), try_gpu(10), try_all_gpus())
-
-# 6.7.2 Tensors and GPUs
-x = torch.tensor([1, 2, 3])
-show_as('x', x.device)
-
-X = torch.ones(2, 3, device=try_gpu())
-Y = torch.rand(2, 3, device=try_gpu(1))
-show_as('X and Y', X.device, Y.device)
-
-if num_gpus() > 1:
-    # On the CPU alone these cells are PyTorch's error, in the book as well.
-    Z = X.cuda(1)
-    show_as('X and Z', X.device, Z.device, X.sum().item() == Z.sum().item() == 6)
-    show_as('Y + Z', (Y + Z).device, torch.equal((Y + Z).cpu(), Y.cpu() + 1))
-    show_as('Z.cuda(1) is Z', Z.cuda(1) is Z)
-
-# 6.7.3 Neural Networks and GPUs
-net = nn.Sequential(nn.LazyLinear(1))
-net = net.to(device=try_gpu())
-
-show_as('net(X)', net(X).device, list(net(X).shape))
-show_as('net', net[0].weight.data.device)
-
-"""
-CHAPTER += BOOKS_TRAINER + BOOKS_BATCHES
-CHAPTER += """
+EPOCHS = """
 @d2l.add_to_class(d2l.Trainer)
 def prepare_model(self, model):
     model.trainer = self
@@ -52,38 +17,46 @@ def prepare_model(self, model):
         model.to(self.gpus[0])
     self.model = model
 
-class LinearRegression(d2l.Module):
-    def __init__(self, lr):
-        super().__init__()
-        self.save_hyperparameters()
-        self.net = nn.LazyLinear(1)
+@d2l.add_to_class(d2l.Trainer)
+def prepare_batch(self, batch):
+    batch = [torch.from_numpy(a) for a in batch]
+    if self.gpus:
+        batch = [d2l.to(a, self.gpus[0]) for a in batch]
+    return batch
 
-    def loss(self, y_hat, y):
-        return nn.MSELoss()(y_hat, y)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), self.lr)
-
-as_tensor = torch.tensor
+@d2l.add_to_class(d2l.Trainer)
+def fit_epoch(self):
+    self.model.train()
+    for batch in self.train_dataloader:
+        loss = self.model.training_step(self.prepare_batch(batch))
+        self.optim.zero_grad()
+        with torch.no_grad():
+            loss.backward()
+            if self.gradient_clip_val > 0:
+                self.clip_gradients(self.gradient_clip_val, self.model)
+            self.optim.step()
+        self.train_batch_idx += 1
+    if self.val_dataloader is None:
+        return
+    self.model.eval()
+    for batch in self.val_dataloader:
+        with torch.no_grad():
+            self.model.validation_step(self.prepare_batch(batch))
+        self.val_batch_idx += 1
 """
-CHAPTER += BOOKS_RUN
-CHAPTER += """
-show_as('trained', model.net.weight.device)
-model = nn.Linear(3, 1)
-model.board = SimpleNamespace()
-trainer = d2l.Trainer(max_epochs=1, num_gpus=1)
-trainer.prepare_model(model)
-X, y = trainer.prepare_batch([torch.ones(2, 3), torch.ones(2, 1)])
-loss = ((trainer.model(X) - y) ** 2).mean()
-loss.backward()
-show_as('trainer', X.device, y.device, loss.device, model.weight.grad.device)
-"""
+
+
+@pytest.mark.parametrize("virtual_gpus", [0, 2])
+def test_the_books_code_runs(virtual_gpus):
+    of_gpus = "print(Y + X.cuda(1))\n"
+    found = run_book("torch", EPOCHS, "trainer.model", virtual_gpus, of_gpus)
+    assert found == shown(virtual_gpus)
 
 
 OWN_COUNT = """
 import torch
 from d2ldev.native import torch as d2l
-show_as('counts', d2l.num_gpus(), torch.cuda.device_count(), torch.cuda.is_available())
+show([d2l.num_gpus(), torch.cuda.device_count(), torch.cuda.is_available()])
 
 # What most programs ask the count for. ``torch.device('cuda')`` is not a virtual GPU.
 X = torch.ones(2, device='cuda' if torch.cuda.is_available() else 'cpu')
@@ -101,48 +74,42 @@ def try_gpu(i=0):
         return gpu(i)
     return torch.device('cpu')
 
-show_as('programs', X.device, names, torch.ones(2, 3, device=try_gpu()).device)
+show([str(X.device), names, str(torch.ones(2, 3, device=try_gpu()).device)])
 """
 
 
 def test_the_framework_s_own_count_has_no_virtual_gpus_and_programs_that_ask_it_run():
-    assert run_chapter(OWN_COUNT, virtual_gpus=2) == {
-        "counts": [2, 0, False],
-        "programs": ["cpu", [], "cpu"],
-    }
+    environment = {"D2LDEV_VIRTUAL_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}
+    found = run_python(OWN_COUNT, hide=(), environment=environment)
+    assert found == [[2, 0, False], ["cpu", [], "cpu"]]
 
 
-def test_on_the_cpu_the_chapter_runs_as_printed():
-    assert run_chapter(CHAPTER, virtual_gpus=0) == {
-        "named": ["cpu", "cuda:0", "cuda:1"],
-        "the number": [0],
-        "tried": ["cpu", "cpu", ["cpu"]],
-        "x": ["cpu"],
-        "X and Y": ["cpu", "cpu"],
-        "net(X)": ["cpu", [2, 1]],
-        "net": ["cpu"],
-        "fit": [True, 10],
-        "trained": ["cpu"],
-        "trainer": ["cpu"] * 4,
-    }
+def test_a_class_with_a_fit_of_its_own_is_the_books(torch_backend):
+    """Section 3.2.4: the class as a whole has a fit of its own."""
 
+    class Mine(Trainer):
+        def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
+            self.save_hyperparameters()
+            assert num_gpus == 0, "No GPU support yet"
 
-def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
-    assert run_chapter(CHAPTER, virtual_gpus=2) == {
-        "named": ["cpu", "vgpu:0", "vgpu:1"],
-        "the number": [2],
-        "tried": ["vgpu:0", "cpu", ["vgpu:0", "vgpu:1"]],
-        "x": ["cpu"],
-        "X and Y": ["vgpu:0", "vgpu:1"],
-        "X and Z": ["vgpu:0", "vgpu:1", True],
-        "Y + Z": ["vgpu:1", True],
-        "Z.cuda(1) is Z": [True],
-        "net(X)": ["vgpu:0", [2, 1]],
-        "net": ["vgpu:0"],
-        "fit": [True, 10],
-        "trained": ["vgpu:0"],
-        "trainer": ["vgpu:0"] * 4,
-    }
+        def fit(self, model, data):
+            self.model, self.train_dataloader = model, data
+            self.optim = torch.optim.SGD(model.parameters(), 0.1)
+            for self.epoch in range(self.max_epochs):  # noqa: B020
+                self.fit_epoch()
+
+        def fit_epoch(self):
+            for batch in self.train_dataloader:
+                x, y = self.prepare_batch(batch)
+                loss = ((self.model(x) - y) ** 2).mean()
+                self.optim.zero_grad()
+                loss.backward()
+                self.optim.step()
+
+    trainer, net = Mine(20), torch.nn.Linear(1, 1)
+    trainer.backend = torch_backend
+    trainer.fit(net, [(torch.ones(2, 1), torch.full((2, 1), 3.0))])
+    torch.testing.assert_close(net(torch.ones(1, 1)), torch.tensor([[3.0]]), rtol=0, atol=0.1)
 
 
 def test_in_the_tour_every_result_is_where_its_cell_says():
