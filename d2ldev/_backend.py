@@ -919,12 +919,10 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             target = devices.resolve(framework, device, "put a tensor")
         if framework.state.kinds[type(x)] is TENSOR:
             # The common call, without a detour.
-            if framework.tensors.device_committed_to(x) is target:
-                return x
-            if target is not CPU and framework.tensors.stays_on_host(x):
+            if framework.tensors.is_on(x, target):
                 return x
             words = moving.moving_a_tensor[target]
-            return moving.copy_or_raise(framework, framework.tensors.move, x, target, words)
+            return moving.transfer(framework, [x], target, words, copy=False)[0]
         return moving.to(framework, x, target)
 
     def copy(self, x: T, device: DeviceLike[NativeDeviceT] | None = None) -> T:
@@ -950,9 +948,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         target = None if device is None else devices.resolve(framework, device, "copy a tensor")
         if framework.state.kinds[type(x)] is TENSOR:  # the common call, without a detour
             place = target or framework.tensors.device_of(x)
-            return moving.copy_or_raise(
-                framework, framework.tensors.copy, x, place, "copy a tensor"
-            )
+            return moving.transfer(framework, [x], place, "copy a tensor", copy=True)[0]
         return moving.copy(framework, x, target)
 
     @overload

@@ -120,16 +120,16 @@ class JaxTensors(Tensors):
             pass
         return self._look_up(x)
 
-    def device_committed_to(self, x: Any) -> Device | None:
-        # The same as ``device_of``, without its call.
+    def is_on(self, x: Tensor, device: Device) -> bool:
+        # Operations keep to the device of a committed array only. As ``device_of`` in the usual
+        # case, without its call.
         try:
             if x._committed and not x.is_deleted():
                 sharding = x._sharding
-                return self._seen[sharding._memory_kind][sharding._device]
+                return self._seen[sharding._memory_kind][sharding._device] is device
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
-        device = self.device_of(x)
-        return device if x.committed else None
+        return self.device_of(x) is device and bool(x.committed)
 
     def _look_up(self, x: Any) -> Device:
         """Return the device of an array, or raise the reason why it has no device."""
@@ -327,32 +327,18 @@ class JaxTensors(Tensors):
 
     # -- copying ----------------------------------------------------------------------------------
 
-    def copy(self, x: Tensor, native: Any) -> Tensor:
+    def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
         # For JAX's transfer guards, this is an explicit transfer, as ``jax.device_put`` is.
         with explicit_device_put_scope():
-            return self._copy(x, native)
-
-    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        with explicit_device_put_scope():
-            return [self._copy(x, native) for x in xs]
-
-    def move(self, x: Tensor, native: Any) -> Tensor:
-        return self._commit(x, native) if self._is_there(x, native) else self.copy(x, native)
-
-    def move_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        if not [x for x in xs if not x.committed]:
-            return self.copy_all(xs, native)
-        are_there = [self._is_there(x, native) for x in xs]
-        elsewhere = [x for x, is_there in zip(xs, are_there, strict=True) if not is_there]
-        copies = iter(self.copy_all(elsewhere, native))
-        return [
-            self._commit(x, native) if is_there else next(copies)
-            for x, is_there in zip(xs, are_there, strict=True)
-        ]
+            return [
+                self._copy(x, native)
+                if copy or x.committed or not self._is_there(x, native)
+                else self._commit(x, native)
+                for x in xs
+            ]
 
     def _is_there(self, x: Tensor, native: jax.Device) -> bool:
-        """Return whether an array is on the device already, and only uncommitted."""
-        return not x.committed and self._devices.native(self.device_of(x)) is native
+        return self._devices.native(self.device_of(x)) is native
 
     def _commit(self, x: Tensor, native: jax.Device) -> Tensor:
         """Return a committed array in the memory of an uncommitted one."""

@@ -46,8 +46,6 @@ class MXNetTensors(Tensors):
     types = (_NDArray,)  # ``mx.np.ndarray`` is a subclass
     plain_types = (mx.Context, np.dtype)
     dtype_names = ("bool", "int8", "int32", "int64", "uint8", "float16", "float32", "float64")
-    # Its queue takes operations, and their operands, until the memory of the host is full.
-    in_flight = 4
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
@@ -88,13 +86,6 @@ class MXNetTensors(Tensors):
 
     def nbytes(self, x: Tensor) -> int:
         return math.prod(x.shape) * int(np.dtype(x.dtype).itemsize)  # a sparse one has no ``size``
-
-    def wait(self, x: Tensor) -> None:
-        # Not ``MXNDArrayWaitToWrite``, which goes through the queue also for what is computed.
-        mx.base.check_call(_library.MXNDArrayWaitToRead(x.handle))
-
-    def wait_for_readers(self, x: Tensor) -> None:
-        mx.base.check_call(_library.MXNDArrayWaitToWrite(x.handle))
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -164,10 +155,7 @@ class MXNetTensors(Tensors):
 
     # -- copying ----------------------------------------------------------------------------------
 
-    def copy(self, x: Tensor, native: Any) -> Tensor:
-        return self.copy_all([x], native)[0]
-
-    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+    def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
         with NumPyShapes():
             return [x.copyto(_empty_like(x, native) if type(x) in _DENSE else native) for x in xs]
 

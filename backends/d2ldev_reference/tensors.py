@@ -82,10 +82,10 @@ class ReferenceTensors(Tensors):
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         return xp.astype(x, dtype)
 
-    def copy(self, x: Tensor, native: Any) -> Tensor:
+    def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
         # The call names the dtype because array-api-strict 2.6.0 ignores the array's own:
         # https://github.com/data-apis/array-api-strict/issues/222
-        return xp.asarray(self.to_numpy(x), dtype=x.dtype, device=native)
+        return [xp.asarray(self.to_numpy(x), dtype=x.dtype, device=native) for x in xs]
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         return np.array(numpy_of(x))

@@ -47,7 +47,6 @@ _ALIGNMENT = 64
 # From this many elements on, checking for memory takes far less time than writing the elements.
 _MANY = 2**28
 _EagerTensor = tf.__internal__.EagerTensor
-_ENUMS_OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)
 _CPU_NAME = "/CPU:0"
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -115,11 +114,13 @@ class TensorFlowTensors(Tensors):
             "x = backend.asarray(x) makes a tensor; in a tf.function, ask for its result's device",
         )
 
-    def stays_on_host(self, x: Tensor) -> bool:
-        # Private; it takes a tenth of the time of ``x.dtype``, which each copy would spend.
-        if type(x) is _EagerTensor:
-            return x._datatype_enum() in _ENUMS_OF_THE_HOST
-        return x.dtype in OF_THE_HOST
+    def is_on(self, x: Tensor, device: Device) -> bool:
+        try:
+            place = self._places[x.backing_device]
+        except (AttributeError, KeyError, TypeError):
+            place = self._device_of_array(x)
+        # Only the host can hold a string.
+        return place is device or (device is not CPU and x.dtype in OF_THE_HOST)
 
     def dtype_of(self, x: Tensor) -> str:
         return str(x.dtype.name)
@@ -233,10 +234,7 @@ class TensorFlowTensors(Tensors):
 
     # -- copying ----------------------------------------------------------------------------------
 
-    def copy(self, x: Tensor, native: Any) -> Tensor:
-        return self.copy_all([x], native)[0]
-
-    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+    def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
         there = self._places[native]
         # Between logical CPUs and without a tape, one operation copies a tensor of most dtypes.
         # Checking this once for all tensors saves a fifth of the time of each copy.

@@ -31,7 +31,6 @@ from d2ldev.contract.parallel import Parallel
 from d2ldev.contract.strict import Strict, Strictness
 from d2ldev.contract.tensors import Tensor, Tensors
 from d2ldev.contract.training import (
-    Copier,
     Learner,
     Portion,
     Sharded,
@@ -43,7 +42,6 @@ from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 __all__ = [
     "INTERFACE",
-    "Copier",
     "DTypeLike",
     "DeviceLike",
     "Devices",

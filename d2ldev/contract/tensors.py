@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
@@ -58,37 +58,24 @@ class Tensors(ABC):
     def device_of(self, x: Any) -> Device:
         """Return the device that holds the bytes of a tensor.
 
-        It is called for every tensor of every batch that moves, so it has to be fast.
-
         Raises:
             UnsupportedValueError: if ``x`` is not a tensor, or has no single device. Examples are
                 tensors that ``jit`` or ``tf.function`` traces, tensors on several devices, and
                 torch's ``meta`` tensors. Never guess.
         """
 
-    def stays_on_host(self, x: Tensor) -> bool:
-        """Return whether only the host can hold a tensor, as TensorFlow's strings.
+    def is_on(self, x: Tensor, device: Device) -> bool:
+        """Return whether ``to`` and ``place`` leave a tensor as it is, for a device.
 
-        ``to``, ``place`` and batches leave it there, and ``device_of`` returns the CPU for it.
+        It is called for every tensor of every batch that moves, so it has to be fast. A framework
+        overrides it whose operations may bring a tensor of the device elsewhere: JAX, with its
+        uncommitted arrays. So does one with tensors that only the host can hold: TensorFlow, with
+        its texts. They are at home for every device.
+
+        Raises:
+            UnsupportedValueError: as ``device_of``.
         """
-        return False
-
-    def device_committed_to(self, x: Any) -> Device | None:
-        """Return the device that operations on a tensor keep to; None if another operand decides.
-
-        Where it differs from ``device_of``, as for JAX's uncommitted arrays, ``move`` commits the
-        tensor. By default it is ``device_of``, called as directly.
-        """
-        return self.device_of(x)
-
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        # A call less for each tensor of each batch: by default the two methods are one.
-        name, other = "device_committed_to", "device_of"
-        inherited = getattr(super(cls, cls), name)
-        is_default = inherited in (getattr(Tensors, name), getattr(super(cls, cls), other))
-        if other in vars(cls) and name not in vars(cls) and is_default:
-            setattr(cls, name, vars(cls)[other])
+        return self.device_of(x) is device
 
     @abstractmethod
     def dtype_of(self, x: Tensor) -> str:
@@ -219,23 +206,25 @@ class Tensors(ABC):
     # -- copying ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def copy(self, x: Tensor, native: Any) -> Tensor:
-        """Return a copy of the tensor in new memory on a device, which may be its own."""
+    def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
+        """Return tensors on a device: one for each, for which ``is_on`` is true.
 
-    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        """Return copies of several tensors, for a framework that makes them together at less cost.
-
-        All of them are made before any is used.
+        Args:
+            xs: the tensors, on any devices.
+            native: the device.
+            copy: whether each is in new memory. Otherwise a tensor whose memory is there already
+                may share it. ``to``, ``place`` and batches ask so.
         """
-        return [self.copy(x, native) for x in xs]
 
-    def move(self, x: Tensor, native: Any) -> Tensor:
-        """Return a tensor that is committed to a device: a copy, unless its memory is there."""
-        return self.copy(x, native)
+    def transfer_ahead(self, xs: list[Tensor], native: Any) -> Callable[[], list[Tensor]]:
+        """Begin to bring a batch to a GPU while it computes; return a function that ends it.
 
-    def move_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        """Return several tensors as ``move`` does, for ``to`` and ``place``."""
-        return self.copy_all(xs, native)
+        That one returns the tensors as ``transfer`` does, and is called when the batch is due. The
+        work that is queued from then on has to wait for the copies. Nobody writes into the tensors
+        meanwhile. Override it for a framework that computes and copies in one queue: PyTorch.
+        """
+        new = self.transfer(xs, native, copy=False)
+        return lambda: new
 
     @abstractmethod
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
@@ -271,24 +260,6 @@ class Tensors(ABC):
         """
         return None
 
-    # -- for loops --------------------------------------------------------------------------------
-
-    in_flight: int | None = None
-    """Half of how many steps of a loop may be queued; None where the framework has a bound."""
-
-    # Both are called where ``in_flight`` is a number: after so many steps, for a tensor as many
-    # steps old.
-
-    def wait(self, x: Tensor) -> None:
-        """Wait until a tensor is computed."""
-
-    def wait_for_readers(self, x: Tensor) -> None:
-        """Wait until all queued work that writes or reads a tensor is done.
-
-        For a framework whose ``wait`` returns earlier.
-        """
-        self.wait(x)
-
     # -- for logs ---------------------------------------------------------------------------------
 
     @abstractmethod
@@ -309,12 +280,3 @@ class Tensors(ABC):
         of, alive. It is also for frameworks whose variables are tensors, and change their values.
         """
         return x
-
-    def scalar_on(self, x: Tensor, device: Device) -> Tensor | None:
-        """Return ``detach(x)`` if ``x`` is a real scalar on the device, else None.
-
-        Called for every value that is logged: it has to be fast.
-        """
-        is_scalar = self.device_of(x) is device and tuple(x.shape) == ()
-        is_real = is_scalar and not self.dtype_of(x).startswith("complex")
-        return self.detach(x) if is_real else None

@@ -68,6 +68,4 @@ class TensorsByName:
             device = wanted.device
             return creation.asarray(framework, x, wanted.stored.dtype, device, None, None)
         x = framework.tensors.detach(x)
-        return moving.copy_or_raise(
-            framework, framework.tensors.copy, x, wanted.device, self.attempted
-        )
+        return moving.transfer(framework, [x], wanted.device, self.attempted, copy=True)[0]

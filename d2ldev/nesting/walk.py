@@ -26,22 +26,11 @@ from operator import is_not
 from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
-from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container, pair_children
+from d2ldev.nesting.containers import BROADCAST, DICT, TUPLE, Container, pair_children
 from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind, Kinds
-
-MOST_CONTAINERS = 10_000
-"""How many containers a batch may have that is walked without remembering each of them."""
 
 _MOST_PLACES = 100_000
 """How often containers may be found again in a nesting whose every place is named."""
-
-Entry = tuple[Any, Container, Any, int]
-"""A container that ``find`` has found.
-
-Most are ``(container, kind, first, end)``. Their children are the tensors from ``first`` to ``end``
-in the walk's order, which the walk has not seen before. The others are
-``(container, kind, children, 0)``, with -1 if no child is a tensor that may change.
-"""
 
 
 def join_path(path: str, label: object) -> str:
@@ -53,154 +42,18 @@ def join_path(path: str, label: object) -> str:
     return f"{path}.{text_of(label)}" if path else text_of(label)
 
 
-def find(
+def flatten(
     x: Any,
-    kind: Kind | Container,
-    kinds: Kinds,
-    ask: Callable[[Any], object],
-    answer: object,
-    tensors: dict[int, Any],
-    containers: list[Entry],
-    others: list[Any],
-) -> bool:
-    """Collect the leaves in a container that may change, and the containers around them.
-
-    The walk remembers its way only where it has found a leaf. So ``to`` creates no object for a
-    batch that is there already.
-
-    Args:
-        x: the container, or a leaf that is neither a tensor nor plain.
-        kind: its kind.
-        ask: a tensor for which ``ask(x) is answer`` does not change. Every other tensor may change,
-            and every leaf that is not plain.
-        tensors: gets the tensors by their ids.
-        containers: gets the containers, each after those within it.
-        others: begins with the number of containers that the walk may enter. It gets the other
-            leaves. ``BROADCAST`` itself stands for a ``Broadcast``.
-
-    Returns:
-        Whether a leaf was found.
-
-    Raises:
-        RecursionError: for a container that contains itself, and for a nesting that is larger, or
-            full of shared containers. ``flatten`` enters each container once.
-    """
-    children = x
-    # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children`` is.
-    if kind is DICT:
-        children = x.values()
-    elif kind is not LIST and kind is not TUPLE:
-        if type(kind) is Kind:
-            others.append(x)
-            return True
-        if kind is BROADCAST:
-            others.append(kind)
-        items = kind.items
-        # A class that is derived from a container mostly has no attributes.
-        children = kind.children(x) if items is None or x.__dict__ else items.children(x)
-        # A container may make its children anew each time: the rebuild needs these.
-        if type(children) is not list:
-            children = list(children)
-    left = others[0] = others[0] - 1
-    if left < 0:
-        raise RecursionError
-    first = len(tensors) if tensors else 0  # mostly nothing is found: a call less
-    has_tensors = has_inner = False
-    for child in children:
-        kind_of_child = kinds[type(child)]
-        if kind_of_child is TENSOR:
-            if ask(child) is not answer:
-                tensors[id(child)] = child
-                has_tensors = True
-        elif kind_of_child is not PLAIN and find(
-            child, kind_of_child, kinds, ask, answer, tensors, containers, others
-        ):
-            has_inner = True
-    if has_inner or has_tensors:
-        end = len(tensors)
-        if has_inner or end - first != len(children):
-            containers.append((x, kind, list(children), 0 if has_tensors else -1))
-        else:
-            containers.append((x, kind, first, end))
-        return True
-    return False
-
-
-def flatten_changing(
-    x: Any, kinds: Kinds, attempted: str, ask: Callable[[Any], object] = id, answer: object = None
-) -> Flattened | None:
-    """Go through a nesting once, for the leaves that may change; None if there is none.
-
-    It is faster than ``flatten``, because it does not remember the way to other leaves.
-
-    Args:
-        ask, answer: see ``find``. As they are, every tensor may change.
-
-    Raises:
-        UnsupportedValueError: see ``flatten``.
-    """
-    kind = kinds[type(x)]
-    is_alone = kind is TENSOR or kind is PLAIN
-    whole, kind = ((x,), TUPLE) if is_alone else (x, kind)
-    tensors: dict[int, Any] = {}
-    containers: list[Entry] = []
-    others: list[Any] = [MOST_CONTAINERS]
-    try:
-        if find(whole, kind, kinds, ask, answer, tensors, containers, others):
-            if is_alone:
-                containers.pop()
-        elif len(others) == 1:
-            return None
-    except Exception:  # such as a cycle, which this walk names
-        flat = flatten(x, kinds, attempted)
-        flat.tensors = {key: each for key, each in flat.tensors.items() if ask(each) is not answer}
-        return flat
-    return flatten_found(x, tensors, containers, others, kinds, attempted)
-
-
-def flatten_found(
-    x: Any,
-    tensors: dict[int, Any],
-    containers: list[Entry],
-    others: list[Any],
     kinds: Kinds,
     attempted: str,
+    is_on: Callable[[Any, Any], bool] | None = None,
+    device: object = None,
 ) -> Flattened:
-    """Return the leaves of a nesting that ``find`` has found."""
-    flat = Flattened((x,), ("",), kinds, attempted)
-    flat.take(tensors, containers, others)
-    return flat
-
-
-def put_tensors(tensors: dict[int, Any], containers: list[Entry], new: list[Any]) -> Any:
-    """Return a container in which ``find`` has found tensors alone, with others in their places.
-
-    It takes half of the time of ``Flattened.unflatten``.
+    """Go through a nesting once; it is not changed.
 
     Args:
-        tensors, containers: see ``find``.
-        new: the other tensors, in the order of ``tensors``.
-    """
-    outermost, kind, _, end = containers[-1]
-    if end > 0:
-        return kind.rebuild(outermost, [*new])
-    changed: dict[int, Any] = {}
-    new_of, has_tensors = changed.get, False
-    for x, kind, children, end in containers:
-        if id(x) in changed:  # a container in two places is found in both
-            continue
-        if end > 0:
-            changed[id(x)] = kind.rebuild(x, new[children:end])
-        else:
-            if end == 0 and not has_tensors:
-                changed.update(zip(tensors, new, strict=True))
-                has_tensors = True
-            changed[id(x)] = kind.rebuild(x, [new_of(id(child), child) for child in children])
-    return changed[id(outermost)]
-
-
-def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
-    """Go through a nesting once; it is not changed.
+        is_on, device: a tensor for which ``is_on(x, device)`` is true is left out. As they are,
+            none is.
 
     Raises:
         UnsupportedValueError: if a container contains itself, is nested deeper than Python
@@ -209,7 +62,9 @@ def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
     >>> flat = flatten(batch, framework.state.kinds, "double a batch")     # doctest: +SKIP
     >>> flat.unflatten({key: 2 * x for key, x in flat.tensors.items()})    # doctest: +SKIP
     """
-    return flatten_all((("", x),), kinds, attempted)
+    flat = Flattened((x,), ("",), kinds, attempted)
+    flat.collect(is_on, device)
+    return flat
 
 
 def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) -> Flattened:
@@ -270,8 +125,7 @@ class Flattened:
         names: where the names in each begin.
 
     Attributes:
-        has_few_places: whether all places of its containers were walked, and are few.
-        has_marks: whether a ``Broadcast`` was walked.
+        is_shared: whether a container is in several places.
     """
 
     __slots__ = (
@@ -281,8 +135,7 @@ class Flattened:
         "_names",
         "_nestings",
         "_replaced",
-        "has_few_places",
-        "has_marks",
+        "is_shared",
         "others",
         "tensors",
     )
@@ -302,17 +155,35 @@ class Flattened:
         # tuples keep the children alive, so that no id is used for two objects.
         self._containers: list[tuple[Any, Container, Sequence[Any]]] = []
         self._replaced: dict[int, Any] = {}
-        self.has_few_places = self.has_marks = False
+        self.is_shared = False
 
-    def collect(self) -> None:
+    @property
+    def has_marks(self) -> bool:
+        """Whether there is a ``Broadcast`` among the containers."""
+        return any(kind is BROADCAST for _, kind, _ in self._containers)
+
+    def collect(
+        self, is_on: Callable[[Any, Any], bool] | None = None, device: object = None
+    ) -> None:
         """Walk the nestings, and enter each container once.
+
+        Args:
+            is_on, device: see ``flatten``.
 
         Raises:
             UnsupportedValueError: see ``flatten``.
         """
-        containers, nestings = self._containers, self._nestings
         try:
-            _collect(nestings, self._kinds, self.tensors, self.others, containers, {})
+            self.is_shared = _collect(
+                self._nestings,
+                self._kinds,
+                is_on,
+                device,
+                self.tensors,
+                self.others,
+                self._containers,
+                {},
+            )
         except RecursionError:
             raise depth_refusal(self._attempted) from None
         except (D2LDevError, MemoryError):
@@ -321,22 +192,6 @@ class Flattened:
             for _ in self._places():  # raises the error that names the place
                 pass
             raise
-        self.has_marks = any(kind is BROADCAST for _, kind, _ in containers)
-
-    def take(self, tensors: dict[int, Any], containers: list[Entry], others: list[Any]) -> None:
-        """Take the leaves and containers that ``find`` has found."""
-        self.tensors = tensors
-        self.has_few_places = True
-        in_order, known = list(tensors.values()), set()
-        for x, kind, children, end in containers:
-            if id(x) not in known:  # a container in two places is found in both
-                known.add(id(x))
-                self._containers.append((x, kind, in_order[children:end] if end > 0 else children))
-        for each in others[1:]:
-            if each is BROADCAST:
-                self.has_marks = True
-            else:
-                self.others[id(each)] = each
 
     def replace(self, new: dict[int, Any]) -> None:
         """Note other leaves for ``unflatten``, by the ids of the leaves that they replace."""
@@ -401,36 +256,50 @@ class Flattened:
 def _collect(
     children: Iterable[Any],
     kinds: Kinds,
+    is_on: Callable[[Any, Any], bool] | None,
+    device: object,
     tensors: dict[int, Any],
     others: dict[int, Any],
     containers: list[tuple[Any, Container, Sequence[Any]]],
     is_open: dict[int, bool],
-) -> None:
+) -> bool:
     """Add the contents of a container to ``tensors``, ``others`` and ``containers``.
 
     Args:
         children: what is in the container.
+        is_on, device: see ``flatten``.
         tensors, others, containers: see ``Flattened``.
         is_open: for each container that was entered, by its id, whether it is not left yet.
+
+    Returns:
+        Whether it met a container again.
     """
+    is_shared = False
     for child in children:
         kind = kinds[type(child)]
         if kind is TENSOR:
-            tensors[id(child)] = child
+            if is_on is None or not is_on(child, device):
+                tensors[id(child)] = child
         elif kind is PLAIN:
             continue
-        elif isinstance(kind, Kind):
+        elif type(kind) is Kind:
             others[id(child)] = child
         else:
             key = id(child)
-            if key not in is_open:
-                is_open[key] = True
-                inner = child if kind is TUPLE else list(kind.children(child))
-                _collect(inner, kinds, tensors, others, containers, is_open)
-                is_open[key] = False
-                containers.append((child, kind, inner))
-            elif is_open[key]:
-                raise ValueError("a container contains itself")
+            if key in is_open:
+                if is_open[key]:
+                    raise ValueError("a container contains itself")
+                is_shared = True
+                continue
+            is_open[key] = True
+            # torch's compiler cannot trace ``dict.values`` as a function.
+            inner = child.values() if kind is DICT else kind.children(child)
+            inner = child if kind is TUPLE else list(inner)
+            if _collect(inner, kinds, is_on, device, tensors, others, containers, is_open):
+                is_shared = True
+            is_open[key] = False
+            containers.append((child, kind, inner))
+    return is_shared
 
 
 def _places(

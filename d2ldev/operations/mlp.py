@@ -43,10 +43,7 @@ def mlp(
         zeros = framework.tensors.zeros
         biases.append(creation.make_tensor(framework, zeros, (n_out,), "float32", place, None))
     if place is not CPU:
-        copy_all = framework.tensors.copy_all
-        kernels = moving.copy_or_raise(
-            framework, copy_all, kernels, place, f"make an MLP on {place}"
-        )
+        kernels = moving.transfer(framework, kernels, place, f"make an MLP on {place}", copy=True)
     layers = list(zip(kernels, biases, strict=True))
     return placing.settle(framework, framework.models.mlp(layers, activation), place)
 

@@ -6,25 +6,16 @@ Source: D2L, section 6.7.2.2, "Copying".
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from operator import is_
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.contract import DeviceLike, DTypeLike, Framework, Sharded, Tensor, Tensors
+from d2ldev.contract import DeviceLike, DTypeLike, Framework, Sharded, Tensor
 from d2ldev.contract.abilities import require
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
-from d2ldev.nesting.walk import (
-    MOST_CONTAINERS,
-    Entry,
-    Flattened,
-    find,
-    flatten,
-    flatten_changing,
-    flatten_found,
-    put_tensors,
-)
+from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations import creation, devices
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.registry.selection import framework_of_tensor
@@ -32,112 +23,78 @@ from d2ldev.registry.selection import framework_of_tensor
 if TYPE_CHECKING:
     import numpy as np
 
-CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
-"""A function that copies tensors to a native device, as ``Tensors.move_all`` does."""
-
 
 def to(framework: Framework, x: Any, target: Device) -> Any:
-    """Move every tensor in a nesting to a device that exists; see ``Backend.to``.
-
-    The nesting is walked once, and a second time where its containers are made again.
-    """
-    kinds, device_of = framework.state.kinds, framework.tensors.device_committed_to
-    kind = kinds[type(x)]
-    if kind is TENSOR:
-        return x if device_of(x) is target else to(framework, (x,), target)[0]
-    if kind is PLAIN:
-        return x
-    tensors: dict[int, Tensor] = {}
-    containers: list[Entry] = []
-    others: list[Any] = [MOST_CONTAINERS]
-    try:
-        if not find(x, kind, kinds, device_of, target, tensors, containers, others):
-            return x
-    except Exception:  # a cycle, or a container that cannot be walked: another walk names it
-        flat = find_elsewhere(framework, x, target)
-        return x if flat is None else move(framework, flat, target, framework.tensors.move_all)
-    attempted, copy_all = _moving_a_batch[target], framework.tensors.move_all
-    if len(others) == 1:
-        stays = select_host_rule(framework, target)
-        if stays is None or not any(map(stays, tensors.values())):
-            return _replace_all(framework, x, tensors, containers, target, copy_all, attempted)
-    flat = flatten_found(x, tensors, containers, others, kinds, attempted)
-    return move(framework, flat, target, copy_all)
-
-
-def _replace_all(
-    framework: Framework,
-    x: Any,
-    tensors: dict[int, Tensor],
-    containers: list[Entry],
-    target: Device,
-    copy_all: CopyAll,
-    attempted: str,
-) -> Any:
-    """Return a container with copies of the tensors that a walk has found alone."""
-    new = copy_or_raise(framework, copy_all, list(tensors.values()), target, attempted)
-    try:
-        return put_tensors(tensors, containers, new)
-    except Exception:  # whatever a class's own methods raise: this names the container
-        flat = flatten_found(x, tensors, containers, [], framework.state.kinds, attempted)
-        return flat.unflatten(dict(zip(tensors, new, strict=True)))
+    """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
+    flat = find_elsewhere(framework, x, target)
+    return x if flat is None else move(framework, flat, target)
 
 
 def find_elsewhere(framework: Framework, x: Any, target: Device) -> Flattened | None:
     """Return the leaves of a nesting that are not on a device yet; None if all are there.
 
-    It includes tensors that stay on the host, and data, which has no device. ``to`` walks its
-    argument here, and a second time where ``move`` makes the containers again.
+    They include data, which has no device.
     """
-    kinds, device_of = framework.state.kinds, framework.tensors.device_committed_to
-    return flatten_changing(x, kinds, _moving_a_batch[target], device_of, target)
+    kinds, is_on = framework.state.kinds, framework.tensors.is_on
+    flat = flatten(x, kinds, _moving_a_batch[target], is_on, target)
+    return flat if flat.tensors or flat.others else None
 
 
-def move(framework: Framework, flat: Flattened, target: Device, copy_all: CopyAll) -> Any:
+def move(framework: Framework, flat: Flattened, target: Device) -> Any:
     """Return a nesting with its leaves on a device.
 
     Args:
         framework: whose tensors they are.
-        flat: what ``find_elsewhere`` returned.
+        flat: the leaves that are elsewhere.
         target: the device.
-        copy_all: copies the tensors: a method of the framework, or of a copier.
     """
     attempted = _moving_a_batch[target]
-    elsewhere, changed = flat.tensors, {}
-    if (stays := select_host_rule(framework, target)) is not None:
-        elsewhere = {key: tensor for key, tensor in elsewhere.items() if not stays(tensor)}
-    by_themselves: dict[int, Any] = {}
-    if flat.others:
-        by_themselves, data = _divide_others(framework, flat)
-        changed = _tensors_of_data(framework, flat, data, target, attempted)
-    if elsewhere:
-        new = copy_or_raise(framework, copy_all, list(elsewhere.values()), target, attempted)
-        changed.update(zip(elsewhere, new, strict=True))
-    # Last: one that moves in place has moved when anything else fails.
-    for key, leaf in by_themselves.items():
-        changed[key] = _move_by_itself(framework, leaf, target, attempted, flat)
-    return flat.unflatten(changed)
+    by_themselves, data = _divide_others(framework, flat)
+    changed = _tensors_of_data(framework, flat, data, target, attempted) if data else {}
+    if flat.tensors:
+        new = transfer(framework, list(flat.tensors.values()), target, attempted, copy=False)
+        changed.update(zip(flat.tensors, new, strict=True))
+    return _end_move(framework, flat, changed, by_themselves, target)
 
 
-def copy_pair(
-    framework: Framework, pair: tuple[Tensor, Tensor], target: Device, copy_all: CopyAll
-) -> tuple[Tensor, ...]:
-    """Return a pair on a device, without a walk; see ``is_pair``.
+def begin_move(framework: Framework, flat: Flattened, target: Device) -> Callable[[], Any]:
+    """Begin to bring the leaves of a nesting to a device; return a function that ends it.
+
+    That one returns the nesting. Data goes by way of tensors of the host, because copies between
+    tensors are asynchronous, and made together.
 
     Args:
-        framework, pair, target: see ``move``.
-        copy_all: copies the tensors, without those that are there already.
+        framework, flat, target: see ``move``.
     """
-    new = copy_or_raise(framework, copy_all, list(pair), target, _moving_a_batch[target])
-    return pair if all(map(is_, new, pair)) else tuple(new)
+    attempted = _moving_a_batch[target]
+    by_themselves, data = _divide_others(framework, flat)
+    if data:
+        flat.replace(_tensors_of_data(framework, flat, data, CPU, attempted))
+    native = devices.native(framework, target, attempted)
+    xs = list(flat.tensors.values())
+    with _translate(framework, xs, native, attempted):
+        finish = framework.tensors.transfer_ahead(xs, native)
+
+    def end() -> Any:
+        with _translate(framework, xs, native, attempted):
+            changed = dict(zip(flat.tensors, finish(), strict=True))
+        return _end_move(framework, flat, changed, by_themselves, target)
+
+    return end
 
 
-def select_host_rule(framework: Framework, target: Device) -> Callable[[Tensor], bool] | None:
-    """Return a function that tells whether a tensor stays on the host; None if none does."""
-    tensors = framework.tensors
-    if target is CPU or type(tensors).stays_on_host is Tensors.stays_on_host:
-        return None
-    return tensors.stays_on_host
+def _end_move(
+    framework: Framework,
+    flat: Flattened,
+    changed: dict[int, Any],
+    by_themselves: dict[int, Any],
+    target: Device,
+) -> Any:
+    """Return a nesting with new tensors, after the objects that move by themselves."""
+    # Last: one that moves in place has moved when anything else fails.
+    for key, leaf in by_themselves.items():
+        changed[key] = _move_by_itself(framework, leaf, target, _moving_a_batch[target], flat)
+    return flat.unflatten(changed)
 
 
 def is_text(x: Any) -> bool:
@@ -156,14 +113,6 @@ def flatten_on_host(framework: Framework, x: Any, attempted: str) -> Flattened:
     flat = flatten(x, framework.state.kinds, attempted)
     made = _tensors_of_data(framework, flat, flat.others, CPU, attempted)
     return flatten(flat.unflatten(made), framework.state.kinds, attempted) if made else flat
-
-
-def make_host_tensors(framework: Framework, flat: Flattened, target: Device) -> None:
-    """Make tensors, in the host's memory, of the data that ``move`` brings to a device."""
-    if flat.others:
-        attempted = _moving_a_batch[target]
-        _, data = _divide_others(framework, flat)
-        flat.replace(_tensors_of_data(framework, flat, data, CPU, attempted))
 
 
 def _divide_others(framework: Framework, flat: Flattened) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -222,29 +171,8 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
         x: the nesting.
         target: a device that exists; None leaves each tensor on its own.
     """
-    attempted = "copy a tensor"
-    device_of = framework.tensors.device_of
-    copy_all = framework.tensors.copy_all
-    kinds = framework.state.kinds
-    kind = kinds[type(x)]
-    if kind is TENSOR:
-        return copy(framework, (x,), target)[0]
-    if kind is PLAIN:
-        return x
-    tensors: dict[int, Tensor] = {}
-    containers: list[Entry] = []
-    others: list[Any] = [MOST_CONTAINERS]
-    try:
-        if not find(x, kind, kinds, id, None, tensors, containers, others):
-            return x
-    except Exception:  # a cycle, or a container that cannot be walked: another walk names it
-        flat = flatten(x, kinds, attempted)
-    else:
-        places = {target} if target is not None else set(map(device_of, tensors.values()))
-        if len(others) == 1 and len(places) == 1:
-            place = places.pop()
-            return _replace_all(framework, x, tensors, containers, place, copy_all, attempted)
-        flat = flatten_found(x, tensors, containers, others, kinds, attempted)
+    attempted, device_of = "copy a tensor", framework.tensors.device_of
+    flat = flatten(x, framework.state.kinds, attempted)
     changed: dict[int, Any] = {}
     for key, leaf in flat.others.items():
         if is_text(leaf):
@@ -253,14 +181,12 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
         changed[key] = made = _copy_by_itself(framework, leaf, attempted, flat)
         if target is not None:
             changed[key] = _move_by_itself(framework, made, target, attempted, flat)
-    tensors = flat.tensors
-    places = {target} if target is not None else set(map(device_of, tensors.values()))
-    for place in places:
-        # The tensors of one device are copied together, which costs less in some frameworks.
-        there = tensors
-        if len(places) > 1:
-            there = {key: x for key, x in tensors.items() if device_of(x) is place}
-        new = copy_or_raise(framework, copy_all, list(there.values()), place, attempted)
+    # The tensors of one device are copied together, which costs less in some frameworks.
+    groups: dict[Device, dict[int, Tensor]] = {}
+    for key, tensor in flat.tensors.items():
+        groups.setdefault(target or device_of(tensor), {})[key] = tensor
+    for place, there in groups.items():
+        new = transfer(framework, list(there.values()), place, attempted, copy=True)
         changed.update(zip(there, new, strict=True))
     return flat.unflatten(changed)
 
@@ -292,9 +218,9 @@ def convert(
     is_new = False
     if device is not None:
         target = devices.resolve(framework, device, "move a tensor")
-        is_new = tensors.device_of(x) is not target
-        if tensors.device_committed_to(x) is not target:
-            x = copy_or_raise(framework, tensors.move, x, target, moving_a_tensor[target])
+        if not tensors.is_on(x, target):
+            is_new = tensors.device_of(x) is not target
+            (x,) = transfer(framework, [x], target, moving_a_tensor[target], copy=False)
     if is_of_dtype:
         return copy(framework, x, None) if copies and not is_new else x
     try:
@@ -362,7 +288,7 @@ def from_dlpack(framework: Framework, x: Any, device: DeviceLike, copy: bool | N
             "leave copy out: backend.from_dlpack(x, device=device)",
             [place, target],
         )
-    made = copy_or_raise(framework, framework.tensors.copy, shared, target, moving_a_tensor[target])
+    (made,) = transfer(framework, [shared], target, moving_a_tensor[target], copy=True)
     if not own:
         # The owner of the memory may write to it as soon as this returns.
         for each in {place, target}:
@@ -386,30 +312,39 @@ class _Moving(dict[Device, str]):
 moving_a_tensor, _moving_a_batch = _Moving("a tensor"), _Moving("a batch")
 
 
-def copy_or_raise(
-    framework: Framework,
-    copy: Callable[[Any, Any], Any],
-    x: Any,
-    device: Device,
-    attempted: str,
-) -> Any:
-    """Copy one tensor, or a list of tensors, to a device: all of them, or raise.
+def transfer(
+    framework: Framework, xs: list[Tensor], device: Device, attempted: str, *, copy: bool
+) -> list[Tensor]:
+    """Return tensors on a device: all of them, or raise.
 
     Args:
         framework: whose tensors they are.
-        copy: copies ``x`` to a native device: ``Tensors.copy``, or ``copy_all`` for a list.
-        x: the tensor, or the list of tensors.
+        xs: the tensors.
         device: one that exists.
         attempted: the current operation, for messages.
+        copy: see ``Tensors.transfer``.
     """
     try:
         native = framework.state.known_natives[device]
     except KeyError:
         native = devices.native(framework, device, attempted)
     try:
-        return copy(x, native)
+        return framework.tensors.transfer(xs, native, copy=copy)
     except Exception as error:
-        if (ours := copy_refusal(framework, error, attempted, native, x)) is None:
+        if (ours := copy_refusal(framework, error, attempted, native, xs)) is None:
+            raise
+        raise ours from error
+
+
+@contextmanager
+def _translate(
+    framework: Framework, xs: list[Tensor], native: Any, attempted: str
+) -> Generator[None, None, None]:
+    """Raise d2ldev's error for a framework's exception in a copy of tensors."""
+    try:
+        yield
+    except Exception as error:
+        if (ours := copy_refusal(framework, error, attempted, native, xs)) is None:
             raise
         raise ours from error
 

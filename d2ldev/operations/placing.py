@@ -32,16 +32,13 @@ from d2ldev.contract import DeviceLike, Framework, Models, NoTensor, Role, Slot
 from d2ldev.device import Device
 from d2ldev.display import MOST_ROWS, format_html_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of, warn
-from d2ldev.nesting.containers import TUPLE
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
-from d2ldev.nesting.walk import depth_refusal, find, flatten_all, join_path, leaves
+from d2ldev.nesting.walk import depth_refusal, flatten, flatten_all, join_path, leaves
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend, whose_object
 
 T = TypeVar("T")
 
-# A walk for plain values enters so many containers.
-_MOST_CONTAINERS = 10_000
 # Whose attributes are a program's, and not a model's.
 _NOT_SCANNED = (type, ModuleType, BaseException)
 
@@ -351,10 +348,10 @@ class Search:
         Most nestings are plain. A walk that names each leaf takes ten times as long.
         """
         try:
-            # No tensor has the answer None.
-            return not find((value,), TUPLE, self._kinds, id, None, {}, [], [_MOST_CONTAINERS])
+            flat = flatten(value, self._kinds, self.attempted)
         except Exception:  # the walk that names the leaves raises the error
             return False
+        return not flat.tensors and not flat.others
 
 
 class Inventory(Search):
@@ -420,7 +417,7 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     # Tensors of one memory get one copy.
     firsts = {id(y): x for x, y, is_whole in pairs if is_whole}
     copied = [x for x in elsewhere if id(x) not in firsts] if firsts else elsewhere
-    news = moving.copy_or_raise(framework, framework.tensors.move_all, copied, device, attempted)
+    news = moving.transfer(framework, copied, device, attempted, copy=False)
     copies = {id(x): new for x, new in zip(copied, news, strict=True)}
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
@@ -489,15 +486,11 @@ def _ask_tensors(
 
 def _elsewhere(search: Search, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
-    device_of, left = search.framework.tensors.device_committed_to, search.stays
-    found = [x for name, x in search.entries if name not in left and device_of(x) is not device]
+    is_on, left = search.framework.tensors.is_on, search.stays
+    found = [x for name, x in search.entries if name not in left and not is_on(x, device)]
     if search.moved_by_objects:
-        found += [x for x in search.moved_by_objects if device_of(x) is not device]
-    if not found:
-        return found
-    stays = moving.select_host_rule(search.framework, device)
-    once = {id(x): x for x in found}.values()
-    return [x for x in once if stays is None or not stays(x)]
+        found += [x for x in search.moved_by_objects if not is_on(x, device)]
+    return list({id(x): x for x in found}.values())
 
 
 def settle(framework: Framework, obj: Any, device: Device) -> Any:

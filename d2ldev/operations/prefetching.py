@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
 from functools import partial
 from typing import Any
 
-from d2ldev.contract import Copier, DeviceLike, Framework
+from d2ldev.contract import DeviceLike, Framework
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.kinds import is_pair
-from d2ldev.nesting.walk import Flattened, flatten
+from d2ldev.nesting.walk import Flattened
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number
 
@@ -35,8 +33,7 @@ def prefetch(
         )
     fix = "backend.prefetch(batches, device, depth=2)"
     depth = whole_number("prefetch", "depth", depth, least=0, fix=fix)
-    moved = device_batches(framework, batches, target, depth)
-    return moved if framework.tensors.in_flight is None else _limit_queue(framework, moved)
+    return device_batches(framework, batches, target, depth)
 
 
 def device_batches(
@@ -64,13 +61,13 @@ def device_batches(
         The batches. If the data, ``prepare`` or a copy raises an exception, it is raised in the
         place of its batch.
     """
-    start, is_deferred = _choose_copies(framework, device, depth)
+    start = _choose_move(framework, device, depth)
     if depth and device is not None and prepare is None and count_to_draw is None:
         ahead_of_framework = framework.training.prefetch(data, device, depth)
         if ahead_of_framework is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
             data, depth = ahead_of_framework, 0
-            start, is_deferred = partial(_move, framework, device), False
+            start = partial(_move, framework, device)
     source = _call_outside(framework, iter, data)
     ahead: deque[Any] = deque()
     failure: Exception | None = None
@@ -90,7 +87,7 @@ def device_batches(
                 batch = None
             if not ahead:
                 break
-            yield ahead.popleft()() if is_deferred else ahead.popleft()
+            yield ahead.popleft()()
         if failure is not None:
             raise failure
     finally:
@@ -101,85 +98,41 @@ def device_batches(
             source.close()
 
 
-def _choose_copies(
+def _choose_move(
     framework: Framework, device: Device | None, depth: int
-) -> tuple[Callable[[Any], Any], bool]:
-    """Return a function that starts to move a batch, and whether it returns another function.
+) -> Callable[[Any], Callable[[], Any]]:
+    """Return a function that begins to move a batch, and returns the function that ends it.
 
-    That one ends the move, and returns the batch.
+    That one returns the batch.
     """
     if device is None:
-        return _keep, False
-    copier = framework.training.copier(device) if depth and device is not CPU else None
-    if copier is not None:
-        moves_all = moving.select_host_rule(framework, device) is None
-        return partial(_start_beside, framework, device, copier, moves_all), True
-    # By way of tensors of the host, because copies between tensors are asynchronous, and made
-    # together. On the CPU and on virtual GPUs this would only be one more copy.
+        return _keep
+    # The CPU and virtual GPUs copy nothing beside the computation.
     is_hardware = framework.devices.platform(device) not in ("cpu", "virtual")
-    return partial(_move, framework, device, by_way_of_host=is_hardware), False
+    return partial(_begin_move if depth and is_hardware else _move, framework, device)
 
 
-def _keep(batch: Any) -> Any:
-    return batch
+def _keep(batch: Any) -> Callable[[], Any]:
+    return lambda: batch
 
 
-def _find(framework: Framework, device: Device, batch: Any) -> Flattened | None:
+def _find_elsewhere(framework: Framework, device: Device, batch: Any) -> Flattened | None:
     """Return the leaves of a batch that are not on a device; None if all are there."""
     if type(batch) is not Flattened:
         return moving.find_elsewhere(framework, batch, device)
-    device_of = framework.tensors.device_committed_to
-    batch.tensors = {key: x for key, x in batch.tensors.items() if device_of(x) is not device}
+    is_on = framework.tensors.is_on
+    batch.tensors = {key: x for key, x in batch.tensors.items() if not is_on(x, device)}
     return batch
 
 
-def _move(framework: Framework, device: Device, batch: Any, *, by_way_of_host: bool = False) -> Any:
-    """Move a batch, as ``to`` does, or first make tensors of its data on the host."""
-    flat = _find(framework, device, batch)
-    if flat is None:
-        return batch
-    if by_way_of_host:
-        moving.make_host_tensors(framework, flat, device)
-    return moving.move(framework, flat, device, framework.tensors.move_all)
+def _move(framework: Framework, device: Device, batch: Any) -> Callable[[], Any]:
+    flat = _find_elsewhere(framework, device, batch)
+    return _keep(batch if flat is None else moving.move(framework, flat, device))
 
 
-def _start_beside(
-    framework: Framework, device: Device, copier: Copier, moves_all: bool, batch: Any
-) -> Callable[[], Any]:
-    """Start to move a large batch beside the device, and leave a small one for its turn."""
-    is_plain = moves_all and is_pair(batch, framework.state.kinds)
-    if is_plain and not copier.is_large(batch):
-        return partial(moving.copy_pair, framework, batch, device, copier.copy_in_turn)
-    flat = _find(framework, device, batch)
-    if flat is None:
-        return partial(_keep, batch)
-    moving.make_host_tensors(framework, flat, device)
-    if not copier.is_large(list(flat.tensors.values())):
-        return partial(moving.move, framework, flat, device, copier.copy_in_turn)
-    moved = moving.move(framework, flat, device, copier.copy_all)
-    return partial(_finish_beside, copier, moved, copier.mark_start())
-
-
-def _finish_beside(copier: Copier, batch: Any, mark: Any) -> Any:
-    copier.finish(mark)
-    return batch
-
-
-def _limit_queue(
-    framework: Framework, batches: Generator[Any, None, None]
-) -> Generator[Any, None, None]:
-    """Yield batches; now and then, wait until what reads an earlier one is done."""
-    tensors, limit = framework.tensors, framework.tensors.in_flight or 1
-    read: list[Any] = []
-    with closing(batches):
-        for batch in batches:
-            read.append(batch)
-            if len(read) == 2 * limit:
-                late = flatten(read[limit - 1], framework.state.kinds, "prefetch batches")
-                for x in late.tensors.values():
-                    tensors.wait_for_readers(x)
-                del read[:limit]
-            yield batch
+def _begin_move(framework: Framework, device: Device, batch: Any) -> Callable[[], Any]:
+    flat = _find_elsewhere(framework, device, batch)
+    return _keep(batch) if flat is None else moving.begin_move(framework, flat, device)
 
 
 def draw_outside(framework: Framework, batches: Iterable[Any]) -> Generator[Any, None, None]:

@@ -13,7 +13,7 @@ from d2ldev.contract import Learner, Sharded
 from d2ldev.contract.training import Labels, Signature, TargetRule, separate
 from d2ldev.errors import UnsupportedValueError, warn
 from d2ldev.nesting.kinds import is_pair
-from d2ldev.nesting.walk import Flattened, flatten_changing, leaves, unwrap_broadcasts
+from d2ldev.nesting.walk import Flattened, flatten, leaves, unwrap_broadcasts
 from d2ldev.operations.prefetching import device_batches, draw_outside
 from d2ldev.training.data import (
     check_target,
@@ -193,10 +193,10 @@ class Feed:
                 containers. JAX would crash, and MXNet would never end.
         """
         cast = self._cast
-        flat = flatten_changing(batch, self._kinds, "train on a batch")
-        if flat is None:
+        flat = flatten(batch, self._kinds, "train on a batch")
+        if not flat.tensors and not flat.others:
             return None
-        if not flat.has_few_places:
+        if flat.is_shared:
             for _ in leaves(batch, self._kinds, "", "train on a batch"):
                 pass
         if cast is not None:

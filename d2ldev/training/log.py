@@ -96,7 +96,6 @@ class DeviceLog(Generic[TensorT]):
             framework_of(backend).tensors,
             framework_of(backend).state.kinds,
         )
-        self._scalar_on, self._limit = self._tensors.scalar_on, self._tensors.in_flight
         self._lock = Lock()
         self._calls = 0
         # The name, the weight and the tensor or ``float`` of each scalar, one after the other. An
@@ -122,8 +121,8 @@ class DeviceLog(Generic[TensorT]):
     ) -> None:
         """Keep scalars, without a wait for the device.
 
-        MXNet's queue has no bound. There each fourth call waits for the scalars of four calls
-        before. So at most eight steps are in the queue.
+        MXNet's queue has no bound of its own. A learner of d2ldev waits now and then. Another loop
+        takes a small ``max_pending``, or waits itself.
 
         Args:
             weight: their weight in the means, such as the number of examples. A number, or a
@@ -150,7 +149,7 @@ class DeviceLog(Generic[TensorT]):
 
     def _keep(self, weight: Any, scalars: Mapping[str, Any]) -> Device | None:
         """Check and keep the scalars of one call; return the device of the log's tensors."""
-        kinds, scalar_on, device = self._kinds, self._scalar_on, self._device
+        kinds, device = self._kinds, self._device
         if weight is not _ONE and kinds[type(weight)] is TENSOR:
             device = self._check_tensor("weight", weight, device)
             weight = self._tensors.detach(weight)
@@ -163,34 +162,25 @@ class DeviceLog(Generic[TensorT]):
                 )
             weight = float(weight)
         entries: list[Any] = []
+        tensors = self._tensors
+        device_of, dtype_of, detach = tensors.device_of, tensors.dtype_of, tensors.detach
         for name, x in scalars.items():
             if kinds[type(x)] is not TENSOR:
                 entries += name, weight, _number(name, x)
                 continue
             try:
-                scalar = None if device is None else scalar_on(x, device)
+                is_fine = device_of(x) is device and not len(x.shape)
+                is_fine = is_fine and "complex" not in dtype_of(x)
             except Exception:  # each kind of tensor raises its own error
-                scalar = None
-            if scalar is None:
+                is_fine = False
+            if not is_fine:
                 device = self._check_tensor(name, x, device)
-                scalar = self._tensors.detach(x)
-            entries += name, weight, scalar
+            entries += name, weight, detach(x)
         self._pending += entries  # one operation of a list is safe between threads
-        if self._limit is not None and entries:
-            with self._lock:
-                self._limit_queue(self._limit, len(entries) // 3)
         if len(self._pending) >= 3 * self._max_pending:
             with self._lock:
                 self._bring_over()
         return device
-
-    def _limit_queue(self, limit: int, size: int) -> None:
-        """Wait at every ``limit``-th step, of ``size`` scalars, for the step ``limit`` before."""
-        late = len(self._pending) // 3 - limit * size
-        if late > 0 and not late % (limit * size):
-            for value in self._pending[2::3][late - size : late]:
-                if type(value) is not float:
-                    self._tensors.wait(value)
 
     def flush(self) -> dict[str, list[float]]:
         """Return all values since the last ``flush``; one transfer brings them from the device.
@@ -337,14 +327,12 @@ class BatchedDeviceLog(DeviceLog[TensorT]):
 
     def __init__(self, backend: Backend[TensorT, Any]) -> None:
         super().__init__(backend, values=False)
-        # No longer than the framework's queue may be.
-        self._length = framework_of(backend).tensors.in_flight or _BLOCK
         self._block: list[tuple[Any, dict[str, Any]]] = []
 
     def add(self, weight: Any = _ONE, /, **scalars: Any) -> None:
         self._block.append((weight, scalars))
         self._calls += 1
-        if self._calls == 1 or not self._calls % self._length:
+        if self._calls == 1 or not self._calls % _BLOCK:
             self._add_block()
 
     def _bring_over(self) -> None:

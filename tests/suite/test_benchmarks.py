@@ -301,8 +301,10 @@ def transfers(monkeypatch):
     module = import_benchmark("transfers")
 
     def plain_copy(native):
-        copy = ReferenceFramework(1).tensors.copy
-        return lambda value: import_benchmark("batches").walk(value, lambda x: copy(x, native))
+        transfer = ReferenceFramework(1).tensors.transfer
+        return lambda value: import_benchmark("batches").walk(
+            value, lambda x: transfer([x], native, copy=True)[0]
+        )
 
     monkeypatch.setitem(module.COPIES, "reference", plain_copy)
     return module

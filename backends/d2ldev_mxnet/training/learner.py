@@ -27,6 +27,9 @@ from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training.losses import LOSSES, LOSSES_OF_CLASSES, avoid_zero, divide
 from d2ldev_mxnet.training.optimizers import make_optimizer
 
+# Half of how many batches may be queued.
+_IN_FLIGHT = 4
+
 
 class MXNetLearner(Learner):
     """A Gluon block, hybridized or not, that a ``gluon.Trainer`` trains.
@@ -46,6 +49,7 @@ class MXNetLearner(Learner):
             )
         self._framework = framework
         self._model = model
+        self._queued: list[Tensor] = []  # the losses of the last batches
         self._sums: dict[int, Any] = {}  # of gradients, by the numbers of the parameters
         # Of the batches of a step: the sum of their factors, and the reference of these.
         self._total: Any = 0.0
@@ -195,6 +199,7 @@ class MXNetLearner(Learner):
             loss, self.weight = own_loss(
                 self._model, self.settings.methods, divide, *inputs, is_step=is_step
             )
+            self._limit_queue(loss)
             return loss, None
         prediction = self._compute_prediction(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
@@ -208,7 +213,18 @@ class MXNetLearner(Learner):
         loss, self.weight = loss_of(prediction, y)
         shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
         check_loss(shape, loss, self.settings.loss)
+        self._limit_queue(loss)
         return loss, prediction
+
+    def _limit_queue(self, loss: Tensor) -> None:
+        """Wait at every fourth batch for the loss of the batch four before.
+
+        MXNet's queue takes operations, and their operands, until the memory of the host is full.
+        """
+        self._queued.append(loss)
+        if len(self._queued) == 2 * _IN_FLIGHT:
+            self._queued[_IN_FLIGHT - 1].wait_to_read()
+            del self._queued[:_IN_FLIGHT]
 
     def _compute_prediction(self, inputs: Inputs) -> Any:
         return self._model(*[_as_numpy(x) for x in self.arrange(inputs)])

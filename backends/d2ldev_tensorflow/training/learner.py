@@ -40,6 +40,7 @@ from d2ldev.framework import (
     state_refusal,
     weigh_batch,
 )
+from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras, list_layers, list_parameters
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, divide, widen
@@ -120,7 +121,7 @@ class TensorFlowLearner(Learner):
             self._make_operands(inputs),
         )
         placed = [x for x in tf.nest.flatten(operands) if isinstance(x, tensors.types)]
-        numbers = [x for x in placed if not tensors.stays_on_host(x)]
+        numbers = [x for x in placed if x.dtype not in OF_THE_HOST]
         device = tensors.device_of(numbers[0]) if numbers else CPU
         if not self._has_variables():
             with on(self._framework, device):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,10 @@ import torch
 
 from d2ldev.framework import (
     NO_LABEL,
-    Copier,
     Device,
     Framework,
     Learner,
     Tensor,
-    Tensors,
     Training,
     TrainingSettings,
     describe,
@@ -58,12 +55,6 @@ class TorchTraining(Training):
         if weights is not None:
             left_out |= (weights == 0).reshape(*weights.shape, *[1] * (y.dim() - weights.dim()))
         return torch.stack(labels.masked_fill(left_out, 0).aminmax())
-
-    def copier(self, device: Device) -> Copier | None:
-        streams = self._devices.streams
-        if streams is None:
-            return None
-        return SideStream(self._framework.tensors, streams, self._devices.native(device))
 
     # -- resuming ---------------------------------------------------------------------------------
 
@@ -134,80 +125,3 @@ def _generators(loader: Any) -> list[torch.Generator]:
     holders = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     own = (getattr(holder, "generator", None) for holder in holders)
     return list(dict.fromkeys([torch.default_generator, *(each for each in own if each)]))
-
-
-class SideStream(Copier):
-    """Copies to a GPU. A large batch is copied in a stream of its own, beside the computation.
-
-    A copy waits for all earlier operations in its stream. From memory that is not pinned, torch
-    copies at a sixth of the speed. Python then waits until the bytes are on their way.
-
-    Args:
-        tensors: the area of tensors, which makes the other copies.
-        module: ``torch.cuda`` or ``torch.xpu``.
-        native: the GPU.
-
-    Attributes:
-        large: the number of bytes from which on a batch is copied in its own stream. At 50 GB/s
-            the copy takes 0.35 ms, as long as a step's calls for a second stream.
-        pinned: the number of bytes from which on a tensor is pinned for its copy. A smaller one
-            gains nothing measurable, and torch asks the driver whether it is pinned already.
-    """
-
-    large = 2**24
-    pinned = 2**20
-
-    def __init__(self, tensors: Tensors, module: ModuleType, native: torch.device) -> None:
-        self._tensors, self._module, self._native = tensors, module, native
-        self._stream: Any = None
-        self._copies: list[torch.Tensor] = []
-
-    def is_large(self, xs: Sequence[Tensor]) -> bool:
-        size = 0
-        for x in xs:
-            if x.is_cpu and x.layout is torch.strided:
-                size += x.nbytes
-        return size >= self.large
-
-    def copy_in_turn(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        return [
-            x.pin_memory().to(native, non_blocking=True)
-            if x.layout is torch.strided and x.nbytes >= self.pinned and _is_dense(x)
-            else x.to(native, non_blocking=True)
-            for x in xs
-        ]
-
-    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        if self._stream is None:
-            self._stream = self._module.Stream(device=self._native)
-        with self._module.stream(self._stream):
-            beside = [
-                x.pin_memory().to(native, non_blocking=True) if _is_dense(x) else None for x in xs
-            ]
-        self._copies += [new for new in beside if new is not None]
-        return [
-            self._tensors.copy(x, native) if new is None else new
-            for x, new in zip(xs, beside, strict=True)
-        ]
-
-    def mark_start(self) -> tuple[Any, list[torch.Tensor]]:
-        """Return the event after the copies of a batch, and the copies."""
-        copies, self._copies = self._copies, []
-        return self._stream.record_event(), copies
-
-    def finish(self, mark: tuple[Any, list[torch.Tensor]]) -> None:
-        event, copies = mark
-        current = self._module.current_stream(self._native)
-        current.wait_event(event)
-        for x in copies:
-            # Without this call the allocator knows only the side stream. It would give the memory
-            # to the next batch during the computation with this one.
-            x.record_stream(current)
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Return whether a tensor is plain memory of the host.
-
-    A tensor on a GPU, or with gradients, keeps its place in the queue.
-    """
-    return bool(x.is_cpu and x.layout is torch.strided and not x.requires_grad)

@@ -76,14 +76,9 @@ class VirtualTensors(TorchTensors):
     def live(self) -> list[Tensor]:
         return memory.without_lenders([*super().live()])
 
-    def copy(self, x: Tensor, native: Any) -> Tensor:
-        if x.is_cpu and native is NATIVE_CPU:
-            return x.clone()
-        return copies([x], native)[0]
-
-    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+    def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
         if native is NATIVE_CPU and xs and xs[0].is_cpu:
-            return super().copy_all(xs, native)
+            return super().transfer(xs, native, copy=copy)
         return copies(xs, native)
 
 

@@ -58,17 +58,17 @@ def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
     assert x.tobytes() == y.tobytes()
 
 
-def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return ``copy_all`` as on a device that holds ``count`` tensors, in one call or several.
+def room_for(count: int, transfer: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return ``transfer`` as on a device that holds ``count`` tensors, in one call or several.
 
     One call for all and a call for each have to fail at the same tensor. Otherwise a backend that
     puts the first in place before it copies the last would not be found.
     """
     copied: list[Any] = []
 
-    def copies(xs: list[Any], native: Any) -> list[Any]:
+    def copies(xs: list[Any], native: Any, *, copy: bool) -> list[Any]:
         room = count - len(copied)
-        made = copy_all(xs[:room], native) if room else []
+        made = transfer(xs[:room], native, copy=copy) if room else []
         copied.extend(made)
         if len(xs) > room:
             raise MemoryError("none left")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -44,7 +43,6 @@ __all__ = [
     "MOMENTUM",
     "NO_LABEL",
     "WEIGHT_DECAY",
-    "Copier",
     "Labels",
     "Learner",
     "Portion",
@@ -62,40 +60,6 @@ __all__ = [
     "state_refusal",
     "tell_epoch",
 ]
-
-
-class Copier(ABC):
-    """Copies batches to a device, large ones while the device computes.
-
-    To copy beside the device costs calls for streams and events. A small batch cannot win them
-    back: it is copied in its turn, as a loop by hand does.
-    """
-
-    @abstractmethod
-    def is_large(self, xs: Sequence[Tensor]) -> bool:
-        """Return whether a batch is large enough to copy while the device computes.
-
-        Called for every batch: it has to be fast, and asks no driver.
-        """
-
-    @abstractmethod
-    def copy_in_turn(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        """Copy tensors after the work queued on the device, if possible without waiting.
-
-        A tensor that is there already stays itself. Nobody writes into the tensors afterwards.
-        """
-
-    @abstractmethod
-    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        """Begin to copy tensors, as ``Tensors.copy_all``, while the device computes."""
-
-    @abstractmethod
-    def mark_start(self) -> Any:
-        """Return a mark of the copies begun so far; called once for each large batch."""
-
-    @abstractmethod
-    def finish(self, mark: Any) -> None:
-        """Make all work queued from now on wait for the copies before a mark."""
 
 
 class Training:
@@ -230,13 +194,6 @@ class Training:
         # A ``batch_sampler`` of the user's has the sampler itself.
         inner = getattr(batches, "sampler", None)
         tell_epoch(epoch, loader, getattr(loader, "sampler", None), batches, inner)
-
-    def copier(self, device: Device) -> Copier | None:
-        """Return a copier that works while a device computes; None if its queue does so.
-
-        Called by ``prefetch``, once.
-        """
-        return None
 
     def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
         """Return the batches of the framework's own pipeline, which copies them ahead.

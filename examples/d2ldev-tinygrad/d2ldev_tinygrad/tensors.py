@@ -120,8 +120,8 @@ class TinygradTensors(Tensors):
 
     # -- copying ----------------------------------------------------------------------------------
 
-    def copy(self, x: Tensor, native: str) -> Tensor:
-        return Tensor(x.uop.clone(device=native)).is_param_(x.is_param).realize()
+    def transfer(self, xs: list[Tensor], native: str, *, copy: bool) -> list[Tensor]:
+        return [Tensor(x.uop.clone(device=native)).is_param_(x.is_param).realize() for x in xs]
 
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         return x.numpy()

@@ -140,10 +140,10 @@ def test_a_failure_leaves_contexts_and_deferred_parameters_alone(backend, monkey
     net.add(dense(), nn.Dense(1))
     net[1].initialize()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise MemoryError("none left")
 
-    monkeypatch.setattr(framework_of(backend).tensors, "move_all", fail)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", fail)
     with pytest.raises(MemoryError):
         backend.place(net, "gpu:0")
     assert {repr(p.list_ctx()) for p in net.collect_params().values()} == {"[cpu(0)]"}
@@ -372,7 +372,7 @@ def test_a_schedule_counts_on(backend):
 def test_a_failure_leaves_a_trainer_alone(backend, monkeypatch):
     net, trainer = train_model(backend)
     losses = train(backend, net, trainer)
-    monkeypatch.setattr(framework_of(backend).tensors, "move_all", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
     with pytest.raises(TypeError):
         backend.place((net, trainer), "gpu:0")
     losses += train(backend, net, trainer)

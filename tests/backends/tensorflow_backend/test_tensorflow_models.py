@@ -616,8 +616,8 @@ def test_a_generator_goes_on_with_its_numbers(backend):
 
 def test_a_failure_leaves_variables_and_tensors_where_they_were(backend, monkeypatch):
     module = Holder(a=on("cpu", [1.0]), b=tf.ones(1), c=on("cpu", [2.0]))
-    room = room_for(2, framework_of(backend).tensors.move_all)
-    monkeypatch.setattr(framework_of(backend).tensors, "move_all", room)
+    room = room_for(2, framework_of(backend).tensors.transfer)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", room)
     with pytest.raises(MemoryError):
         backend.place(module, "gpu:1")
     assert set(backend.placement(module).values()) == {cpu()}

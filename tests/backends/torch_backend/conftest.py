@@ -60,7 +60,10 @@ class LedgerTensors(TorchTensors):
         super().device_of(x)
         return self.ledger.get(storage_of(x)._cdata, (None, CPU))[1]
 
-    def copy_all(self, xs, native):
+    def is_on(self, x, device):
+        return self.device_of(x) is device
+
+    def transfer(self, xs, native, *, copy):
         return [self.copy(x, native) for x in xs]
 
     def copy(self, x, native):

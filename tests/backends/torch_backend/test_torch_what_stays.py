@@ -117,7 +117,7 @@ def test_a_failure_leaves_what_a_module_moves_itself(virtual, monkeypatch):
     net = nn.Sequential(nn.Linear(1, 1), Metric())
     before = list(net[1].seen)
     tensors = framework_of(virtual).tensors
-    monkeypatch.setattr(tensors, "move_all", room_for(3, tensors.move_all))
+    monkeypatch.setattr(tensors, "transfer", room_for(3, tensors.transfer))
     with pytest.raises(MemoryError):
         virtual.place(net, gpu(0))
     assert all(map(operator.is_, net[1].seen, before))

@@ -274,7 +274,7 @@ def test_every_device_is_tried(document):
     [
         (
             "tensors",
-            "def copy(self, x, native): raise OSError('the bus is gone')",
+            "def transfer(self, xs, native, copy): raise OSError('the bus is gone')",
             "OSError: the bus is gone",
         ),
         (

@@ -175,14 +175,15 @@ def test_the_device_of_a_row_is_virtual_where_the_backends_is(backend):
 @pytest.fixture
 def keeping(backend, monkeypatch):
     """A backend whose second copy of a tensor is none, as TensorFlow's ``tf.identity`` has it."""
-    kept, copy = {}, framework_of(backend).tensors.copy
+    kept, transfer = {}, framework_of(backend).tensors.transfer
 
-    def keep(x, native):
-        if (id(x), native) not in kept:
-            kept[id(x), native] = x, copy(x, native)
-        return kept[id(x), native][1]
+    def keep(xs, native, **_):
+        for x in xs:
+            if (id(x), native) not in kept:
+                kept[id(x), native] = x, transfer([x], native, copy=True)[0]
+        return [kept[id(x), native][1] for x in xs]
 
-    monkeypatch.setattr(framework_of(backend).tensors, "copy", keep)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", keep)
     return backend
 
 

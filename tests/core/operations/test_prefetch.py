@@ -122,10 +122,10 @@ def test_an_interrupt_of_the_source_comes_at_once(reference):
 
 
 def test_a_stop_while_moving_is_an_error_and_not_the_end(reference, monkeypatch):
-    def stop(*given):
+    def stop(*given, **_):
         raise StopIteration
 
-    monkeypatch.setattr(framework_of(reference).tensors, "copy", stop)
+    monkeypatch.setattr(framework_of(reference).tensors, "transfer", stop)
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(reference.prefetch([reference.ones(1)], "gpu:0"))
 
@@ -225,20 +225,3 @@ def test_an_error_in_training_closes_the_data(reference):
     with pytest.raises(UnsupportedValueError) as caught:
         Trainer(1, num_gpus=1, backend=reference).fit(reference.mlp([2, 1]), source())
     assert (is_closed, caught.value.__traceback__ is None) == ([True], False)
-
-
-def test_with_an_unbounded_queue_readers_of_an_earlier_batch_are_waited_for(reference, monkeypatch):
-    tensors, waited = framework_of(reference).tensors, []
-    monkeypatch.setattr(tensors, "in_flight", 2)
-    monkeypatch.setattr(tensors, "wait_for_readers", waited.append)
-    batches = [{"x": reference.full(3, number)} for number in range(8)]
-    seen = [len(waited) for _ in reference.prefetch(batches, "cpu", depth=1)]
-    assert seen == [0, 0, 0, 1, 1, 2, 2, 3]
-    assert [id(x) for x in waited] == [id(batch["x"]) for batch in batches[1:6:2]]
-
-
-def test_nothing_is_waited_for_where_the_framework_bounds_its_queue(reference, monkeypatch):
-    waited = []
-    monkeypatch.setattr(framework_of(reference).tensors, "wait_for_readers", waited.append)
-    list(reference.prefetch([reference.ones(3)] * 50, "cpu"))
-    assert waited == []

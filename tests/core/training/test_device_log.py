@@ -194,32 +194,6 @@ def test_reading_while_another_thread_adds_loses_nothing(reference, scalar):
     assert log.means() == {"loss": 2.0}
 
 
-@pytest.mark.parametrize("log_class", [DeviceLog, BatchedDeviceLog])
-def test_where_a_queue_has_no_bound_the_scalars_of_an_earlier_step_are_waited_for(
-    reference, monkeypatch, log_class
-):
-    tensors, waited = framework_of(reference).tensors, []
-    monkeypatch.setattr(tensors, "in_flight", 2)
-    monkeypatch.setattr(tensors, "wait", lambda x: waited.append(float(x)))
-    log = log_class(reference)
-    seen = []
-    for number in range(6):
-        log.add(loss=reference.full((), number), lr=0.1, error=reference.full((), 10 + number))
-        seen.append(len(waited))
-    assert seen == [0, 0, 0, 2, 2, 4]
-    assert waited == [1, 11, 3, 13]
-
-
-def test_a_log_on_the_host_waits_for_nothing(reference, monkeypatch):
-    tensors, waited = framework_of(reference).tensors, []
-    monkeypatch.setattr(tensors, "in_flight", 2)
-    monkeypatch.setattr(tensors, "wait", waited.append)
-    log = DeviceLog(reference, max_pending=2)
-    for number in range(5):
-        log.add(loss=reference.full((), number))
-    assert waited == []
-
-
 @pytest.mark.parametrize("number", [0, 1, 2, 16, 17, 40])
 def test_the_log_of_a_loop_has_the_values_added_in_blocks(reference, scalar, number):
     log, plain = BatchedDeviceLog(reference), DeviceLog(reference)

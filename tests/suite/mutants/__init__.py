@@ -47,6 +47,17 @@ def is_tensor(backend, x):
     return isinstance(x, framework_of(backend).tensors.types)
 
 
+class OneByOne(ReferenceTensors):
+    """The reference backend's tensors, each of which ``copy`` copies."""
+
+    def transfer(self, xs, native, *, copy):
+        return [self.copy(x, native) for x in xs]
+
+    def copy(self, x, native):
+        """Return a copy of a tensor on a device."""
+        return super().transfer([x], native, copy=True)[0]
+
+
 class ReferenceModels(reference_backend.ReferenceModels):
     """The reference backend's models, with one that has attributes."""
 
@@ -182,7 +193,7 @@ class Queued(Mutant):
         def is_idle(self, device):
             return device not in self.queued
 
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         own_methods = ("to", "clone")
 
         def random(self, distribution, shape, seed, dtype, native):

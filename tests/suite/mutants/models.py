@@ -362,9 +362,8 @@ class MovesATiedTensorTwice(Mutant, caught_by="place.keeps-ties-of-a-model"):
     class Models(mutants.ReferenceModels):
         def members(self, obj):
             def put(name, value):
-                value = (
-                    self.framework.tensors.copy(value, value.device) if name == "tied" else value
-                )
+                if name == "tied":
+                    (value,) = self.framework.tensors.transfer([value], value.device, copy=True)
                 vars(obj)[name] = value
 
             return [each._replace(put=partial(put, each.name)) for each in super().members(obj)]

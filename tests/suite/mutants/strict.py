@@ -13,7 +13,7 @@ from d2ldev import Backend, DeviceMismatchError, gpu
 from d2ldev.contract import Strictness
 from d2ldev.framework import CPU, mismatch
 from d2ldev.scopes import every_scopes
-from mutants import Mutant
+from mutants import Mutant, OneByOne
 
 
 class Lenient(ReferenceStrict):
@@ -136,7 +136,7 @@ class MakesNothingInABlock(Mutant, caught_by="strict.creation"):
 class MovesNothingInABlock(
     Mutant, caught_by=("strict.moving-is-no-mixing", "chapter.net-moves-to-the-other-gpu")
 ):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             _refuse_in(self.framework)
             return super().copy(x, native)

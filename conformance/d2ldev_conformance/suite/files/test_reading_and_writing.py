@@ -166,8 +166,7 @@ def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place,
         return adopt(array, dtype, native)
 
     monkeypatch.setattr(framework_of(backend).files, "adopt", record)
-    monkeypatch.setattr(framework_of(backend).tensors, "copy", None)
-    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
     backend.load(path, device=place)
     assert made == [place, place]
 

@@ -109,11 +109,7 @@ def test_placing_on_the_same_device_is_a_no_op(backend, place, sample, monkeypat
     obj = samples(backend)[sample](place)
     values = values_of(backend, obj)
     with monkeypatch.context() as patch:
-        for name in ("copy", "copy_all", "move", "move_all"):
-            method = getattr(tensors, name)
-            patch.setattr(
-                tensors, name, lambda xs, native, do=method: copied.append(xs) or do(xs, native)
-            )
+        patch.setattr(tensors, "transfer", lambda xs, *_, **__: copied.append(xs) or xs)
         assert backend.place(obj, place) is obj
     assert copied == []
     assert_same_values(backend, obj, values)
@@ -127,13 +123,13 @@ def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
     """
     source, target = route
     obj = samples(backend)[sample](source)
-    original, copied = framework_of(backend).tensors.copy_all, []
+    original, copied = framework_of(backend).tensors.transfer, []
 
-    def count(xs, native):
+    def count(xs, native, *, copy):
         copied.extend(xs)
-        return original(xs, native)
+        return original(xs, native, copy=copy)
 
-    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", count)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", count)
     distinct = {id(x) for x in backend.named_tensors(obj, gradients=True).values()}
     backend.place(obj, target)
     assert len(copied) == len({id(x) for x in copied}) == len(distinct)
@@ -151,8 +147,8 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
     last = len({id(x) for x in tensors.values()}) - 1
     monkeypatch.setattr(
         framework_of(backend).tensors,
-        "copy_all",
-        room_for(last, framework_of(backend).tensors.copy_all),
+        "transfer",
+        room_for(last, framework_of(backend).tensors.transfer),
     )
     with pytest.raises(MemoryError):
         backend.place(obj, target)

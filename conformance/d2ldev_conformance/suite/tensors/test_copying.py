@@ -281,13 +281,13 @@ def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, mo
 
     Tied weights take their memory once.
     """
-    x, original, copied = backend.ones(2, device=place), framework_of(backend).tensors.copy_all, []
+    x, original, copied = backend.ones(2, device=place), framework_of(backend).tensors.transfer, []
 
-    def count(xs, native):
+    def count(xs, native, *, copy):
         copied.extend(xs)
-        return original(xs, native)
+        return original(xs, native, copy=copy)
 
-    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", count)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", count)
     backend.copy({"x": x, "again": [x, (x,)]}, place)
     assert len(copied) == 1
 
@@ -324,11 +324,10 @@ def test_a_copy_that_fails_is_translated_and_leaves_the_source(backend, place, m
     """
     x = backend.ones(2, device=place)
 
-    def full(*_):
+    def full(*_, **__):
         raise MemoryError("none left")
 
-    monkeypatch.setattr(framework_of(backend).tensors, "copy", full)
-    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", full)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", full)
     with pytest.raises(MemoryError, match="none left") as caught:
         backend.copy(batch(x), place)
     assert isinstance(caught.value.__cause__, MemoryError)

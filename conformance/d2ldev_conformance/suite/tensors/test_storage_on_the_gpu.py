@@ -48,8 +48,7 @@ def test_no_tensor_is_made_on_another_device_and_copied(backend, place, make, mo
 
     A detour costs the memory twice and the transfer.
     """
-    monkeypatch.setattr(framework_of(backend).tensors, "copy", None)
-    monkeypatch.setattr(framework_of(backend).tensors, "copy_all", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
     assert backend.device_of(make(backend, device=place)) is place
 
 

@@ -18,7 +18,7 @@ from d2ldev_conformance.requirement import requirement
 SECTION = "6.7.5"
 SOURCE = "contract, Logs"
 # The methods that bring values to the host, or anything from one device to another.
-TRANSFERS = ("to_numpy", "copy", "copy_all", "from_data")
+TRANSFERS = ("to_numpy", "transfer", "from_data")
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def transfers(backend, monkeypatch):
     made, depth = [], []
 
     def count(name, method):
-        def call(*args):
+        def call(*args, **options):
             if not depth:
                 made.append(name)
             depth.append(name)
             try:
-                return method(*args)
+                return method(*args, **options)
             finally:
                 depth.pop()
 

@@ -19,7 +19,7 @@ from d2ldev_conformance.suite.data import assert_same_values, values_of
 SECTION = "6.7.3"
 SOURCE = "contract, Training"
 EPOCHS = 3
-TRANSFERS = ("copy", "copy_all", "from_data", "to_numpy")
+TRANSFERS = ("transfer", "from_data", "to_numpy")
 
 
 class Watched(tuple):

@@ -110,7 +110,7 @@ def test_arrays_of_every_shape_are_placed_with_their_gradients(backend, shape):
 
 def test_a_failure_leaves_gradients_alone(backend, monkeypatch):
     parameters = scratch(backend)
-    monkeypatch.setattr(framework_of(backend).tensors, "move_all", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
     with pytest.raises(TypeError):
         backend.place(parameters, "gpu:0")
     assert parameters[0].ctx == mx.cpu(0)

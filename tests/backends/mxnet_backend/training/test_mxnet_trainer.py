@@ -446,13 +446,13 @@ def test_arrays_of_numpy_go_to_a_real_gpu_by_way_of_tensors_which_nobody_waits_f
 ):
     """Only the copies into the host's memory, which are made at once, end before the call does."""
     framework = type(framework_of(backend))(virtual_gpus=2)
-    backend, copied, copy_all = d2ldev.Backend(framework), [], framework.tensors.copy_all
+    backend, copied, transfer = d2ldev.Backend(framework), [], framework.tensors.transfer
 
-    def count(xs, native):
+    def count(xs, native, *, copy):
         copied.extend([native] * len(xs))
-        return copy_all(xs, native)
+        return transfer(xs, native, copy=copy)
 
-    monkeypatch.setattr(framework.tensors, "copy_all", count)
+    monkeypatch.setattr(framework.tensors, "transfer", count)
     monkeypatch.setattr(framework.devices, "platform", lambda device: "cuda")
     arrays = [(np.full((2, 3), number, "float32"), np.full(2, number)) for number in range(5)]
     batches = backend.prefetch(arrays, "gpu:0")

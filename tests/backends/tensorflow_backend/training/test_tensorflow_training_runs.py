@@ -606,7 +606,7 @@ def test_all_of_a_batch_is_on_the_device(backend, dataset, device):
 def test_tf_data_brings_a_dataset_to_the_device(backend, dataset, monkeypatch):
     copies = []
     monkeypatch.setattr(
-        framework_of(backend).tensors, "copy_all", lambda *given: copies.append(given)
+        framework_of(backend).tensors, "transfer", lambda *given, **_: copies.append(given)
     )
     batches = list(backend.prefetch(dataset, "gpu:1"))
     assert (len(batches), copies) == (3, [])

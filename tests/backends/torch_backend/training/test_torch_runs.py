@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from d2ldev_torch.training import SideStream
+from d2ldev_torch import streams as side_streams
 from interrupted_runs import interrupt_run
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -462,7 +462,7 @@ def backend(ledger, copies, driver, monkeypatch):
 
     Every batch is copied as if it were a large one.
     """
-    monkeypatch.setattr(SideStream, "large", 0)
+    monkeypatch.setattr(side_streams, "LARGE", 0)
 
     class Pinned:
         def __init__(self, x):
@@ -563,9 +563,7 @@ def test_to_the_cpu_nothing_is_copied_aside(backend, driver):
 )
 def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_backend, driver, x):
     tensors = framework_of(torch_backend).tensors
-    copier = SideStream(tensors, driver, torch.device("cpu"))
-    (copy,) = copier.copy_all([x], torch.device("cpu"))
-    copier.finish(copier.mark_start())
+    (copy,) = side_streams.SideStream(tensors, driver, torch.device("cpu")).begin([x])()
     assert copy.to_dense().tolist() == [1.0]
     assert not [line for line in driver.log if line.startswith("copy")]
 
@@ -645,9 +643,16 @@ def calls_by_hand(backend, inputs):
     return calls_of_steps(train)
 
 
+def take_for_a_card(framework, monkeypatch, streams):
+    """Let batches go to virtual GPUs as they go to a card with streams."""
+    monkeypatch.setattr(framework.devices, "streams", streams)
+    monkeypatch.setattr(framework.tensors, "side_streams", {})
+    monkeypatch.setattr(framework.devices, "platform", lambda device: "cuda")
+
+
 def calls_of_trainer(backend, monkeypatch, inputs):
     def train(number, counts):
-        monkeypatch.setattr(framework_of(backend).devices, "streams", CountedDriver(counts))
+        take_for_a_card(framework_of(backend), monkeypatch, CountedDriver(counts))
         trainer = Trainer(1, num_gpus=1, backend=backend)
         trainer.fit(
             nn.Linear(inputs, 3), small_batches(number, inputs), loss="cross_entropy", lr=0.1
@@ -663,12 +668,12 @@ def test_a_step_on_a_small_batch_calls_the_driver_as_a_loop_by_hand_does(virtual
 
 
 def test_a_larger_tensor_is_pinned_before_it_is_copied_in_its_turn(virtual, monkeypatch):
-    monkeypatch.setattr(SideStream, "pinned", 32)
+    monkeypatch.setattr(side_streams, "PINNED", 32)
     assert calls_of_trainer(virtual, monkeypatch, 4) == {"to": 2, "pin_memory": 1, **LABELS}
 
 
 def test_a_large_batch_is_copied_beside_with_one_event(virtual, monkeypatch):
-    monkeypatch.setattr(SideStream, "large", 48)
+    monkeypatch.setattr(side_streams, "LARGE", 48)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: None)
     found = calls_of_trainer(virtual, monkeypatch, 4)
     assert found == {"to": 2, "pin_memory": 2, "stream": 1, "current_stream": 1, **LABELS}
@@ -677,7 +682,7 @@ def test_a_large_batch_is_copied_beside_with_one_event(virtual, monkeypatch):
 @pytest.fixture
 def streams(virtual, monkeypatch):
     """Two virtual GPUs with streams, to which small batches are copied in their turn."""
-    monkeypatch.setattr(framework_of(virtual).devices, "streams", Driver())
+    take_for_a_card(framework_of(virtual), monkeypatch, Driver())
     return virtual
 
 

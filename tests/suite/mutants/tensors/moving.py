@@ -15,33 +15,33 @@ from reference_backend import ReferenceDevices, ReferenceTensors
 from d2ldev import Backend, Device, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import CPU, flatten
 from d2ldev.framework.testing import framework_of
-from mutants import Mutant, is_tensor
+from mutants import Mutant, OneByOne, is_tensor
 
 # -- tensors --------------------------------------------------------------------------------------
 
 
 class DropsValues(Mutant, caught_by="copy.to-keeps-values"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             return xp.zeros(x.shape, dtype=x.dtype, device=native)
 
 
 class LosesTheDtype(Mutant, caught_by="copy.to-keeps-the-dtype"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             copied = super().copy(x, native)
             return xp.astype(copied, xp.float32) if x.dtype == xp.float64 else copied
 
 
 class LosesTheShape(Mutant, caught_by="copy.to-keeps-the-shape"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             copied = super().copy(x, native)
             return xp.reshape(copied, (1,)) if x.shape == () else copied
 
 
 class LosesNan(Mutant, caught_by="copy.to-keeps-special-values"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             data = self.to_numpy(x)
             data = np.nan_to_num(data) if data.dtype.kind == "f" else data
@@ -49,7 +49,7 @@ class LosesNan(Mutant, caught_by="copy.to-keeps-special-values"):
 
 
 class LosesTheEndOfLargeTensors(Mutant, caught_by="copy.to-takes-large-tensors"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             data = self.to_numpy(x)
             if data.size > 2**19:
@@ -58,7 +58,7 @@ class LosesTheEndOfLargeTensors(Mutant, caught_by="copy.to-takes-large-tensors")
 
 
 class GoesNowhere(Mutant, caught_by=("copy.to-moves", "copy.sum-stays")):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             return super().copy(x, x.device)
 
@@ -91,7 +91,7 @@ class AliasesInsteadOfCopying(Mutant, caught_by=("copy.copy-is-new-memory", "cha
 class KeepsItsCopies(Mutant, caught_by="copy.new-memory-each-time"):
     """As TensorFlow keeps a copy with the tensor, for the next operation there."""
 
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         kept = {}
 
         def copy(self, x, native):
@@ -104,13 +104,13 @@ class KeepsItsCopies(Mutant, caught_by="copy.new-memory-each-time"):
 
 
 class SharesMemoryBetweenDevices(Mutant, caught_by="copy.to-shares-no-memory"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             return xp.asarray(np.from_dlpack(x), dtype=x.dtype, device=native, copy=False)
 
 
 class SharesMemoryOnOneDevice(Mutant, caught_by="copy.copy-never-aliases"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             if x.device == native:
                 return xp.asarray(np.from_dlpack(x), dtype=x.dtype, device=native, copy=False)
@@ -141,7 +141,7 @@ class ChangesTheDefaultDevice(Mutant, caught_by="copy.to-leaves-the-default-devi
         def default(self):
             return self.copied_last or super().default()
 
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             self.framework.devices.copied_last = native
             return super().copy(x, native)
@@ -150,7 +150,7 @@ class ChangesTheDefaultDevice(Mutant, caught_by="copy.to-leaves-the-default-devi
 class EmptiesTheSource(
     Mutant, caught_by=("copy.to-leaves-the-source", "chapter.z-is-x-on-the-second-gpu")
 ):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             copied = super().copy(x, native)
             if x.device != native and x.shape:
@@ -490,7 +490,7 @@ class CopiesWhereItIs(Mutant, caught_by="copy.copy-goes-where-it-is-told"):
 
 
 class CopiesFromTheStart(Mutant, caught_by="copy.views-move-whole"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             data = np.from_dlpack(x)
             start = data if data.base is None else np.asarray(x._array.base)
@@ -499,14 +499,14 @@ class CopiesFromTheStart(Mutant, caught_by="copy.views-move-whole"):
 
 
 class EmptiesCopiesInPlace(Mutant, caught_by="copy.copy-keeps-values"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             copied = super().copy(x, native)
             return xp.zeros_like(copied) if x.device == native else copied
 
 
 class RoundsOnTheWayBack(Mutant, caught_by=("copy.there-and-back", "place.there-and-back")):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def copy(self, x, native):
             data = self.to_numpy(x)
             if data.dtype == np.float32 and x.device != self.framework.devices.native(CPU):
@@ -515,7 +515,7 @@ class RoundsOnTheWayBack(Mutant, caught_by=("copy.there-and-back", "place.there-
 
 
 class CopiesThroughOneBuffer(Mutant, caught_by="threads.copies-at-once"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         buffer = None
 
         def copy(self, x, native):

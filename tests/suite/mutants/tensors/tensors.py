@@ -12,7 +12,7 @@ from reference_backend import ReferenceDevices, ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError, gpu
 from d2ldev.framework import CPU
-from mutants import Mutant, is_tensor
+from mutants import Mutant, OneByOne, is_tensor
 
 ARRAY = type(xp.zeros(0))
 
@@ -46,7 +46,7 @@ class MakesTensorsOnTheCpuInstead(Mutant, caught_by="create.on-a-missing-device"
 
 
 class MakesTensorsElsewhere(Mutant, caught_by="create.without-a-copy"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def full(self, shape, value, dtype, native):
             cpu = self.framework.devices.native(CPU)
             return self.copy(super().full(shape, value, dtype, cpu), native)
@@ -234,7 +234,7 @@ class LendsItsMemoryToNumpy(Mutant, caught_by="query.to-numpy-is-owned"):
 
 
 class CopiesThroughDlpack(Mutant, caught_by="query.dlpack-shares-numpy-memory"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def from_dlpack(self, x):
             shared = super().from_dlpack(x)
             return self.copy(shared, shared.device)
@@ -633,9 +633,9 @@ class WrapsTensors(Mutant, caught_by="query.native-type"):
 class MultipliesOnTheCpu(Mutant, caught_by="query.result-is-where-the-operands-are"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        multiply, copy = ARRAY.__mul__, self.tensors.copy
+        multiply, cpu = ARRAY.__mul__, self.devices.native(CPU)
         # Each mutant is given to the suite in a process of its own.
-        ARRAY.__mul__ = lambda x, y: copy(multiply(x, y), self.devices.native(CPU))
+        ARRAY.__mul__ = lambda x, y: self.tensors.transfer([multiply(x, y)], cpu, copy=True)[0]
 
 
 class AddsTwice(Mutant, caught_by="query.result-is-right"):
@@ -685,7 +685,7 @@ class TakesListsThroughDlpack(Mutant, caught_by="query.dlpack-refuses-others"):
 
 
 class CopiesItsOwnThroughDlpack(Mutant, caught_by="query.dlpack-of-its-own"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def from_dlpack(self, x):
             shared = super().from_dlpack(x)
             return self.copy(x, x.device) if isinstance(x, self.types) else shared

@@ -12,9 +12,8 @@ from reference_backend import ReferenceTensors
 from d2ldev import Backend
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import CPU, Scopes, flatten
-from d2ldev.nesting.walk import flatten_changing
 from d2ldev.training import feed
-from mutants import Mutant, is_tensor
+from mutants import Mutant, OneByOne, is_tensor
 
 
 class PrefetchesInPairs(Mutant, caught_by="prefetch.same-order"):
@@ -153,15 +152,15 @@ class StacksByWayOfTheHost(Mutant, caught_by="log.one-transfer"):
 
 
 class LogsCopies(Mutant, caught_by="log.add-transfers-nothing"):
-    class Tensors(ReferenceTensors):
+    class Tensors(OneByOne):
         def detach(self, x):
             return self.copy(x, x.device)
 
 
 class LogsComplexNumbers(Mutant, caught_by="log.real-numbers-only"):
     class Tensors(ReferenceTensors):
-        def scalar_on(self, x, device):
-            return None if x.shape else x
+        def dtype_of(self, x):
+            return super().dtype_of(x).replace("complex64", "float32")
 
 
 class LogsOneTensor(Mutant, caught_by="log.trained-values"):
@@ -197,9 +196,9 @@ class WalksBatchesAgain(Mutant, caught_by="fit.walks-a-batch-once"):
 
         def walk(batch, kinds, *arguments):
             flatten(batch, kinds, "look through a batch")
-            return flatten_changing(batch, kinds, *arguments)
+            return flatten(batch, kinds, *arguments)
 
-        feed.flatten_changing = walk
+        feed.flatten = walk
 
 
 class DrawsBatchesInTheBlock(Mutant, caught_by="fit.draws-outside-of-a-block"):
