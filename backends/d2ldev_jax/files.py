@@ -36,7 +36,6 @@ class JaxFiles(Files):
     """JAX's arrays and Flax's models in files."""
 
     tensors: JaxTensors
-    number_dtypes = dict.fromkeys(_GENERATORS, "uint32")
 
     def borrow(self, x: Tensor) -> NDArray[Any]:
         self.tensors.device_of(x)  # refuses a tensor without memory, with the reason

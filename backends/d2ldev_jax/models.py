@@ -27,7 +27,6 @@ from d2ldev.framework import (
     Tensor,
     UnsupportedValueError,
     import_optional,
-    keras_elsewhere,
 )
 from d2ldev_jax import keras
 from d2ldev_jax.keras import KerasObject
@@ -70,9 +69,6 @@ class JaxModels(Models):
             linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
             made += [linear, getattr(jax.nn, activation)]
         return nnx.Sequential(*made[:-1])
-
-    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
-        return keras_elsewhere(obj, "jax")
 
     def members(self, obj: Any) -> Iterator[Slot]:
         if isinstance(obj, KerasObject):

@@ -25,7 +25,6 @@ from d2ldev.framework import (
     Slot,
     Tensor,
     UnsupportedValueError,
-    keras_elsewhere,
 )
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
@@ -69,9 +68,6 @@ class MXNetModels(Models):
             initialise(dense.bias, bias)
             net.add(dense)
         return net
-
-    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
-        return keras_elsewhere(obj, "mxnet")
 
     # -- placing ----------------------------------------------------------------------------------
 

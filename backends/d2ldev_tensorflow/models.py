@@ -31,7 +31,6 @@ from d2ldev.framework import (
     Slot,
     Tensor,
     UnsupportedValueError,
-    keras_elsewhere,
     make_keras_kind,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
@@ -145,9 +144,6 @@ class TensorFlowModels(Models):
                 layer.kernel.assign(kernel)
                 layer.bias.assign(bias)
         return net
-
-    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
-        return keras_elsewhere(obj, "tensorflow")
 
     # -- placing ----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from d2ldev.framework import (
 )
 from d2ldev_torch import optimizers
 from d2ldev_torch.devices import NATIVE_CPU
-from d2ldev_torch.models import WRAPPED, original, plain_name
+from d2ldev_torch.models import original, plain_name
 from d2ldev_torch.tensors import array_of, foreign_dtype, make_strided, view_unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
@@ -42,8 +42,6 @@ class TorchFiles(Files):
         tensors: the area of tensors.
         kinds: how the framework classifies types.
     """
-
-    wrappers = frozenset({WRAPPED})
 
     def __init__(self, tensors: Tensors, kinds: Kinds) -> None:
         super().__init__(tensors)

@@ -7,16 +7,24 @@ move in place. So references to them stay valid, above all those of an optimizer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
 from types import MemberDescriptorType
 from typing import Any
 
 import torch
-from torch.nn.utils.spectral_norm import SpectralNorm
 
-from d2ldev.framework import Device, Models, Role, Slot, Tensor, is_refused, keras_elsewhere
+from d2ldev.framework import (
+    Device,
+    Devices,
+    Models,
+    Role,
+    Slot,
+    Tensor,
+    UnsupportedValueError,
+    text_of,
+)
 from d2ldev_torch import optimizers
 from d2ldev_torch.writing import extent, plan_writes
 
@@ -29,6 +37,8 @@ _SIZE = torch.nn.Module.__basicsize__
 # The only module inside a module that ``torch.compile`` has made.
 WRAPPED = "_orig_mod"
 _PARAMETER, _ATTRIBUTE = Role.PARAMETER, Role.ATTRIBUTE
+# Objects that stay on one device.
+_BOUND = (torch.Generator, torch.Stream)
 # Most attributes have one of these types, and hold no tensor.
 _WITHOUT_TENSORS: frozenset[type] = frozenset({bool, int, float, str, type(None), torch.dtype})
 
@@ -37,7 +47,9 @@ class TorchModels(Models):
     """``torch.nn.Module`` and ``torch.optim.Optimizer``."""
 
     types = (torch.nn.Module, torch.optim.Optimizer)
-    bound_types = (torch.Generator, torch.Stream)
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -51,17 +63,11 @@ class TorchModels(Models):
             modules += [linear, _ACTIVATIONS[activation]()]
         return torch.nn.Sequential(*modules[:-1])
 
-    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
-        return keras_elsewhere(obj, "torch")
-
-    def refuses(self, cls: type) -> bool:
-        return is_refused(cls, "torch")
-
     # -- placing ----------------------------------------------------------------------------------
 
     def members(self, obj: Any) -> list[Slot]:
         if not isinstance(obj, torch.nn.Module):
-            return optimizers.list_members(obj)
+            return optimizers.list_slots(obj)
         attributes = obj.__dict__
         # A module's ``__getattr__`` makes its attributes slow to read. A traced one has properties.
         kept = attributes if "_parameters" in attributes else _properties(obj)
@@ -82,13 +88,24 @@ class TorchModels(Models):
                     slots.append(Slot(name, x, put, is_saved=name not in passing))
         for name, inner in modules.items():
             slots.append(Slot(name, inner))
+        cls: type = type(obj)
+        moves_itself = _moves_itself(cls)
+        # Hooks of weight_norm and spectral_norm make an attribute anew before each call.
+        hooks = attributes.get("_forward_pre_hooks")
+        remade = [getattr(each, "name", None) for each in hooks.values()] if hooks else ()
         for name in attributes:
             if name not in _OWN_ATTRIBUTES:
                 value = attributes[name]
                 if type(value) not in _WITHOUT_TENSORS:
+                    if isinstance(value, _BOUND):  # nothing moves it: its device is named
+                        value = value.device
+                    if moves_itself and type(value) is torch.device:
+                        continue  # a module that moves its tensors itself keeps up with its device
                     put = partial(attributes.__setitem__, name)
-                    slots.append(Slot(name, value, put, _ATTRIBUTE, is_saved=False))
-        cls: type = type(obj)
+                    role = Role.WORKING if name in remade else _ATTRIBUTE
+                    slots.append(Slot(name, value, put, role, is_saved=False))
+        if moves_itself:
+            slots.append(_slot_of_own_move(obj, slots))
         if cls.__basicsize__ != _SIZE:
             for name in _slots_of(cls):
                 if hasattr(obj, name):
@@ -100,21 +117,10 @@ class TorchModels(Models):
         is_optimizer = isinstance(model, torch.optim.Optimizer)
         return optimizers.find_hidden(model) if is_optimizer else ()
 
-    def own_move(self, cls: type) -> Callable[[Any, Callable[[Tensor], Tensor]], object] | None:
-        # torch's own modules keep nothing there that is not among their members.
-        # An optimizer's ``_apply`` is its own affair.
-        move: Any = cls._apply if issubclass(cls, torch.nn.Module) else None
-        return None if getattr(move, "__module__", "torch.").startswith("torch.") else move
-
     def registration(self, obj: Any, name: str) -> str:
         if isinstance(obj, torch.nn.Module):
             return f"self.register_buffer({name!r}, x)"
         return super().registration(obj, name)
-
-    def find_remade(self, obj: Any) -> Collection[str]:
-        # The hooks of weight_norm and of pruning leave a tensor with memory of its own.
-        hooks = getattr(original(obj), "_forward_pre_hooks", {})
-        return [hook.name for hook in hooks.values() if isinstance(hook, SpectralNorm)]
 
     def list_attached(self, x: Tensor) -> Sequence[Slot]:
         if x.is_leaf and x.grad is not None:
@@ -184,6 +190,56 @@ class TorchModels(Models):
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         return stack
+
+    def settle(self, obj: Any, device: Device) -> None:
+        cls: type = type(obj)
+        if _moves_itself(cls):
+            native = self._devices.native(device)
+            # Such a module may make a tensor for the function, which shows it the device.
+            obj._apply(lambda x: x if x.device == native else x.to(native))
+
+
+@lru_cache(1024)
+def _moves_itself(cls: type) -> bool:
+    """Return whether modules of a class move tensors by an ``_apply`` of their own.
+
+    torch's own modules keep nothing there that has no slot. An optimizer's is its own affair.
+    """
+    move = getattr(cls, "_apply", None) if issubclass(cls, torch.nn.Module) else None
+    return not getattr(move, "__module__", "torch.").startswith("torch.")
+
+
+def _slot_of_own_move(module: Any, slots: Sequence[Slot]) -> Slot:
+    """Return a slot with the tensors that only the ``_apply`` of a module reaches.
+
+    Raises:
+        UnsupportedValueError: if the method fails for a function that returns its argument.
+    """
+    found: dict[int, Any] = {}
+
+    def note(x: Any) -> Any:
+        found[id(x)] = x
+        return x
+
+    try:
+        module._apply(note)
+    except Exception as error:  # whatever a user's method raises
+        raise UnsupportedValueError(
+            f"list the tensors of a {type(module).__name__}",
+            "the method _apply by which it moves its tensors raised "
+            f"{type(error).__name__}: {text_of(error)}",
+            "mend that method: it first gets a function that returns its argument",
+        ) from error
+    for x in (*module.parameters(), *module.buffers(), *(each.value for each in slots)):
+        found.pop(id(x), None)
+        found.pop(id(getattr(x, "grad", None)) if isinstance(x, torch.nn.Parameter) else 0, None)
+    beside = list(found.values())
+
+    def put(new: Sequence[Any]) -> None:
+        new_of = {id(x): each for x, each in zip(beside, new, strict=True)}
+        module._apply(lambda x: new_of.get(id(x), x))
+
+    return Slot("_apply", beside, put, Role.WORKING)
 
 
 def _describe_memory(x: torch.Tensor) -> tuple[Any, ...]:

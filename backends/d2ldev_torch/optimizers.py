@@ -61,14 +61,19 @@ def _attributes(optimizer: Optimizer) -> dict[str, Any]:
 # -- what it keeps --------------------------------------------------------------------------------
 
 
-def list_members(optimizer: Optimizer) -> list[Slot]:
-    """Return the members of an optimizer; see ``Models.members``.
+def list_slots(optimizer: Optimizer) -> list[Slot]:
+    """Return what an optimizer keeps; see ``Models.members``.
 
     This follows torch's policy in ``Optimizer.load_state_dict``: a step that is on the CPU stays
     there, unless the kernel reads it. So does a learning rate.
     """
     stay = () if _reads_numbers(optimizer) else ("step", "lr")
-    return _walk(optimizer, _CHANGEABLE, {}, frozenset(stay))
+    slots = _walk(optimizer, _CHANGEABLE, {}, frozenset(stay))
+    # Nothing moves a generator: its device is named.
+    return [
+        each._replace(value=each.value.device) if isinstance(each.value, torch.Generator) else each
+        for each in slots
+    ]
 
 
 def _reads_numbers(optimizer: Optimizer) -> bool:

@@ -10,7 +10,6 @@ also says how to convert the tensor to the first of these forms, the canonical o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.contract.tensors import Tensor, Tensors
@@ -89,16 +88,7 @@ class Files:
 
     Args:
         tensors: the framework's area of tensors, for the defaults.
-
-    Attributes:
-        number_dtypes: for each dtype without numbers, the dtype of the numbers that represent its
-            tensors in a file. JAX's random keys have such a dtype.
-        wrappers: the names that a wrapper of a model adds to the names of its tensors:
-            ``'_orig_mod'`` in ``'0._orig_mod.weight'``. ``Models.members`` leaves them out.
     """
-
-    number_dtypes: Mapping[str, str] = MappingProxyType({})
-    wrappers: Set[str] = frozenset()
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -108,8 +98,8 @@ class Files:
     def borrow(self, x: Tensor) -> NDArray[Any]:
         """Return the values in a NumPy array, which the caller does not write to.
 
-        The array may alias the tensor's memory. For a dtype in ``number_dtypes`` it has the
-        numbers. ``save`` calls it.
+        The array may alias the tensor's memory. JAX's random keys have a dtype that no file
+        has. For such a dtype the array has the numbers behind the values. ``save`` calls it.
 
         Raises:
             ValueError: if numbers, dtype and shape are not enough to create the tensor again. The
@@ -124,7 +114,7 @@ class Files:
 
         Args:
             array: of the numbers; the tensor may alias it. It begins at a multiple of 64 bytes.
-            dtype: the name of the tensor's dtype: the array's, or one in ``number_dtypes``.
+            dtype: the name of the tensor's dtype: the array's, or one that such numbers represent.
             native: the framework's own device.
         """
         return self.tensors.from_data(array, self.tensors.dtype(dtype), native)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple
@@ -80,12 +80,9 @@ class Models:
 
     Attributes:
         types: the classes of the models, optimizers and other objects that ``members`` takes apart.
-        bound_types: the classes of objects that stay on one device, such as a generator of random
-            numbers.
     """
 
     types: tuple[type, ...] = ()
-    bound_types: tuple[type, ...] = ()
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -108,24 +105,6 @@ class Models:
         """
         raise NotBegunError("Models.mlp", "make an MLP")
 
-    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
-        """Return why an object is not one of ``types`` in this process, and how to change that.
-
-        It is for libraries that compute with one of several frameworks, as Keras does.
-
-        Returns:
-            A clause and a line for a message. They are empty if another backend takes the object.
-            None for any other object.
-        """
-        return None
-
-    def refuses(self, cls: type) -> bool:
-        """Return whether objects of a class are refused, though they may be of ``types``.
-
-        Wherever they are, in a batch or in a model: ``elsewhere`` says why.
-        """
-        return False
-
     # -- placing ----------------------------------------------------------------------------------
 
     def members(self, obj: Any) -> Iterable[Slot]:
@@ -134,15 +113,6 @@ class Models:
         Called by ``place``, ``placement``, ``summarize``, ``save`` and ``load_into``.
         """
         return ()
-
-    def own_move(self, cls: type) -> Callable[[Any, Callable[[Tensor], Tensor]], object] | None:
-        """Return the method by which objects of a class move tensors, such as ``_apply``.
-
-        It takes a function, and replaces each tensor by what the function returns. ``place`` calls
-        it twice: with a function that returns its argument, to find the tensors, and after the
-        move. The members need not be among them. By default no class has such a method.
-        """
-        return None
 
     def registration(self, obj: Any, name: str) -> str:
         """Return the line by which an object of ``types`` registers a tensor ``x`` as its own."""
@@ -155,20 +125,9 @@ class Models:
         """
         return ()
 
-    def find_remade(self, obj: Any) -> Collection[str]:
-        """Return the names of the members that an object of ``types`` recomputes at each call.
-
-        They may be views of others until then.
-        """
-        return ()
-
     def list_attached(self, x: Tensor) -> Iterable[Slot]:
         """Return the tensors that must stay on a tensor's device: its gradient. Not saved."""
         return ()
-
-    def device_of_bound(self, x: Any) -> Any:
-        """Return the native device of an object of ``bound_types``."""
-        return x.device
 
     def is_refilled(self, x: Tensor) -> bool:
         """Return whether ``place`` keeps the tensor object and gives it other memory.

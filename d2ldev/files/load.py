@@ -107,8 +107,10 @@ class Checkpoint:
 
     def _store(self, name: str, dtype: str) -> Stored:
         """Return the description in the file of a tensor with a true dtype."""
-        numbers = self._framework.files.number_dtypes.get(dtype, dtype)
-        entry, (tag, suffix) = self._entries.get(name), storage_of(numbers) or ("", ())
+        entry, numbers = self._entries.get(name), dtype
+        if entry is not None and storage_of(dtype) is None:
+            numbers = NAMES.get(entry.tag, entry.tag)  # numbers that represent it
+        tag, suffix = storage_of(numbers) or ("", ())
         cut = len(entry.shape) - len(suffix) if entry else 0
         if entry is None or (tag, suffix) != (entry.tag, entry.shape[cut:]):
             raise FileError(
@@ -178,7 +180,7 @@ class Checkpoint:
         fix = "load it with a backend that has, or save it as one of "
         return CheckpointError(
             self.attempted,
-            f"its tensor {quote(stored.name)} is of {stored.dtype}, {problem}",
+            f"its tensor {quote(stored.name)} is of {shorten(stored.dtype)}, {problem}",
             tensors.dtype_fix(stored.numbers) or f"{fix}{', '.join(tensors.dtype_names)}",
         )
 
@@ -214,10 +216,15 @@ class Checkpoint:
             if self._is_narrowed(stored):
                 array = self._narrow(stored, array)
                 dtype = self._choose_dtype(stored)
-            return framework.files.adopt(array, dtype, native)
+            made = framework.files.adopt(array, dtype, native)
+            if stored.dtype != stored.numbers and framework.tensors.dtype_of(made) != stored.dtype:
+                raise self._refuse_dtype(stored, f"which {framework.name} has not")
+            return made
         except (FileError, CheckpointError, PackageNotInstalledError, OSError):
             raise
         except Exception as error:
+            if stored.dtype != stored.numbers:
+                raise self._refuse_dtype(stored, f"which {framework.name} has not") from error
             fix = f"backend.load(path), on the CPU, or with another backend than {framework.name}"
             raise refusal(framework, error, self.attempted, native, fix) from error
 

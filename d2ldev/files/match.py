@@ -18,7 +18,7 @@ import numpy as np
 
 from d2ldev.contract import Framework, Layout
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
-from d2ldev.files.format.container import name_of
+from d2ldev.files.format.container import name_of, storage_of
 from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.files.load import shorten
 from d2ldev.files.structure import (
@@ -135,7 +135,7 @@ class Match:
         # There: name -> a tensor, a number, text, or the state of an optimizer.
         self._their_models: dict[str, Outline] = {}
         self._optional: set[str] = set()
-        self._theirs = self._plain(flatten(found, self._visit_container))
+        self._theirs = flatten(found, self._visit_container)
         # The key of a pair, by the id of a tensor that is filled in place, or by a path.
         self._keys: dict[int | Path, tuple[int, str]] = {}
         # The layouts of tensors in models, and the names of the file for them.
@@ -203,19 +203,6 @@ class Match:
 
     def _is_object(self, x: Any) -> bool:
         return self._framework.state.kinds[type(x)] is OBJECT
-
-    def _plain(self, theirs: dict[str, Any]) -> dict[str, Any]:
-        """Return the file's names without what wrappers add, if they stay different."""
-        wrappers = self._framework.files.wrappers
-
-        def plain(name: str) -> str:
-            return ".".join(each for each in name.split(".") if each not in wrappers)
-
-        made = {plain(name): value for name, value in theirs.items()} if wrappers else theirs
-        if made is theirs or len(made) < len(theirs):
-            return theirs
-        self._optional = set(map(plain, self._optional))
-        return made
 
     def _is_in_model(self, name: str) -> bool:
         """Return whether the file has a model at this name or around it, and so names alone."""
@@ -526,7 +513,7 @@ def form_of(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]:
     if isinstance(x, np.ndarray):
         return name_of(x.dtype), x.shape
     dtype = framework.tensors.dtype_of(x)
-    if dtype in framework.files.number_dtypes:
-        return dtype, framework.tensors.to_numpy(x).shape
+    if storage_of(dtype) is None:  # numbers represent it
+        return dtype, framework.files.borrow(x).shape
     _ = x.shape  # where the RuntimeError comes from
     return dtype, shape_of(x, "read the shape of a tensor")

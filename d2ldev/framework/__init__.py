@@ -70,6 +70,7 @@ from d2ldev.errors import (
 )
 from d2ldev.locks import Lock
 from d2ldev.nesting.containers import DICT, LIST, TUPLE, Broadcast, Container
+from d2ldev.nesting.keras import make_keras_kind
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind, Kinds
 from d2ldev.nesting.walk import (
     flatten,
@@ -88,12 +89,7 @@ from d2ldev.operations.devices import (
     warn_too_late,
 )
 from d2ldev.operations.dlpack import ON_CPU, ON_CUDA, Description, description_of
-from d2ldev.operations.keras import (
-    clone_keras_model,
-    is_refused,
-    keras_elsewhere,
-    make_keras_kind,
-)
+from d2ldev.operations.keras import clone_keras_model
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
 from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
@@ -215,11 +211,9 @@ __all__ = [
     "gpu_of_process",
     "gpus_in_words",
     "import_optional",
-    "is_refused",
     "is_text",
     "join_keras_inputs",
     "join_path",
-    "keras_elsewhere",
     "label_children",
     "leaves",
     "list_named_tensors",

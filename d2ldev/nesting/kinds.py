@@ -19,6 +19,7 @@ from d2ldev.nesting.containers import (
     is_plain_class,
     with_attributes,
 )
+from d2ldev.nesting.keras import is_refused
 
 
 @final
@@ -123,7 +124,7 @@ class Kinds(dict[type, "Kind | Container"]):
 
     def _classify(self, cls: type) -> Kind | Container:
         tensors, models = self._framework.tensors, self._framework.models
-        if models.refuses(cls):
+        if is_refused(cls, self._framework.name):
             return REFUSED
         if issubclass(cls, tensors.types):
             return TENSOR

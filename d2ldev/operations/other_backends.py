@@ -10,6 +10,7 @@ from typing import Any
 
 from d2ldev.contract import Framework
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
+from d2ldev.nesting.keras import keras_elsewhere
 from d2ldev.nesting.kinds import REFUSED, UNKNOWN, Kind
 from d2ldev.nesting.walk import leaves
 from d2ldev.operations import keras
@@ -69,7 +70,7 @@ def _whose(framework: Framework, x: Any) -> tuple[str, str, str]:
 
     All are empty if no other backend knows the object.
     """
-    reason, remedy = framework.models.elsewhere(x) or ("", "")
+    reason, remedy = keras_elsewhere(x, framework.name)
     other = "" if remedy else other_backend_of(framework, x)
     if not other and not reason:
         return "", "", ""

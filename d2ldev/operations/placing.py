@@ -73,10 +73,6 @@ class Search:
     """Where the framework has no tensor yet."""
     foreign: Sequence[tuple[str, str]] = ()
     """The names of objects of other frameworks, and clauses that name these."""
-    own_moves: Sequence[tuple[Any, Callable[..., object]]] = ()
-    """The objects that move tensors by methods of their own, and these; see ``Models.own_move``."""
-    moved_by_objects: Sequence[Any] = ()
-    """These tensors."""
     has_notes = False
     """Whether there is anything in these, except ``again``."""
 
@@ -111,11 +107,8 @@ class Search:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
-        if self.objects and not is_saved:
-            self._add_own_moves()
         if self.uncounted:
             moved = {id(x) for name, x in self.entries if name not in self.uncounted}
-            moved.update(map(id, self.moved_by_objects))
             self.stays = {
                 name: item for name, item in self.uncounted.items() if id(item[0]) not in moved
             }
@@ -173,7 +166,7 @@ class Search:
         self._add_slots(value, prefix, slots)
 
     def _add_slots(self, owner: Any, prefix: str, slots: Iterable[Slot]) -> None:
-        kinds, models = self._kinds, self.framework.models
+        kinds = self._kinds
         add_entry, add_slot = self.entries.append, self.slots.append
         working = Role.WORKING if self._is_saved else None
         for slot in slots:
@@ -194,41 +187,11 @@ class Search:
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
             elif kind is PLAIN:
-                # One that moves its tensors itself keeps up with its device, too.
-                is_noted = isinstance(inner, self.framework.tensors.plain_types)
-                if is_noted and models.own_move(type(owner)) is None:
+                if isinstance(inner, self.framework.tensors.plain_types):
                     self._note("notes", (full_name, inner))
             elif not self._is_plain(inner):
                 self._add_nesting(owner, prefix, slot)
                 add_slot((full_name, slot))
-
-    def _add_own_moves(self) -> None:
-        """Add the tensors that objects move by methods of their own."""
-        own_move = self.framework.models.own_move
-        # Most models have many objects, and few classes.
-        methods = {cls: move for cls in {*map(type, self.objects)} if (move := own_move(cls))}
-        if not methods:
-            return
-        self.own_moves = [(x, methods[type(x)]) for x in self.objects if type(x) in methods]
-        found: list[Any] = []
-
-        def note(x: Any) -> Any:
-            found.append(x)
-            return x
-
-        for obj, move in self.own_moves:
-            try:
-                move(obj, note)
-            except Exception as error:  # whatever a user's method raises
-                name = self._seen[id(obj)]
-                where = f" at {name}" if name else ""
-                raise UnsupportedValueError(
-                    self.attempted,
-                    f"the method by which the {type(obj).__name__}{where} moves its tensors raised "
-                    f"{type(error).__name__}: {text_of(error)}",
-                    "mend that method: it first gets a function that returns its argument",
-                ) from error
-        self.moved_by_objects = found
 
     def check_tensors(self, *, is_saved: bool = False) -> None:
         """Refuse an object that lacks tensors.
@@ -249,11 +212,6 @@ class Search:
         by_themselves = [n for n, x in self.notes if self._kinds.method_of(x, 0) is not None]
         return [*(name for name, _ in self.foreign), *by_themselves]
 
-    def find_remade(self) -> set[str]:
-        """Return the names of what objects make anew; see ``Models.find_remade``."""
-        names = self.framework.models.find_remade
-        return {join_path(self._seen[id(obj)], name) for obj in self.objects for name in names(obj)}
-
     def _note(self, attribute: str, item: Any) -> None:
         vars(self).setdefault(attribute, []).append(item)
         self.has_notes = True
@@ -265,7 +223,7 @@ class Search:
             self._scan(owner, prefix, name, value)
         elif isinstance(value, NoTensor):
             self._note("without_tensors", (name, value))
-        elif isinstance(value, (Device, *self.framework.models.bound_types)):
+        elif isinstance(value, Device):
             self._note("notes", (name, value))
         elif whose := whose_object(self.framework, value):
             self._note("foreign", (name, whose))
@@ -447,23 +405,10 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     for (_, slot), new in zip(slots, values, strict=True):
         if slot.put is not None and new is not slot.value:
             slot.put(new)
-    if search.moved_by_objects:
-        _move_by_objects(search, replaced, device)
     for each in search.objects:
         models.finish(each)
     _settle(search, device)
     return placed
-
-
-def _move_by_objects(search: Search, replaced: Mapping[int, Any], device: Device) -> None:
-    """Let objects keep the copies of the tensors that they move by methods of their own."""
-
-    def replace(x: Any) -> Any:
-        # An object may make a tensor for its function, which shows it the device.
-        return replaced[id(x)] if id(x) in replaced else moving.to(search.framework, x, device)
-
-    for obj, move in search.own_moves:
-        move(obj, replace)
 
 
 def _ask_tensors(
@@ -488,8 +433,6 @@ def _elsewhere(search: Search, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
     is_on, left = search.framework.tensors.is_on, search.stays
     found = [x for name, x in search.entries if name not in left and not is_on(x, device)]
-    if search.moved_by_objects:
-        found += [x for x in search.moved_by_objects if not is_on(x, device)]
     return list({id(x): x for x in found}.values())
 
 
@@ -512,7 +455,7 @@ def _find_broken_ties(
     framework = search.framework
     if not pairs:
         return []
-    checked = Inventory(framework, obj, search.attempted)
+    checked = Inventory(framework, obj, search.attempted, is_saved=True)
     names = {id(x): name for name, x in reversed(checked.entries)}
     found = [(x, names[id(x)], y, names[id(y)]) for x, y in pairs if {id(x), id(y)} <= names.keys()]
     for x, name, y, other in found:
@@ -524,8 +467,7 @@ def _find_broken_ties(
                 "would come apart",
                 "make the view in forward(), or use one parameter under both names",
             )
-    remade = checked.find_remade()
-    return [(other, name) for _, name, _, other in found if remade.isdisjoint((name, other))]
+    return [(other, name) for _, name, _, other in found]
 
 
 _told: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
@@ -562,14 +504,8 @@ def _tell_what_stays(
         if framework.state.kinds.method_of(x, 0) is not None:
             found.append((name, "stays: it moves by a method of its own, which you call"))
             continue
-        is_bound = isinstance(x, framework.models.bound_types)
-        native = framework.models.device_of_bound(x) if is_bound else x
-        noted = x if isinstance(x, Device) else framework.devices.from_native(native)
-        if noted is device:
-            continue
-        if is_bound and noted is not None:
-            found.append((name, f"is on {noted}, and nothing can put another one in its place"))
-        elif noted in sources:
+        noted = x if isinstance(x, Device) else framework.devices.from_native(x)
+        if noted is not device and noted in sources:
             found.append((name, f"names {noted}, and stays as it is"))
     found += search.foreign
     found += [
@@ -619,7 +555,7 @@ def placement(framework: Framework, obj: Any) -> Placement:
 def _list_places(search: Search) -> Placement:
     framework, left = search.framework, search.stays
     device_of = framework.tensors.device_of
-    places = Placement(
+    return Placement(
         {
             name: place
             for name, x in search.entries
@@ -627,11 +563,6 @@ def _list_places(search: Search) -> Placement:
             is not None
         }
     )
-    for name, x in search.notes:
-        if isinstance(x, framework.models.bound_types):
-            place = framework.devices.from_native(framework.models.device_of_bound(x))
-            places.update({} if place is None else {name: place})
-    return places
 
 
 def _settle(search: Search, device: Device) -> None:

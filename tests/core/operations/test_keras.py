@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from d2ldev.framework import is_refused, keras_elsewhere
+from d2ldev.nesting.keras import is_refused, keras_elsewhere
 from d2ldev.operations.keras import backend_of_function
 
 KINDS = {name: type(name, (), {}) for name in ("Layer", "Optimizer", "Variable", "Metric", "Seed")}
@@ -38,7 +38,7 @@ def test_keras_on_pytorch_is_refused_alike(keras, name, asked):
 @pytest.mark.parametrize("computes", ["tensorflow", "jax"])
 def test_keras_on_tensorflow_and_jax_gives_no_error(keras, name, computes):
     keras.config.backend = lambda: computes
-    assert keras_elsewhere(KINDS[name](), computes) is None
+    assert keras_elsewhere(KINDS[name](), computes) == ("", "")
     assert not is_refused(KINDS[name], computes)
     # Another backend takes it: its line says how to choose that one.
     assert keras_elsewhere(KINDS[name](), "torch") == (
@@ -48,7 +48,7 @@ def test_keras_on_tensorflow_and_jax_gives_no_error(keras, name, computes):
 
 
 def test_other_objects_give_no_warning(keras):
-    assert keras_elsewhere(object(), "jax") is None
+    assert keras_elsewhere(object(), "jax") == ("", "")
     assert not is_refused(object, "torch")
 
 
@@ -64,4 +64,4 @@ def test_a_loss_of_keras_is_of_the_framework_that_keras_computes_with(keras):
 
 def test_without_keras_there_is_no_error(monkeypatch):
     monkeypatch.delitem(sys.modules, "keras", raising=False)
-    assert keras_elsewhere(object(), "jax") is None
+    assert keras_elsewhere(object(), "jax") == ("", "")

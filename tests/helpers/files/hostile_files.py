@@ -170,8 +170,14 @@ DESCRIPTION = {
     "a version that is none": (tell(version="x"), "of version 'x', and this"),
     "an entry too few": (tell(containers=None), "cannot be read: TypeError"),
     "another dtype": (tell(tensors=[["x", "float64", None]]), "stored as F32"),
-    "a dtype of objects": (tell(tensors=[["x", "object", None]]), "stored as F32"),
-    "an attribute for a dtype": (tell(tensors=[["x", "float8_finfo", None]]), "stored as F32"),
+    "a dtype of objects": (
+        tell(tensors=[["x", "object", None]]),
+        "is of object, which reference has not",
+    ),
+    "an attribute for a dtype": (
+        tell(tensors=[["x", "float8_finfo", None]]),
+        "of float8_finfo, which",
+    ),
     "a tensor that is not there": (tell(tensors=[["y", "float32", None]]), "which is missing"),
     "a tensor too few": (tell(tensors=[], root=1), "other tensors than it has"),
     "a number that is not a tensor's": (tell(root={"tensor": 1}), "lacks a reference"),

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch_versions import needs_torch
 
 import d2ldev
-from d2ldev import Trainer, backend
+from d2ldev import CheckpointError, Trainer, backend
 
 
 class Compiler:
@@ -219,20 +219,15 @@ def test_a_compiled_model_and_a_plain_one_read_each_other_s_files(torch_backend,
     assert_equal(again, saved)
 
 
-@NETWORKS
-def test_another_program_s_file_of_a_compiled_model_is_read(torch_backend, path, make):
-    saved = make()
-    save_file(saved.state_dict(), path)
-    assert_equal(torch_backend.load_into(network(), path), saved)
-    assert_equal(torch_backend.load_into(make(), path), saved)
-
-
-def test_names_that_would_be_one_without_the_compiler_s_are_read_as_they_are(torch_backend, path):
-    save_file({"_orig_mod.weight": torch.ones(1, 2), "weight": torch.zeros(1, 2)}, path)
-    net = torch.nn.Linear(2, 1, bias=False)
-    loaded = torch_backend.load_into(net, path, strict=False)
-    assert (loaded.matched, loaded.unexpected) == (["weight"], ["_orig_mod.weight"])
-    assert net.weight.tolist() == [[0, 0]]
+def test_another_program_s_file_of_a_compiled_model_is_read_by_the_line_of_the_error(
+    torch_backend, path
+):
+    saved, other = network()[:2], network()[:2]
+    save_file(torch.compile(saved, backend="eager").state_dict(), path)
+    with pytest.raises(CheckpointError) as caught:
+        torch_backend.load_into(other, path)
+    assert "only='_orig_mod'" in caught.value.fix
+    assert_equal(torch_backend.load_into(other, path, only="_orig_mod"), saved)
 
 
 def test_the_layers_of_a_compiled_model_are_known_to_other_frameworks(
