@@ -23,6 +23,7 @@ from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import resolve_all
+from d2ldev.operations.inventory import Inventory, NamedTensors
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.options import (
     Activation,
@@ -1192,9 +1193,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         is_saved = not flag("name tensors", "gradients", gradients)
         attempted = "list the tensors of an object"
-        return placing.NamedTensors(
-            placing.Inventory(self._framework, obj, attempted, is_saved=is_saved)
-        )
+        return NamedTensors(Inventory(self._framework, obj, attempted, is_saved=is_saved))
 
     # -- files ------------------------------------------------------------------------------------
 

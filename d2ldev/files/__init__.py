@@ -6,7 +6,7 @@ file is ever executed: there is no pickle, and no class is imported.
 
 - ``save.py``, ``load.py``, ``load_into.py``: the three calls.
 - ``match.py``: which tensor of a file belongs to which of an object.
-- ``inventory.py``: what files have of a model; ``structure.py``: of a nesting.
+- ``structure.py``: the description of a nesting in a file.
 - ``tensors_by_name.py``: a mapping in memory, in the place of a file.
 - ``format/``: the parts of the format that the ``safetensors`` library does not have.
 

@@ -309,7 +309,7 @@ class _Putting:
         for place, key in match.places.items():
             if key not in self._fills:
                 self._news[place] = news[key]
-        self._models = {id(model.model): path for path, model in match.models.items()}
+        self._models = {id(model.top): path for path, model in match.models.items()}
         # id of a container and of its new children -> the new container.
         self._made: dict[tuple[int, ...], Any] = {}
 

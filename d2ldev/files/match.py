@@ -19,7 +19,6 @@ import numpy as np
 from d2ldev.contract import Framework, Layout
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.format.container import name_of, storage_of
-from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.files.load import shorten
 from d2ldev.files.structure import (
     MODEL,
@@ -36,6 +35,7 @@ from d2ldev.files.structure import (
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.creation import shape_of
+from d2ldev.operations.inventory import Inventory, is_model
 from d2ldev.operations.other_backends import of_another_backend
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class Match:
         self.ties: list[tuple[tuple[int, str], tuple[int, str]]] = []
         self.values: dict[Place, Any] = {}
         self.states: list[tuple[Any, Outline]] = []
-        self.models: dict[str, ModelInventory] = {}
+        self.models: dict[str, Inventory] = {}
         # Here: name -> the path and the value; the models by their names; other name -> first.
         self._mine: dict[str, tuple[Path, Any]] = {}
         self._objects: dict[str, Any] = {}
@@ -226,13 +226,13 @@ class Match:
                 self.different.append(f"{path or 'the top'}: {shorten(error)}")
                 lacking = ()
             self.missing += [prefix + name for name in lacking]
-        inventory = ModelInventory(self._framework, model, self._attempted)
+        inventory = Inventory(self._framework, model, self._attempted, is_saved=True)
         self.models[path] = inventory
         for name, first in inventory.again.items():
             self._first_names[prefix + name] = prefix + first if first else path
         layouts = {} if outline is None else outline.layouts
         names = {layout.role: name for name, layout in layouts.items()}
-        for name, layout in (inventory.layouts or {}).items():
+        for name, layout in (inventory.find_layouts() or {}).items():
             if layout.role in names:
                 its_name = names[layout.role]
                 self._renamed[prefix + name] = prefix + its_name
@@ -293,8 +293,8 @@ class Match:
                 del mine[name]
         for name in (unlisted | self._optional) - mine.keys():
             theirs.pop(name, None)
-        for path, model in self.models.items():
-            self._leave_out(path, model)
+        for path in self.models:
+            self._leave_out(path, self._objects[path])
         # A tensor with several names is in most files once, under one of them.
         ties = {
             id(x): name
@@ -325,7 +325,7 @@ class Match:
         for path, model in self.models.items():
             outline = self._their_models.get(path)
             settings = {} if outline is None else outline.settings
-            for name, (container, text) in model.settings.items():
+            for name, (container, text) in model.find_settings().items():
                 if settings.get(name, text) != text:
                     prefix = f"{join_path(path, container)}."
                     inner = {each for each in self._mine if each.startswith(prefix)}
@@ -335,9 +335,8 @@ class Match:
                         self.different.append(f"{told} has {settings[name]}")
         return others
 
-    def _leave_out(self, path: str, inventory: ModelInventory) -> None:
+    def _leave_out(self, path: str, model: Any) -> None:
         """Leave out optional values, and values of other models; see ``Files.optional_names``."""
-        model = inventory.model
         if not self._is_object(model):
             return
         mine = {name: x for name, (_, x) in list_below(path, self._mine).items()}
@@ -445,11 +444,11 @@ class Match:
         order = [found[i] for i in range(len(mine))]
         return None if order == list(range(len(mine))) else order
 
-    def _check_orders(self, path: str, inventory: ModelInventory) -> None:
+    def _check_orders(self, path: str, inventory: Inventory) -> None:
         """Note each optimizer in a model whose state belongs to parameters in another order."""
         outline = self._their_models.get(path)
         lists = {} if outline is None else outline.optimizers
-        for name, mine in inventory.optimizers.items():
+        for name, mine in inventory.find_optimizers().items():
             full_name = join_path(path, name) if name else path
             theirs = lists.get(name, ())
             if not any(each.startswith(f"{full_name}.") for each in self.matched):

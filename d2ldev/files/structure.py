@@ -35,13 +35,12 @@ from d2ldev.files.format.container import (
     numpy_dtype,
     storage_of,
 )
-from d2ldev.files.inventory import ModelInventory, is_model
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import depth_refusal, join_path, label_children
+from d2ldev.operations.inventory import Inventory, NamedTensors, is_model
 from d2ldev.operations.moving import copy_refusal
 from d2ldev.operations.other_backends import of_another_backend
-from d2ldev.operations.placing import NamedTensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,7 +114,7 @@ class Outline:
         layouts: of a model, by the names of its tensors.
         inputs: of a model, if they are known; see ``Files.inputs``.
         optional: the names of tensors that are not needed; see ``Slot.is_saved``.
-        settings: of a model; see ``ModelInventory``.
+        settings: of a model; see ``Inventory.find_settings``.
         parameters: of the state of an optimizer, in its order.
         optimizers: of a model; for each optimizer in it such parameters.
         maxlen: of a deque.
@@ -283,10 +282,10 @@ class Structure:
             told = self._list_parameters(files.list_parameters(x))
             return self._row({"type": STATE, "parameters": told}, x, state.items(), path)
         row: dict[str, Any] = {"type": MODEL}
-        model = ModelInventory(self._framework, x, self._attempted)
+        model = Inventory(self._framework, x, self._attempted, is_saved=True)
         model.check_tensors(is_saved=True)
-        if model.layouts is not None:
-            row["layouts"] = {name: list(layout) for name, layout in model.layouts.items()}
+        if layouts := model.find_layouts():
+            row["layouts"] = {name: list(layout) for name, layout in layouts.items()}
         if (inputs := files.inputs(x)) is not None:
             row["inputs"] = inputs
         tensors = dict(model.entries)
@@ -301,12 +300,12 @@ class Structure:
         self.unsaved += [join_path(path, name) for name in unsaved]
         if optional := sorted(model.unlisted & tensors.keys()):
             row["unlisted"] = optional
-        if model.optimizers:
+        if optimizers := model.find_optimizers():
             row["optimizers"] = {
-                name: self._list_parameters(found) for name, found in model.optimizers.items()
+                name: self._list_parameters(found) for name, found in optimizers.items()
             }
-        if model.settings:
-            row["settings"] = {name: text for name, (_, text) in model.settings.items()}
+        if settings := model.find_settings():
+            row["settings"] = {name: text for name, (_, text) in settings.items()}
         return self._row(row, x, tensors.items(), path)
 
     def _list_parameters(self, parameters: Any) -> list[Any]:

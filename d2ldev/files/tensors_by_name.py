@@ -14,7 +14,7 @@ from d2ldev.files.match import form_of
 from d2ldev.files.structure import Outline, Stored
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, moving
-from d2ldev.operations.placing import NamedTensors
+from d2ldev.operations.inventory import NamedTensors
 
 
 class TensorsByName:

@@ -89,10 +89,11 @@ from d2ldev.operations.devices import (
     warn_too_late,
 )
 from d2ldev.operations.dlpack import ON_CPU, ON_CUDA, Description, description_of
+from d2ldev.operations.inventory import Inventory, list_named_tensors, list_needed_tensors
 from d2ldev.operations.keras import clone_keras_model
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
-from d2ldev.operations.placing import Inventory, list_named_tensors, list_needed_tensors, place
+from d2ldev.operations.placing import place
 from d2ldev.scopes import Contexts, Scopes
 from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
 

@@ -17,7 +17,7 @@ from d2ldev.device import Device
 from d2ldev.display import format_html_table, format_text_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.kinds import PLAIN
-from d2ldev.operations.placing import Inventory
+from d2ldev.operations.inventory import Inventory
 
 _HEADER = ("module", "class", "parameters", "trained", "buffers", "MB", "dtype", "device")
 _NUMBERS = ("parameters", "trained", "buffers", "MB")
@@ -164,7 +164,7 @@ class _Walk(Inventory):
 
     def _note_missing(self, *, has_tensors: bool) -> None:
         """Note where tensors are missing, with the line that makes them, each line once."""
-        top, told = type(self._top).__name__, set()
+        top, told = type(self.top).__name__, set()
         for name, lacking in self.without_tensors:
             # Beside a module of linen are its parameters. The modules in it lack them, too.
             if lacking.is_kept_apart and (has_tensors or lacking.problem in told):

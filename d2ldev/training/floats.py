@@ -9,7 +9,8 @@ import numpy as np
 from d2ldev.contract import Framework
 from d2ldev.nesting.kinds import PLAIN, TENSOR
 from d2ldev.nesting.walk import Flattened
-from d2ldev.operations import creation, placing
+from d2ldev.operations import creation
+from d2ldev.operations.inventory import list_named_tensors
 from d2ldev.operations.values import is_float
 
 
@@ -19,7 +20,7 @@ def dtype_of_model(framework: Framework, model: Any) -> str | None:
     Where the framework tells parameters from other tensors, such as buffers, those count.
     """
     dtype_of, is_refilled = framework.tensors.dtype_of, framework.models.is_refilled
-    found = [x for _, x in placing.list_named_tensors(framework, model)]
+    found = [x for _, x in list_named_tensors(framework, model)]
     floats = {name for name in map(dtype_of, found) if is_float(name)}
     if len(floats) > 1:
         floats = {name for name in map(dtype_of, filter(is_refilled, found)) if is_float(name)}

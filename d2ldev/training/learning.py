@@ -12,7 +12,8 @@ from d2ldev.device import CPU, Device
 from d2ldev.distributed.membership import join_group
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
-from d2ldev.operations import creation, moving, placing
+from d2ldev.operations import creation, moving
+from d2ldev.operations.inventory import list_named_tensors
 from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
 from d2ldev.options import Loss
@@ -132,7 +133,7 @@ def learner(
     if group is not None:
         from d2ldev.distributed.portions import check_devices  # only a launch needs it
 
-        tensors = placing.list_named_tensors(framework, model)
+        tensors = list_named_tensors(framework, model)
         places = devices or [framework.tensors.device_of(x) for _, x in tensors]
         check_devices(framework, group, places)
         made = labels.check(framework, framework.parallel.learner_of_group(model, settings, group))

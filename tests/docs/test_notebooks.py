@@ -95,7 +95,7 @@ def list_frames(cell):
 
 
 def test_an_error_shows_the_cell_and_the_last_frame(outputs):
-    assert list_frames(outputs["error"]) == ["cell", "hidden", "placing.py"]
+    assert list_frames(outputs["error"]) == ["cell", "hidden", "inventory.py"]
 
 
 def test_an_error_in_a_callback_shows_the_user_s_frames(outputs):

@@ -11,7 +11,7 @@ from torch import nn
 
 from d2ldev import D2LDevWarning, UnsupportedValueError, cpu, gpu
 from d2ldev.framework.testing import framework_of
-from d2ldev.operations import placing
+from d2ldev.operations import inventory
 
 
 class Viewed(nn.Module):
@@ -276,8 +276,8 @@ def test_plain_values_of_a_configuration_are_not_named(virtual, monkeypatch, met
             named.append(found[0])
             yield found
 
-    named, original = [], placing.leaves
-    monkeypatch.setattr(placing, "leaves", leaves)
+    named, original = [], inventory.leaves
+    monkeypatch.setattr(inventory, "leaves", leaves)
     net = nn.Linear(2, 1)
     net.words, net.labels = ["a"] * 100, {i: ("a", [i]) for i in range(100)}
     net.beside = ["a", torch.ones(3, requires_grad=True)]

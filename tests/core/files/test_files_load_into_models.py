@@ -12,7 +12,7 @@ from saved_files import values
 from d2ldev import Backend, CheckpointError
 from d2ldev.framework import Layer, Slot, same, turn
 from d2ldev.framework.testing import framework_of
-from d2ldev.operations.placing import Search
+from d2ldev.operations.inventory import Search
 
 
 class Cell:

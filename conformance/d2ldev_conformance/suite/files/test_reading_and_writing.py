@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
-from d2ldev.files.inventory import ModelInventory
+from d2ldev.framework import Inventory
 from d2ldev.framework.testing import framework_of
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.provision import composites, loops, samples
@@ -532,10 +532,8 @@ def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place)
     net = backend.mlp([4, 4, 4], activation="tanh", device=place, seed=3)
     backend.save(net, path)
     stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
-    by_role = {
-        layout.role: layout.canonical(stored[name])
-        for name, layout in ModelInventory(framework_of(backend), net, "test").layouts.items()
-    }
+    layouts = Inventory(framework_of(backend), net, "test", is_saved=True).find_layouts()
+    by_role = {layout.role: layout.canonical(stored[name]) for name, layout in layouts.items()}
     x = numbers("float32", (5, 4)) / 7
     hidden = np.tanh(x @ by_role["0.weight"].T + by_role["0.bias"])
     wanted = hidden @ by_role["1.weight"].T + by_role["1.bias"]
