@@ -285,11 +285,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             seconds: about how long to measure after the first calls, in at least five runs.
 
         Returns:
-            The median and the quartiles of the seconds of a call. The number of runs, the calls in
-            each run, and the devices. ``on_devices`` has the median by the device's own clock:
-            torch's events on CUDA, ROCm, XPU and MPS. Its time begins before the first call, and
-            ends when the device's current stream is done. An idle device has the time in which
-            Python queued. Work in other streams is missing.
+            The median and the quartiles of the seconds of a call. Then the number of runs, the
+            calls in each run, and the devices.
 
         Raises:
             UnsupportedValueError: if the function is not callable, or the seconds are not a number.
@@ -512,7 +509,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         ((2, 3), 'float32', Device('gpu', 0))
         """
         framework = self._framework
-        return creation.make_tensor(framework, framework.tensors.zeros, shape, dtype, device, like)
+        fill = creation.fill(framework, 0.0)
+        return creation.make_tensor(framework, fill, shape, dtype, device, like)
 
     def ones(
         self,
@@ -536,7 +534,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                [1., 1., 1.]], dtype=float32)
         """
         framework = self._framework
-        return creation.make_tensor(framework, framework.tensors.ones, shape, dtype, device, like)
+        fill = creation.fill(framework, 1.0)
+        return creation.make_tensor(framework, fill, shape, dtype, device, like)
 
     def full(
         self,
@@ -616,7 +615,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> X.shape, backend.device_of(X)
         ((2, 3), Device('gpu', 0))
         """
-        return creation.make_like(self._framework, self._framework.tensors.zeros, x, dtype, device)
+        fill = creation.fill(self._framework, 0.0)
+        return creation.make_like(self._framework, fill, x, dtype, device)
 
     def ones_like(
         self,
@@ -638,7 +638,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> backend.to_numpy(backend.ones_like(X))
         array([1., 1.])
         """
-        return creation.make_like(self._framework, self._framework.tensors.ones, x, dtype, device)
+        fill = creation.fill(self._framework, 1.0)
+        return creation.make_like(self._framework, fill, x, dtype, device)
 
     def full_like(
         self,

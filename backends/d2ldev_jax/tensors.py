@@ -54,13 +54,8 @@ from d2ldev_jax.devices import LONG, JaxDevices, is_initialized
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The dtypes that JAX has only with ``jax_enable_x64``, each with its replacement.
-_WIDE = {
-    "int64": "int32",
-    "uint64": "uint32",
-    "float64": "float32",
-    "complex128": "complex64",
-}
+# The dtypes that JAX has only with ``jax_enable_x64``.
+_WIDE = ("int64", "uint64", "float64", "complex128")
 _NARROW = (
     *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
     *("float16", "bfloat16", "float32", "complex64"),
@@ -177,27 +172,21 @@ class JaxTensors(Tensors):
         return (*_NARROW, *_WIDE) if jax.config.jax_enable_x64 else _NARROW
 
     @property
-    def integer_dtype(self) -> str:  # type: ignore[override]
-        """The default dtype of integers."""
-        return self.data_dtype("int64")
-
-    @property
-    def float_dtype(self) -> str:  # type: ignore[override]
-        """The default dtype of floats."""
-        return self.data_dtype("float64")
+    def default_dtypes(self) -> tuple[str, str]:  # type: ignore[override]
+        """The default dtypes of integers and floats."""
+        return ("int64", "float64") if jax.config.jax_enable_x64 else ("int32", "float32")
 
     def dtype_of(self, x: Tensor) -> str:
         return _name_of(x.dtype)
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
-        scalar = getattr(jnp, name, None)  # None for random keys, which have no other dtype
-        return None if scalar is None else np.dtype(scalar)
-
-    def dtype_fix(self, name: str) -> str:
-        return "jax.config.update('jax_enable_x64', True)" if name in _WIDE else ""
-
-    def data_dtype(self, name: str) -> str:
-        return name if jax.config.jax_enable_x64 else _WIDE.get(name, name)
+        if name in _WIDE and not jax.config.jax_enable_x64:
+            raise UnsupportedValueError(
+                f"use {name!r} as a dtype",
+                "JAX has 64 bits only with jax_enable_x64",
+                "jax.config.update('jax_enable_x64', True)",
+            )
+        return np.dtype(getattr(jnp, name))
 
     def address(self, x: Tensor) -> int:
         self.device_of(x)
@@ -249,13 +238,8 @@ class JaxTensors(Tensors):
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         if isinstance(obj, np.ndarray):
-            wanted = self.data_dtype(obj.dtype.name) if dtype is None else dtype
             # On the host JAX may share the memory, so that it gets a copy of its own.
-            data = obj.astype(wanted, copy=is_on_the_host(native))
-            # Without a dtype of the user's, no integer may change its value.
-            if dtype is None and obj.dtype.kind in "iu" and data.itemsize < obj.itemsize:
-                _check_same(data, obj)
-            return self.adopt(data, native)
+            return self.adopt(obj.astype(dtype or obj.dtype, copy=is_on_the_host(native)), native)
         with jax.default_device(native):
             made = jnp.array(obj, dtype=dtype)
         return jax.device_put(made, native)  # this commits the array, and copies nothing
@@ -463,18 +447,6 @@ def _name_of(dtype: Any) -> str:
 
 def _refusal(problem: str, fix: str) -> UnsupportedValueError:
     return UnsupportedValueError("tell the device of a tensor", problem, fix)
-
-
-def _check_same(narrow: np.ndarray[Any, Any], data: np.ndarray[Any, Any]) -> None:
-    """Raise an error if an integer changes its value in JAX's narrower dtype."""
-    if not np.array_equal(narrow, data):
-        raise UnsupportedValueError(
-            "make a tensor of data",
-            f"the array of {data.dtype} has integers that do not fit into {narrow.dtype}, JAX's "
-            "dtype for them without jax_enable_x64",
-            "jax.config.update('jax_enable_x64', True), before anything else; or "
-            "backend.asarray(x, dtype='float32')",
-        )
 
 
 def _float() -> np.dtype[Any]:

@@ -204,10 +204,6 @@ class TensorFlowDevices(Devices):
         tf.config.experimental.enable_tensor_float_32_execution(precision != "highest")
         return partial(tf.config.experimental.enable_tensor_float_32_execution, before)
 
-    def threads(self) -> int | None:
-        # 0, the default, lets TensorFlow choose, and TensorFlow does not tell its choice.
-        return int(tf.config.threading.get_intra_op_parallelism_threads()) or None
-
     def memory(self, device: Device) -> Memory:
         if self.virtual_gpus:
             return UNKNOWN_MEMORY

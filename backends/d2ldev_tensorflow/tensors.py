@@ -67,7 +67,7 @@ class TensorFlowTensors(Tensors):
     types = (tf.Tensor, tf.Variable)
     plain_types = (tf.DType, tf.TensorShape, tf.config.LogicalDevice)
     dtype_names = (*_DTYPES, "float8_e4m3fn", "float8_e5m2")
-    integer_dtype = "int32"
+    default_dtypes = ("int32", "float32")
 
     def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices
@@ -185,20 +185,6 @@ class TensorFlowTensors(Tensors):
         with tf.device(native):
             filled = tf.fill(shape, _constant(value, tf.float32 if is_float8 else dtype))
             return self._settle(tf.cast(filled, dtype) if is_float8 else filled, native)
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        if dtype is not None:
-            return self.full(shape, 0, dtype, native)
-        self._check_room(math.prod(shape), tf.float32, native)
-        with tf.device(native):
-            return tf.zeros(shape)
-
-    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        if dtype is not None:
-            return self.full(shape, 1, dtype, native)
-        self._check_room(math.prod(shape), tf.float32, native)
-        with tf.device(native):
-            return tf.ones(shape)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         numbers = (start, stop, step)

@@ -92,16 +92,6 @@ class TorchDevices(Devices):
         # Only the current stream is checked.
         return not self._has_context(device) or self._module.current_stream(device.index).query()
 
-    def mark(self, device: Device) -> Any:
-        if not self._has_context(device):
-            return None
-        event = self._module.Event(enable_timing=True)
-        event.record(self._module.current_stream(device.index))
-        return event
-
-    def seconds_between(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) / 1e3  # of milliseconds
-
     def uuid(self, device: Device) -> str | None:
         if self.type != "cuda":
             return None
@@ -114,9 +104,6 @@ class TorchDevices(Devices):
 
     def set_matmul_precision(self, precision: str) -> Callable[[], None]:
         return set_matmul_precision(precision)
-
-    def threads(self) -> int | None:
-        return torch.get_num_threads()
 
     def memory(self, device: Device) -> Memory:
         index = device.index
@@ -170,13 +157,6 @@ class MetalDevices(TorchDevices):
         event = torch.mps.Event()  # an event with timing would disturb the next measurement
         event.record()
         return bool(event.query())
-
-    def mark(self, device: Device) -> Any:
-        if device is CPU:
-            return None
-        event = torch.mps.Event(enable_timing=True)
-        event.record()
-        return event
 
     def memory(self, device: Device) -> Memory:
         used = int(torch.mps.current_allocated_memory())

@@ -77,9 +77,9 @@ class TorchTensors(Tensors):
         self.side_streams: dict[torch.device, SideStream] = {}
 
     @property
-    def float_dtype(self) -> str:  # type: ignore[override]
-        """The dtype that ``torch.set_default_dtype`` has set."""
-        return str(torch.get_default_dtype()).removeprefix("torch.")
+    def default_dtypes(self) -> tuple[str, str]:  # type: ignore[override]
+        """That of floats is the one that ``torch.set_default_dtype`` has set."""
+        return "int64", str(torch.get_default_dtype()).removeprefix("torch.")
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -165,14 +165,6 @@ class TorchTensors(Tensors):
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=native)
-
-    # Separate sizes, except for a scalar: torch takes a third longer to read them from a tuple.
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        return torch.zeros(*(shape or ((),)), dtype=dtype, device=native)
-
-    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        return torch.ones(*(shape or ((),)), dtype=dtype, device=native)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=native)

@@ -148,7 +148,6 @@ def _measure_here(request: Request) -> tuple[dict[str, Any], int]:
         made["name"] = backend.name
         framework = framework_of(backend)
         made["versions"] = {name: find_version(name) for name in framework.distributions}
-        made["threads"] = framework.devices.threads()
         progress = Console(stderr=True)
         for name in request.exercises:
             exercise = EXERCISES[name]
@@ -175,16 +174,13 @@ def _measure_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int
 def _make_entry(name: str) -> dict[str, Any]:
     """Return a backend's entry in the document before the first measurement."""
     fields: dict[str, Any] = {"notes": [], "error": None, "results": []}
-    return {"name": name, "versions": {}, "threads": None, **fields}
+    return {"name": name, "versions": {}, **fields}
 
 
 def show(console: Console, document: Mapping[str, Any]) -> None:
     """Print a table of each exercise, with all backends; errors go to the standard error."""
     backends = document["backends"]
     console.print(Text(_format_machine(document["machine"]), style="dim"))
-    for backend in backends:
-        if backend["error"] is None:
-            console.print(Text(_format_threads(backend), style="dim"))
     if warning := document["machine"]["warning"]:
         show_note(console, warning)
     results = [result for backend in backends for result in backend["results"]]
@@ -242,12 +238,3 @@ def _format_machine(found: Mapping[str, Any]) -> str:
     hardware = [f"{found['cores']} cores of {found['processor'] or found['system']}"]
     load = "" if found["load"] is None else f" Its load was {found['load']:g} before."
     return f"Measured on {', '.join([*hardware, *found['cards']])}.{load}"
-
-
-def _format_threads(backend: Mapping[str, Any]) -> str:
-    """Return a line about a backend's threads on the CPU."""
-    number = backend["threads"]
-    if number is None:
-        return f"{backend['name']} does not report its number of threads on the CPU"
-    many = "one thread" if number == 1 else f"{number} threads"
-    return f"{backend['name']} computes with {many} on the CPU"

@@ -103,25 +103,6 @@ class Devices(ABC):
         """Return whether all work queued on a device is done, without waiting for it."""
         return True
 
-    def mark(self, device: Device) -> Any:
-        """Queue a mark on a device, which gets the time of the device's own clock when reached.
-
-        Called by ``backend.timeit`` before and after the calls that it measures; it makes no
-        context. Of several queues of the device, the mark is in the one that the framework uses
-        now.
-
-        Returns:
-            What ``seconds_between`` takes; None where the device has no such clock.
-        """
-        return None
-
-    def seconds_between(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two marks of one device that were reached.
-
-        The default is for marks that are seconds.
-        """
-        return float(end - begin)
-
     def uuid(self, device: Device) -> str | None:
         """Return an identifier of a GPU that is the same in all processes: ``'GPU-8932...'``.
 
@@ -157,10 +138,6 @@ class Devices(ABC):
     def memory(self, device: Device) -> Memory:
         """Return the memory of a GPU; the core itself reads the memory of the process."""
         return UNKNOWN_MEMORY
-
-    def threads(self) -> int | None:
-        """Return how many threads compute one operation on the CPU; None if unknown."""
-        return None
 
     def empty_cache(self, device: Device) -> None:
         """Release the device memory that the allocator caches, if it can."""

@@ -41,16 +41,14 @@ class Tensors(ABC):
         own_methods: the names of two methods, if the framework has such a convention. ``to`` calls
             the first, ``method(native)``, to move an object that is not a container. ``copy`` calls
             the second, without an argument.
-        integer_dtype, float_dtype: the default dtypes of Python's integers and floats. Properties
-            where they may change.
+        default_dtypes: those of Python's integers and floats. A property where they may change.
     """
 
     types: tuple[type, ...]
     plain_types: tuple[type, ...] = ()
     own_methods: tuple[str, str] | None = None
     dtype_names: tuple[str, ...]
-    integer_dtype: str = "int64"
-    float_dtype: str = "float32"
+    default_dtypes: tuple[str, str] = ("int64", "float32")
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -83,29 +81,13 @@ class Tensors(ABC):
 
     @abstractmethod
     def dtype(self, name: str) -> Any:
-        """Return the framework's own dtype of a name."""
+        """Return the framework's own dtype of a name.
 
-    def dtype_name(self, spec: Any) -> str | None:
-        """Return the name that a user's dtype has: NumPy's, or the framework's own; None for none.
-
-        Called by ``backend.dtype``. The default reads ``spec.name``, else ``spec.__name__``.
+        Raises:
+            UnsupportedValueError: for a dtype that another setting of the framework makes
+                available. The fix is the line that sets it.
+            Exception: for any other name that is not one of ``dtype_names``.
         """
-        # NumPy's dtypes have a ``name``, its scalar classes a ``__name__``, in NumPy 1 ``bool_``.
-        name = getattr(spec, "name", None)
-        if not isinstance(name, str):
-            name = getattr(spec, "__name__", None)
-        return name.removesuffix("_") if isinstance(name, str) else None
-
-    def dtype_fix(self, name: str) -> str:
-        """Return the line that makes a missing dtype available; empty if there is none."""
-        return ""
-
-    def data_dtype(self, name: str) -> str:
-        """Return the default dtype of a tensor that is made of NumPy data.
-
-        The same, except in a framework that prefers narrow numbers: JAX makes float64 float32.
-        """
-        return name
 
     @abstractmethod
     def address(self, x: Tensor) -> int:
@@ -149,12 +131,11 @@ class Tensors(ABC):
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         """Return a tensor with the values of a Python number or a NumPy array.
 
-        The array is contiguous, in the machine's byte order, and of a dtype that ``data_dtype``
-        makes one of ``dtype_names``. The result never aliases it.
+        The array is contiguous, and in the machine's byte order. The result never aliases it.
 
         Args:
             obj: the number or the array.
-            dtype: None keeps the array's, as far as ``data_dtype`` does; a number comes with one.
+            dtype: None keeps the array's, which is one of ``dtype_names``; a number comes with one.
             native: where it is made.
         """
 
@@ -162,17 +143,9 @@ class Tensors(ABC):
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         """Return a tensor filled with a value. Without a dtype, it is a float or a tensor."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        """Return a tensor of zeros; override it if the framework has a faster way than ``full``."""
-        return self.full(shape, 0.0, dtype, native)
-
-    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        """Return a tensor of ones; override it if the framework has a faster way than ``full``."""
-        return self.full(shape, 1.0, dtype, native)
-
     def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         """Return a tensor of arbitrary values; override it if the framework need not write them."""
-        return self.zeros(shape, dtype, native)
+        return self.full(shape, 0.0, dtype, native)
 
     @abstractmethod
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:

@@ -40,6 +40,7 @@ from d2ldev.files.structure import (
 from d2ldev.operations import devices
 from d2ldev.operations.arguments import as_path
 from d2ldev.operations.creation import refusal
+from d2ldev.operations.values import find_switch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,7 +182,7 @@ class Checkpoint:
         return CheckpointError(
             self.attempted,
             f"its tensor {quote(stored.name)} is of {shorten(stored.dtype)}, {problem}",
-            tensors.dtype_fix(stored.numbers) or f"{fix}{', '.join(tensors.dtype_names)}",
+            find_switch(tensors, stored.numbers) or f"{fix}{', '.join(tensors.dtype_names)}",
         )
 
     def _read_values(self, stored: Stored) -> NDArray[Any]:

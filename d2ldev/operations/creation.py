@@ -35,6 +35,13 @@ Make = Callable[[tuple[int, ...], Any, Any], Tensor]
 """``(shape, native dtype or None, native device) -> tensor``."""
 
 # Python's kinds of numbers. One that comes later holds those before it, as ``[True, 2, 0.5]`` does.
+# The data of 64 bits, each with what it becomes in a framework that has none.
+_NARROW = {
+    "int64": "int32",
+    "uint64": "uint32",
+    "float64": "float32",
+    "complex128": "complex64",
+}
 _NUMBERS = (bool, int, float, complex)
 _PLAIN_NUMBERS = frozenset(_NUMBERS)
 _SEQUENCES = (list, tuple, range)
@@ -110,6 +117,12 @@ def make_tensor(
         attempted = f"make a tensor of shape {quote(shape)}"
         fix = "backend.zeros((2, 3), dtype='float32'), of another shape or dtype"
         raise refusal(framework, error, attempted, native, fix) from error
+
+
+def fill(framework: Framework, number: float) -> Make:
+    """Return a function that fills a tensor with a number that every dtype has."""
+    full = framework.tensors.full
+    return lambda shape, dtype, native: full(shape, number, dtype, native)
 
 
 def make_like(
@@ -297,18 +310,25 @@ def asarray(
 def dtype(framework: Framework, spec: DTypeLike) -> Any:
     """Return the framework's own dtype; see ``Backend.dtype``."""
     tensors = framework.tensors
-    name = spec.removesuffix("_") if isinstance(spec, str) else tensors.dtype_name(spec)
-    if name is not None and name in tensors.dtype_names:
+    name = _name_of_dtype(spec)
+    if name in tensors.dtype_names:
         return tensors.dtype(name)
     for each in map(tensors.dtype, tensors.dtype_names):
         if type(spec) is type(each) and spec == each:  # a tensor may have a dtype object of its own
             return each
-    fix, names = tensors.dtype_fix(name or ""), tensors.dtype_names
+    fix, names = values.find_switch(tensors, name), tensors.dtype_names
     raise UnsupportedValueError(
         f"use {quote(spec)} as a dtype",
         f"{framework.name} has no such dtype{' now' if fix else ''}; it has {', '.join(names)}",
         fix or f"dtype={nearest(spec, names) or 'float32'!r}",
     )
+
+
+def _name_of_dtype(spec: Any) -> str:
+    """Return the name that a user's dtype has; empty for none."""
+    # NumPy's dtypes have a ``name``, its scalar classes a ``__name__``, in NumPy 1 ``bool_``.
+    names = (spec, getattr(spec, "name", None), getattr(spec, "__name__", None))
+    return next((name.removesuffix("_") for name in names if isinstance(name, str)), "")
 
 
 def destination(
@@ -364,11 +384,12 @@ def _default_dtype(framework: Framework, cls: type) -> Any:
     """Return the native dtype that Python's numbers of a kind get."""
     tensors = framework.tensors
     if issubclass(cls, int):
-        return tensors.dtype("bool" if issubclass(cls, bool) else tensors.integer_dtype)
+        return tensors.dtype("bool" if issubclass(cls, bool) else tensors.default_dtypes[0])
+    floats = tensors.default_dtypes[1]
     if issubclass(cls, float):
-        return tensors.dtype(tensors.float_dtype)
+        return tensors.dtype(floats)
     # Not every framework has them.
-    return dtype(framework, "complex128" if tensors.float_dtype == "float64" else "complex64")
+    return dtype(framework, "complex128" if floats == "float64" else "complex64")
 
 
 def _dtype_of_number(framework: Framework, number: Any, dtype: Any, attempted: str) -> Any:
@@ -412,7 +433,10 @@ def _check_array(
             array = values.exact(framework, np.array(obj, object), native_dtype, attempted)
     if native_dtype is not None and array.dtype.kind in "biufc":
         values.check_array(framework, array, native_dtype, attempted, is_list=is_list)
-    _data_dtype(framework, obj, array, attempted)
+    own_dtype = _data_dtype(framework, obj, array, attempted)
+    if native_dtype is None and array.dtype.name not in framework.tensors.dtype_names:
+        native_dtype = own_dtype
+        values.check_array(framework, array, native_dtype, attempted, is_list=False)
     # Every framework can read the machine's byte order without negative strides. Some look for the
     # class of an integer, and ``numpy.longlong`` is another class than int64.
     plain: np.dtype[Any] = array.dtype.newbyteorder("=")
@@ -422,9 +446,13 @@ def _check_array(
 
 
 def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> Any:
-    """Return the native dtype that an array's values get if none is asked for."""
-    tensors = framework.tensors
-    name = tensors.data_dtype(array.dtype.name)
+    """Return the native dtype that an array's values get if none is asked for.
+
+    A framework without 64 bits gets their 32: JAX.
+    """
+    tensors, name = framework.tensors, array.dtype.name
+    if name not in tensors.dtype_names:
+        name = _NARROW.get(name, name)
     if name not in tensors.dtype_names:
         fix = "backend.asarray([2.5]): a number, an array, or nested lists of numbers"
         if hasattr(obj, "astype"):

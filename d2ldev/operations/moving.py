@@ -16,7 +16,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, flatten
-from d2ldev.operations import creation, devices
+from d2ldev.operations import creation, devices, values
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.registry.selection import framework_of_tensor
 
@@ -205,7 +205,7 @@ def convert(
         dtype_spec = creation.dtype_of(framework, like) if dtype_spec is None else dtype_spec
         device = tensors.device_of(like) if device is None else device
     wanted = None if dtype_spec is None else creation.dtype(framework, dtype_spec)
-    is_of_dtype = wanted is None or wanted is tensors.dtype(tensors.dtype_of(x))
+    is_of_dtype = wanted is None or values.name_of(tensors, wanted) == tensors.dtype_of(x)
     if copies is not None and not copies:
         target = None if device is None else devices.resolve(framework, device, "make a tensor")
         if is_of_dtype and (target is None or tensors.device_of(x) is target):
@@ -379,8 +379,8 @@ def _tensors_of_data(
     made = {}
     for key, leaf in data.items():
         try:
-            values = leaf if is_array(leaf) else to_numpy(framework_of_tensor(leaf), leaf)
-            made[key] = creation.asarray(framework, values, None, device, None, None)
+            array = leaf if is_array(leaf) else to_numpy(framework_of_tensor(leaf), leaf)
+            made[key] = creation.asarray(framework, array, None, device, None, None)
         except UnsupportedValueError as error:
             name = flat.name_of(leaf)
             problem = f"{describe(leaf)} at {name or 'the top'}: {error.problem}"

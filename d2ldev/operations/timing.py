@@ -40,10 +40,8 @@ class Timing(NamedTuple):
         runs: how often was measured.
         calls: how many calls each run had.
         devices: those that were waited for before and after each run.
-        on_devices: for each device with a clock, the median of the seconds of a call by that clock.
-            They end when the device's current stream is done, and include gaps.
 
-    >>> Timing(0.002, 0.0019, 0.0022, 198, 1, (Device('cpu'),), {})
+    >>> Timing(0.002, 0.0019, 0.0022, 198, 1, (Device('cpu'),))
     <2 ms (1.9 to 2.2), 198 runs, cpu>
     """
 
@@ -53,26 +51,14 @@ class Timing(NamedTuple):
     runs: int
     calls: int
     devices: tuple[Device, ...]
-    on_devices: Mapping[Device, float]
-
-    def __hash__(self) -> int:
-        return hash(self[:-1])  # a mapping has none
 
     def __repr__(self) -> str:
         median, quartiles, runs, where = self._words()
-        clocks = [
-            f"; {_in_words(seconds)} by the clock of {device}"
-            for device, seconds in self.on_devices.items()
-        ]
-        return f"<{median} ({quartiles}), {runs}, {where}{''.join(clocks)}>"
+        return f"<{median} ({quartiles}), {runs}, {where}>"
 
     def _repr_html_(self) -> str:
         median, quartiles, runs, where = self._words()
         rows = [("median", median), ("quartiles", quartiles), ("measured", runs), ("on", where)]
-        rows += [
-            (f"by the clock of {device}", _in_words(seconds))
-            for device, seconds in self.on_devices.items()
-        ]
         return format_html_table((), rows)
 
     def _words(self) -> tuple[str, str, str, str]:
@@ -127,52 +113,37 @@ def timeit(
     for device in places:
         _check_waiting(framework, device)
 
-    def run(calls: int) -> tuple[float, dict[Device, float]]:
-        """Return the seconds of so many calls, and those by the clock of each device."""
+    def run(calls: int) -> float:
+        """Return the seconds of so many calls."""
         _wait(framework, places)
-        begins = _marks(framework, places)
         begin = time.perf_counter_ns()
         for _ in range(calls):
             # Kept until after the wait: JAX does not wait for an array without a reference.
             kept = function(*args, **kwargs)
-        # All of them before a device is waited for: the others stand idle during the wait.
-        ends = _marks(framework, places)
         _wait(framework, places)
         taken = (time.perf_counter_ns() - begin) / 1e9
         del kept
-        between = framework.devices.seconds_between
-        return taken, {each: between(mark, ends[each]) for each, mark in begins.items()}
+        return taken
 
     run(1)  # compiles
-    calls, taken = 1, run(1)[0]
+    calls, taken = 1, run(1)
     while taken < _SHORTEST_RUN:
         calls = max(2 * calls, int(calls * _SHORTEST_RUN / max(taken, 1e-9)))
-        taken = run(calls)[0]
+        taken = run(calls)
     end = time.perf_counter() + float(seconds)
     found: list[float] = []
-    by_clock: dict[Device, list[float]] = {}
     while len(found) < _FEWEST_RUNS or (time.perf_counter() < end and len(found) < _MOST_RUNS):
-        taken, on_devices = run(calls)
-        found.append(taken / calls)
-        for device, elapsed in on_devices.items():
-            by_clock.setdefault(device, []).append(elapsed / calls)
+        found.append(run(calls) / calls)
     from statistics import median  # which takes a sixth of the time of ``import d2ldev``
 
     found.sort()
     low, high = found[len(found) // 4], found[-1 - len(found) // 4]
-    clocks = {device: median(each) for device, each in by_clock.items()}
-    return Timing(median(found), low, high, len(found), calls, tuple(places), clocks)
+    return Timing(median(found), low, high, len(found), calls, tuple(places))
 
 
 def _wait(framework: Framework, places: Sequence[Device]) -> None:
     for device in places:
         framework.devices.synchronize(device)
-
-
-def _marks(framework: Framework, places: Sequence[Device]) -> dict[Device, Any]:
-    """Return a mark in the queue of each device that has a clock."""
-    marks = {device: framework.devices.mark(device) for device in places}
-    return {device: mark for device, mark in marks.items() if mark is not None}
 
 
 def _check_waiting(framework: Framework, device: Device) -> None:

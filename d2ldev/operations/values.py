@@ -46,7 +46,7 @@ def check_number(framework: Framework, number: Any, native_dtype: Any, attempted
     kind = type(number)
     if (kind is int and 0 <= number < integers) or (kind is float and -floats < number < floats):
         return  # the common ones, at a tenth of the cost of making a tensor
-    name = _name_of(framework.tensors, native_dtype)
+    name = name_of(framework.tensors, native_dtype)
     if not _holds(name, number):
         raise _refusal(framework, number, name, attempted)
 
@@ -72,7 +72,7 @@ def check_array(
     _, floats = _reach(framework.tensors, native_dtype)
     if given == _FLOAT and floats and (not is_list or np.vdot(array, array) < floats):
         return  # the sum of the squares is in reach, and so is each number
-    name = _name_of(framework.tensors, native_dtype)
+    name = name_of(framework.tensors, native_dtype)
     wanted = _kind(name)
     if not array.size or not (given > wanted or is_list or given == wanted == _INTEGER):
         return
@@ -94,13 +94,13 @@ def exact(
         UnsupportedValueError: with the first one that the dtype does not hold.
     """
     check_array(framework, integers, native_dtype, attempted, is_list=True)
-    name = _name_of(framework.tensors, native_dtype)
+    name = name_of(framework.tensors, native_dtype)
     return integers.astype(name if _kind(name) == _INTEGER else "float64")
 
 
 def as_float(framework: Framework, number: int, native_dtype: Any) -> float:
     """Return an integer as a float, unless it is for a dtype of integers."""
-    return number if _kind(_name_of(framework.tensors, native_dtype)) == _INTEGER else float(number)
+    return number if _kind(name_of(framework.tensors, native_dtype)) == _INTEGER else float(number)
 
 
 def check_tensor(framework: Framework, x: Tensor, native_dtype: Any, attempted: str) -> None:
@@ -109,7 +109,7 @@ def check_tensor(framework: Framework, x: Tensor, native_dtype: Any, attempted: 
     Raises:
         UnsupportedValueError: for a float in a dtype of integers, and the like.
     """
-    given, name = framework.tensors.dtype_of(x), _name_of(framework.tensors, native_dtype)
+    given, name = framework.tensors.dtype_of(x), name_of(framework.tensors, native_dtype)
     if _kind(given) > _kind(name):
         raise UnsupportedValueError(
             attempted,
@@ -142,7 +142,19 @@ _names: dict[tuple[Any, Any], str] = {}
 _reaches: dict[str, tuple[float, float]] = {}
 
 
-def _name_of(tensors: Tensors, native_dtype: Any) -> str:
+def find_switch(tensors: Tensors, name: str) -> str:
+    """Return the line that makes a missing dtype available; empty if there is none."""
+    try:
+        tensors.dtype(name)
+    except UnsupportedValueError as error:
+        return error.fix
+    except Exception:  # each framework raises its own error
+        return ""
+    return ""
+
+
+def name_of(tensors: Tensors, native_dtype: Any) -> str:
+    """Return the name of a native dtype."""
     key = (type(tensors), native_dtype)
     name = _names.get(key)
     if name is None:
@@ -153,7 +165,7 @@ def _name_of(tensors: Tensors, native_dtype: Any) -> str:
 
 def _reach(tensors: Tensors, native_dtype: Any) -> tuple[float, float]:
     """Return up to where a dtype surely has each integer from 0, and each float."""
-    name = _name_of(tensors, native_dtype)
+    name = name_of(tensors, native_dtype)
     reach = _reaches.get(name)
     if reach is None:
         if name == "bool" or _kind(name) == _INTEGER:
@@ -214,7 +226,7 @@ def _refusal(framework: Framework, number: Any, name: str, attempted: str) -> Un
     tensors, fix = framework.tensors, "another dtype"
     # Of the same kind or a wider one: a float stays a float.
     for wide in (each for each in _USUAL if _kind(each) >= _kind(name)):
-        switch = tensors.dtype_fix(wide)
+        switch = find_switch(tensors, wide)
         if _holds(wide, number) and (wide in tensors.dtype_names or switch):
             is_there = wide in tensors.dtype_names
             fix = f"dtype={wide!r}" if is_there else f"{switch}, and dtype={wide!r}"

@@ -61,9 +61,6 @@ class VirtualDevices(TorchDevices):
     def is_idle(self, device: Device) -> bool:
         return True  # nothing is queued
 
-    def mark(self, device: Device) -> None:
-        """Return None: a virtual GPU only has the CPU's clock."""
-
     def memory(self, device: Device) -> Memory:
         return Memory(
             memory.count_used_bytes(device.index), None, None

@@ -57,9 +57,6 @@ class TinygradTensors(Tensors):
     def dtype(self, name: str) -> DType:
         return DTYPES[name]
 
-    def dtype_name(self, spec: Any) -> str | None:
-        return NAMES.get(spec) if isinstance(spec, DType) else super().dtype_name(spec)
-
     def address(self, x: Tensor) -> int:
         self.device_of(x)  # refuses constants, and tensors on several devices
         return x.realize().uop.buffer.get_buf(x.device).va_addr if prod(x.shape) else 0

@@ -212,44 +212,6 @@ def test_its_memory_is_that_of_torch_s_allocator(awake):
     assert awake.memory(gpu()) == Memory(10, 20, 1000)
 
 
-def test_a_mark_is_in_the_current_stream_of_its_own_device(awake):
-    assert awake.mark(gpu(1)).stream == 1
-
-
-def test_between_two_marks_are_seconds(awake):
-    assert awake.seconds_between(awake.mark(gpu(1)), awake.mark(gpu(1))) == 0.25
-
-
-def test_the_cpu_has_no_clock_of_its_own(awake):
-    assert awake.mark(cpu()) is None
-
-
-def test_before_its_start_no_mark_is_made(sleeping):
-    assert sleeping.mark(gpu()) is None  # the driver would fail
-
-
-def test_a_gpu_without_a_context_gets_no_mark(awake, monkeypatch):
-    monkeypatch.setattr(
-        torch._C, "_test_hasPrimaryContext", lambda index: index == 1, raising=False
-    )
-    assert [awake.mark(gpu(index)) is None for index in (0, 1)] == [True, False]
-
-
-def test_metal_s_marks_are_events_that_are_timed(monkeypatch):
-    recorded = []
-
-    class Event(Driver.Event):
-        def record(self):
-            super().record(SimpleNamespace(index=0))
-            recorded.append(self)
-
-    monkeypatch.setattr(torch.mps, "Event", Event)
-    devices = MetalDevices()
-    begin, end = devices.mark(gpu()), devices.mark(gpu())
-    assert recorded == [begin, end]
-    assert devices.seconds_between(begin, end) == 0.25
-
-
 def test_metal_is_asked_whether_it_is_idle_by_an_event_without_a_clock(monkeypatch):
     events = []
 
@@ -266,10 +228,6 @@ def test_metal_is_asked_whether_it_is_idle_by_an_event_without_a_clock(monkeypat
     monkeypatch.setattr(torch.mps, "Event", Event)
     assert MetalDevices().is_idle(gpu())
     assert events == [False]
-
-
-def test_virtual_gpus_have_no_clock(virtual):
-    assert virtual.timeit(lambda: None, seconds=0).on_devices == {}
 
 
 @pytest.mark.parametrize("has_context", [True, False])

@@ -36,16 +36,13 @@ def test_an_exercise_is_a_table():
     assert "100%" in done.stdout
 
 
-def test_the_threads_and_the_load_are_printed_and_a_loaded_machine_is_warned_of(
-    monkeypatch, capsys
-):
+def test_the_load_is_printed_and_a_loaded_machine_is_warned_of(monkeypatch, capsys):
     loaded = {**MACHINE, "load": 3.0, "warning": "It is loaded."}
     monkeypatch.setattr(bench, "describe_machine", lambda: loaded)
     assert bench.run(Request(("numpy",), ("reference",), is_small=True)) == 0
     printed = squeeze(capsys.readouterr().out)
     assert "Its load was 3 before." in printed
     assert "It is loaded." in printed
-    assert "reference does not report its number of threads on the CPU" in printed
 
 
 def test_a_row_without_figures_has_its_reason_below_the_table():
@@ -59,7 +56,7 @@ def test_the_keys_of_the_document_are_stable():
     document = json.loads(done.stdout)
     assert list(document) == ["date", "versions", "machine", "backends"]
     (backend,) = document["backends"]
-    assert list(backend) == ["name", "versions", "threads", "notes", "error", "results"]
+    assert list(backend) == ["name", "versions", "notes", "error", "results"]
     (result,) = backend["results"]
     assert list(result) == [*("exercise", "backend", "question", "unit", "rows", "error", "best")]
     row = result["rows"][0]

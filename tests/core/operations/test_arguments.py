@@ -218,7 +218,7 @@ def test_asking_a_missing_device_for_work_is_an_error(reference):
 @pytest.mark.parametrize(
     ("method", "call"),
     [
-        ("zeros", lambda b, x: b.zeros(1)),
+        ("full", lambda b, x: b.zeros(1)),
         ("astype", lambda b, x: b.asarray(x, dtype="int32")),
         ("to_numpy", lambda b, x: b.to_numpy(x)),
         ("transfer", lambda b, x: b.copy(x)),

@@ -52,7 +52,7 @@ def test_a_device_says_the_same_as_its_text(device):
 
 
 def test_a_timing_has_the_numbers_of_its_text():
-    timing = Timing(0.5, 0.4, 0.6, 7, 3, (CPU, gpu()), {gpu(): 0.25})
+    timing = Timing(0.5, 0.4, 0.6, 7, 3, (CPU, gpu()))
     text = " ".join(Text(timing._repr_html_()).words)
     assert set(words_of(repr(timing))) <= set(words_of(text))
 

@@ -309,7 +309,7 @@ def test_all_integers_get_the_default_integer_dtype(backend, place):
     made = [backend.asarray(data, device=place) for data in numbers]
     made += [backend.arange(*bounds, device=place) for bounds in ((3,), (0,), (3, 1), (0, 9, 2))]
     made += [backend.full(2, 1, device=place)]
-    assert {backend.dtype_of(x) for x in made} == {framework_of(backend).tensors.integer_dtype}
+    assert {backend.dtype_of(x) for x in made} == {framework_of(backend).tensors.default_dtypes[0]}
 
 
 @requirement("create.default-complex-dtype", section=SECTION, source="array API, data types")
@@ -548,9 +548,14 @@ def test_numpy_scalars_keep_their_dtype(backend, place):
     ]
     made += [backend.full(1, np.int8(25), device=place)]
     assert [backend.dtype_of(x) for x in made] == ["int8"] * 3
-    wide = framework_of(backend).tensors.data_dtype("float64")
+    wide = _as_data(backend, "float64")
     made = [backend.asarray(data, device=place) for data in (np.float64(0.1), [np.float64(0.1)])]
     assert [backend.dtype_of(x) for x in made] == [wide] * 2
+
+
+def _as_data(backend, name):
+    """Return the dtype of a tensor of 64-bit data: 32 bits where there are no more."""
+    return name if name in backend.dtype_names else name.replace("64", "32")
 
 
 @requirement("create.wide-numpy-data", section=SECTION, source="contract, Dtypes of new tensors")
@@ -561,7 +566,7 @@ def test_wide_numpy_data_gets_the_frameworks_dtype(backend, place, name):
     JAX narrows 64 bits, and its users expect that.
     """
     x = backend.asarray(np.arange(3).astype(name), device=place)
-    assert backend.dtype_of(x) == framework_of(backend).tensors.data_dtype(name)
+    assert backend.dtype_of(x) == _as_data(backend, name)
     np.testing.assert_array_equal(backend.to_numpy(x), np.arange(3))
 
 

@@ -46,10 +46,10 @@ class MakesTensorsOnTheCpuInstead(Mutant, caught_by="create.on-a-missing-device"
 
 
 class MakesTensorsElsewhere(Mutant, caught_by="create.without-a-copy"):
-    class Tensors(OneByOne):
+    class Tensors(ReferenceTensors):
         def full(self, shape, value, dtype, native):
             cpu = self.framework.devices.native(CPU)
-            return self.copy(super().full(shape, value, dtype, cpu), native)
+            return self.transfer([super().full(shape, value, dtype, cpu)], native, copy=True)[0]
 
 
 class IgnoresTheDevice(Mutant, caught_by="create.on-the-device"):
@@ -126,9 +126,6 @@ class TakesUnknownDtypes(Mutant, caught_by="create.unknown-dtype"):
     class Tensors(ReferenceTensors):
         def dtype(self, name):
             return getattr(xp, name, xp.float32)
-
-        def dtype_name(self, spec):
-            return super().dtype_name(spec) or "float32"
 
         @property
         def dtype_names(self):
