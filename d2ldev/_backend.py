@@ -1488,7 +1488,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         """
         from d2ldev.training.learning import accuracy
 
-        return accuracy(self._framework, prediction, y)
+        share, _ = accuracy(self._framework, prediction, y)
+        return share
 
     def prefetch(
         self, batches: Iterable[T], device: DeviceLike[NativeDeviceT], depth: int = 2

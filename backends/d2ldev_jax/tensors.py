@@ -393,9 +393,6 @@ class JaxTensors(Tensors):
             self.device_of(x)  # refuses it, with the reason; not an array on several devices
         return np.array(numbers_of(x))
 
-    def read(self, x: Tensor) -> NDArray[Any]:
-        return np.asarray(x)
-
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, self.types):
             # The protocol does not tell one CPU device from another.

@@ -150,9 +150,6 @@ class MXNetTensors(Tensors):
             array: np.ndarray[Any, Any] = x.asnumpy()
         return array
 
-    def read(self, x: Tensor) -> None:
-        return None
-
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, _NDArray):
             # In a capsule an array would lose its context, and its place in the engine's queue.

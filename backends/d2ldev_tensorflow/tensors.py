@@ -254,12 +254,6 @@ class TensorFlowTensors(Tensors):
         # TensorFlow copies arrays, and returns a scalar for a tensor without dimensions.
         return np.asarray(x.numpy())
 
-    def read(self, x: Tensor) -> np.ndarray[Any, Any]:
-        try:
-            return x._numpy_internal()  # private; without a copy
-        except AttributeError:  # a variable, or a tensor that is only traced
-            return self.to_numpy(x)
-
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, self.types):
             with tf.device(self._devices.native(self.device_of(x))):

@@ -217,12 +217,6 @@ class TorchTensors(Tensors):
         # One copy, from a device or within the CPU's memory. It resolves a lazy conjugate.
         return array_of(make_strided(x).to("cpu", copy=True))
 
-    def read(self, x: Tensor) -> np.ndarray[Any, Any]:
-        try:
-            return x.numpy()  # type: ignore[no-any-return]
-        except (RuntimeError, TypeError):  # on a GPU, with a gradient, lazily conjugated
-            return self.to_numpy(x)
-
     def from_dlpack(self, x: Any) -> Tensor:
         """Return a tensor on the memory of ``x``, after checks that torch omits.
 

@@ -203,14 +203,6 @@ class Tensors(ABC):
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         """Return the values in a new NumPy array."""
 
-    def read(self, x: Tensor) -> NDArray[Any] | None:
-        """Return the values for reading only, as ``to_numpy``, without a copy if possible.
-
-        Called for the labels of each batch, so that it has to be fast. None in a framework in
-        which it would wait for what is queued on the CPU.
-        """
-        return self.to_numpy(x)
-
     @abstractmethod
     def from_dlpack(self, x: Any) -> Tensor:
         """Return a tensor on the memory of ``x``.

@@ -35,7 +35,6 @@ from d2ldev.contract.training import (
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
-    Labels,
     Learner,
     Portion,
     Sharded,
@@ -102,21 +101,9 @@ if TYPE_CHECKING:
     from d2ldev.contract.leaks import Stray, Watch
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
     from d2ldev.training.keras_inputs import join_keras_inputs, read_keras_signature
+    from d2ldev.training.objective import LEAST_WEIGHT, BatchWeight, Objective
     from d2ldev.training.programs import Programs, ProgramUsers
-    from d2ldev.training.steps import (
-        LEAST_WEIGHT,
-        BatchWeight,
-        check_labels,
-        check_loss,
-        check_own_loss,
-        check_shapes,
-        check_weights,
-        loss_among,
-        mean_and_weight,
-        own_loss,
-        read_signature,
-        weigh_batch,
-    )
+    from d2ldev.training.steps import read_signature
 
 __all__ = [
     "ADAGRAD_EPSILON",
@@ -162,7 +149,6 @@ __all__ = [
     "Inventory",
     "Kind",
     "Kinds",
-    "Labels",
     "Layer",
     "Layout",
     "Learner",
@@ -171,6 +157,7 @@ __all__ = [
     "Models",
     "NoTensor",
     "NotBegunError",
+    "Objective",
     "Operand",
     "OutOfDeviceMemoryError",
     "Parallel",
@@ -196,12 +183,7 @@ __all__ = [
     "Weighted",
     "WeightedLoss",
     "bounds",
-    "check_labels",
-    "check_loss",
-    "check_own_loss",
     "check_room",
-    "check_shapes",
-    "check_weights",
     "clone_keras_model",
     "count_gpus",
     "deep_copy",
@@ -220,16 +202,13 @@ __all__ = [
     "list_named_tensors",
     "list_needed_tensors",
     "locate_tensors",
-    "loss_among",
     "make_keras_kind",
     "map_tensors",
-    "mean_and_weight",
     "memory_of_the_machine",
     "mismatch",
     "nvml",
     "on",
     "operands_of",
-    "own_loss",
     "place",
     "quote",
     "read_keras_signature",
@@ -251,7 +230,6 @@ __all__ = [
     "user_has_chosen",
     "warn",
     "warn_too_late",
-    "weigh_batch",
 ]
 
 # The names that few programs need, and their modules: imported at their first use.
@@ -266,11 +244,8 @@ _RARE = {
         "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
         "d2ldev.training.programs": ("ProgramUsers", "Programs"),
         "d2ldev.training.keras_inputs": ("join_keras_inputs", "read_keras_signature"),
-        "d2ldev.training.steps": (
-            *("check_labels", "check_loss", "check_own_loss", "check_shapes", "check_weights"),
-            *("BatchWeight", "LEAST_WEIGHT", "loss_among", "mean_and_weight", "own_loss"),
-            *("read_signature", "weigh_batch"),
-        ),
+        "d2ldev.training.objective": ("BatchWeight", "LEAST_WEIGHT", "Objective"),
+        "d2ldev.training.steps": ("read_signature",),
     }.items()
     for name in names
 }

@@ -10,8 +10,8 @@ from typing import Any
 
 from d2ldev._backend import framework_of
 from d2ldev.contract import Learner, Sharded
-from d2ldev.contract.training import Labels, Signature, TargetRule, separate
-from d2ldev.errors import UnsupportedValueError, warn
+from d2ldev.contract.training import Signature, TargetRule, separate
+from d2ldev.errors import warn
 from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten, leaves, unwrap_broadcasts
 from d2ldev.operations.prefetching import device_batches, draw_outside
@@ -25,8 +25,8 @@ from d2ldev.training.data import (
 from d2ldev.training.floats import Cast, dtype_of_model
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
 from d2ldev.training.interruption import shield
-from d2ldev.training.labels import has_labels, look_at
-from d2ldev.training.steps import is_named, takes_target
+from d2ldev.training.objective import is_named
+from d2ldev.training.steps import takes_target
 from d2ldev.training.team import Counts, Team
 from d2ldev.typing import Inputs
 
@@ -50,16 +50,14 @@ class Feed:
         self._framework = framework_of(trainer.backend)
         self._kinds = self._framework.state.kinds
         self._is_named = is_named(learner.settings)
-        self._has_labels = has_labels(learner.settings)
-        # The user's ``prepare_batch`` may change the labels.
         self._is_overridden = is_overridden(trainer, "prepare_batch")
         settings = learner.settings
         has_target = takes_target(settings.loss)
         self._rule: TargetRule = "compared" if has_target else "none"
         self._is_plain = has_target and settings.methods is None and not self._is_overridden
-        # The labels of each batch on its way, and whether it has a ``Broadcast``. Then whether
-        # these are all labels of the batch.
-        self._scans: deque[tuple[Labels | None, bool, bool]] = deque()
+        # Whether each batch on its way has a ``Broadcast``.
+        self._scans: deque[bool] = deque()
+        self._number = 0  # of the batches so far
         self._cast: Cast | None = None
         # Whether a batch needs no cast, and has no containers within.
         self._stays: Callable[[Any], bool] = partial(is_pair, kinds=self._kinds)
@@ -103,7 +101,7 @@ class Feed:
         )
 
     def make_operands(self, number: int, batch: Any) -> tuple[Inputs, Any, Any, Counts]:
-        """Return the operands of a step, and give the learner the range of its labels.
+        """Return the operands of a step.
 
         Args:
             number: the position of the batch in the epoch, from 0.
@@ -114,8 +112,8 @@ class Feed:
             whole batch with ``loss='model'``. Then the weights of the batch in the means.
         """
         compared: Any
-        scan = self._scans.popleft() if self._scans else (None, None, True)
-        labels, has_marks, is_whole = scan
+        has_marks = self._scans.popleft() if self._scans else None
+        self._number += 1
         if self._is_plain and self._is_complete and is_pair(batch, self._kinds):
             inputs, y = batch[:1], batch[1]
             compared, examples = y, length_of_first_axis(y)
@@ -124,13 +122,17 @@ class Feed:
         each = 1
         if self._is_named and len(shape := drop_weights(y).shape) > 1:
             each = prod(shape[1:])
-        counts = self._team.count(self._learner, number, examples, each, labels)
-        self._learner.labels = labels if is_whole and not self._is_overridden else None
+        counts = self._team.count(self._learner, number, examples, each)
         return inputs, y, compared, counts
+
+    @property
+    def is_at_first(self) -> bool:
+        """Whether the operands made last are those of the first batch."""
+        return self._number == 1
 
     def prepare(self, batch: Any) -> Any:
         """Return a batch of ``draw`` with the dtype of the model, and without ``Broadcast``."""
-        has_marks = self._scans.popleft()[1] if self._scans else None
+        has_marks = self._scans.popleft() if self._scans else None
         batch, has_marks = self._finish(batch, has_marks)
         return unwrap_broadcasts(batch, self._kinds) if has_marks else batch
 
@@ -163,7 +165,7 @@ class Feed:
         return separate(self.prepare(batch), self._signature, "left out", self._kinds)[0]
 
     def _prepare_on_host(self, batch: Any) -> Any:
-        """Cast the floats of a batch on the host, read its labels, and select a portion.
+        """Cast the floats of a batch on the host, and select a portion.
 
         Returns:
             The batch, or its leaves after a walk: the move to the device then needs no other walk.
@@ -178,8 +180,7 @@ class Feed:
             if is_sharded:
                 operands = Sharded(operands, batch.number, batch.length, batch.content)
             batch = operands
-        labels = self._find_labels(batch) if self._has_labels else None
-        self._scans.append((labels, has_marks, not is_sharded))
+        self._scans.append(has_marks)
         return self._team.select(batch) if flat is None else flat
 
     def _walk(self, batch: Any) -> Flattened | None:
@@ -213,19 +214,6 @@ class Feed:
                     f"data of {' and '.join(cast.others)} is cast to {self._dtype}, as the model "
                     f"is; to cast it once: X.astype({self._dtype!r}) before the batches are made"
                 )
-
-    def _find_labels(self, batch: Any) -> Labels | None:
-        """Return the range of a batch's labels, as far as the host can read them."""
-        if isinstance(batch, Sharded):
-            batch = batch.operands
-        waits = self._team.splits
-        if type(batch) is tuple and len(batch) == 2:  # the usual batch
-            return look_at(self._framework, batch[1], is_drawn=True, waits=waits)
-        try:
-            _, y = separate(batch, self._signature, self._rule, self._kinds)
-        except UnsupportedValueError:  # the step raises it again
-            return None
-        return look_at(self._framework, y, is_drawn=True, waits=waits)
 
     @cached_property
     def _signature(self) -> Signature:

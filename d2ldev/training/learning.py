@@ -17,8 +17,8 @@ from d2ldev.operations.inventory import list_named_tensors
 from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
 from d2ldev.options import Loss
-from d2ldev.training import labels
-from d2ldev.training.steps import check_labels, output_refusal
+from d2ldev.training.objective import check_labels
+from d2ldev.training.steps import output_refusal
 from d2ldev.typing import Inputs
 
 if TYPE_CHECKING:
@@ -136,16 +136,16 @@ def learner(
         tensors = list_named_tensors(framework, model)
         places = devices or [framework.tensors.device_of(x) for _, x in tensors]
         check_devices(framework, group, places)
-        made = labels.check(framework, framework.parallel.learner_of_group(model, settings, group))
+        made = framework.parallel.learner_of_group(model, settings, group)
         _require_portion(made)
         return made
     if len(devices) < 2:
-        return labels.check(framework, framework.training.learner(model, settings))
+        return framework.training.learner(model, settings)
     attempted = f"train on {len(devices)} devices"
     fix = f"one device: devices=['{devices[0]}'], or gpus = ['{devices[0]}'] of a Trainer"
     for ability in ("train on several GPUs", "train on several GPUs in one process"):
         require(framework, ability, attempted, fix)
-    return labels.check(framework, framework.parallel.learner(model, settings, devices))
+    return framework.parallel.learner(model, settings, devices)
 
 
 def _require_portion(learner: Learner) -> None:
@@ -184,8 +184,11 @@ def check_settings(framework: Framework, settings: TrainingSettings) -> Training
     return settings
 
 
-def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
-    """Return the share of labels whose class has the largest logit; see ``Backend.accuracy``."""
+def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the share of labels whose class has the largest logit, and how many labels count.
+
+    See ``Backend.accuracy``.
+    """
     attempted = "measure the accuracy of a prediction"
     if isinstance(prediction, (Mapping, tuple, list)):
         raise output_refusal(attempted, prediction, "metrics")

@@ -151,8 +151,7 @@ class DeviceLog(Generic[TensorT]):
         """Check and keep the scalars of one call; return the device of the log's tensors."""
         kinds, device = self._kinds, self._device
         if weight is not _ONE and kinds[type(weight)] is TENSOR:
-            device = self._check_tensor("weight", weight, device)
-            weight = self._tensors.detach(weight)
+            device, weight = self._take_scalar("weight", weight, device)
         elif weight is not _ONE:
             if not _is_weight(weight):
                 raise UnsupportedValueError(
@@ -162,25 +161,29 @@ class DeviceLog(Generic[TensorT]):
                 )
             weight = float(weight)
         entries: list[Any] = []
-        tensors = self._tensors
-        device_of, dtype_of, detach = tensors.device_of, tensors.dtype_of, tensors.detach
         for name, x in scalars.items():
             if kinds[type(x)] is not TENSOR:
                 entries += name, weight, _number(name, x)
                 continue
-            try:
-                is_fine = device_of(x) is device and not len(x.shape)
-                is_fine = is_fine and "complex" not in dtype_of(x)
-            except Exception:  # each kind of tensor raises its own error
-                is_fine = False
-            if not is_fine:
-                device = self._check_tensor(name, x, device)
-            entries += name, weight, detach(x)
+            device, scalar = self._take_scalar(name, x, device)
+            entries += name, weight, scalar
         self._pending += entries  # one operation of a list is safe between threads
         if len(self._pending) >= 3 * self._max_pending:
             with self._lock:
                 self._bring_over()
         return device
+
+    def _take_scalar(self, name: str, x: Any, device: Device | None) -> tuple[Device, Any]:
+        """Return the device of a scalar tensor, and the scalar alone."""
+        tensors = self._tensors
+        try:
+            is_fine = tensors.device_of(x) is device and not len(x.shape)
+            is_fine = is_fine and "complex" not in tensors.dtype_of(x)
+        except Exception:  # each kind of tensor raises its own error
+            is_fine = False
+        if device is None or not is_fine:
+            device = self._check_tensor(name, x, device)
+        return device, tensors.detach(x)
 
     def flush(self) -> dict[str, list[float]]:
         """Return all values since the last ``flush``; one transfer brings them from the device.

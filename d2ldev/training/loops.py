@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from d2ldev._backend import framework_of
-from d2ldev.contract import Learner, Weighted
+from d2ldev.contract import Learner
 from d2ldev.nesting.walk import unwrap_broadcasts
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.training.data import drop_weights, empty_data_refusal
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, find_listeners
 from d2ldev.training.interruption import END, Interruption, shield
-from d2ldev.training.labels import has_labels
+from d2ldev.training.learning import accuracy
 from d2ldev.training.log import BatchedDeviceLog, DeviceLog
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress
@@ -84,6 +84,8 @@ class Loop:
                     break
                 inputs, y, compared, counts = feed.make_operands(number, batch)
                 loss, prediction = learner.step(inputs, y)
+                if feed.is_at_first:
+                    learner.check_labels()
                 self._log(log, counts, loss, prediction, compared)
                 number += 1
                 if progress is not None:
@@ -116,6 +118,8 @@ class Loop:
             while (batch := draw_next(batches)) is not END:
                 inputs, y, compared, counts = feed.make_operands(number, batch)
                 loss, prediction = learner.evaluate(inputs, y)
+                if feed.is_at_first:
+                    learner.check_labels()
                 if loss is not None:  # else ``validation_step`` returned nothing
                     self._log(log, counts, loss, prediction, compared)
                 number += 1
@@ -133,21 +137,18 @@ class Loop:
         if not self.metrics:
             log.add(in_loss, loss=loss)
             return
-        is_weighted = isinstance(y, Weighted)
-        y = unwrap_broadcasts(drop_weights(y), framework_of(self.trainer.backend).state.kinds)
-        values = {name: metric(prediction, y) for name, metric in self.metrics.items()}
-        if in_loss is own and own == counts.in_metrics and counts.in_accuracy is None:
-            log.add(in_loss, loss=loss, **values)
-            return
-        in_accuracy: Any = counts.in_accuracy
-        if in_accuracy is None:
-            # The weight of the loss of several processes may be that of the whole batch.
-            has_counted = has_labels(self.learner.settings) and not is_weighted
-            in_accuracy = in_loss if has_counted and not self.team.splits else own
+        framework = framework_of(self.trainer.backend)
+        y = unwrap_broadcasts(drop_weights(y), framework.state.kinds)
+        values, weights = {}, {}
+        for name, metric in self.metrics.items():
+            if metric == self.trainer.backend.accuracy:
+                values[name], number = accuracy(framework, prediction, y)
+                weights[name] = number if counts.in_metrics else 0.0
+            else:
+                values[name], weights[name] = metric(prediction, y), counts.in_metrics
         log.add(in_loss, loss=loss)
         for name, value in values.items():
-            is_accuracy = self.metrics[name] == self.trainer.backend.accuracy
-            log.add(in_accuracy if is_accuracy else counts.in_metrics, **{name: value})
+            log.add(weights[name], **{name: value})
 
     def _means(self, log: DeviceLog, number: int) -> dict[str, float]:
         if not number:

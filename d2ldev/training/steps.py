@@ -1,98 +1,15 @@
-"""A step of training: the inputs of a model, the loss by its name, and the operands of the loss.
-
-Helpers for ``training`` of the backends.
-"""
+"""The functions of the user's that training calls: what they take, and how they are called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from d2ldev.contract import Framework, TrainingSettings, Weighted
-from d2ldev.contract.training import Portion, Signature, WeightedLoss
+from d2ldev.contract.training import Signature
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.operations.examples import number_of_examples
 
 if TYPE_CHECKING:
     import inspect
-
-
-def loss_among(
-    settings: TrainingSettings,
-    losses: Mapping[str, Callable[..., tuple[Any, Any]]],
-    take_mean: Callable[[Any, Any], tuple[Any, Any]],
-) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Return the loss of a training: a framework's own of that name, or the function given.
-
-    Args:
-        settings: of the training; checked already.
-        losses: the framework's own, by the names in ``LOSSES``: ``(prediction, y, weights)`` to a
-            loss and its ``Learner.weight``.
-        take_mean: see ``mean_and_weight``.
-
-    Returns:
-        A function ``(prediction, y)``, which takes a ``Weighted`` too. It returns the loss and its
-        ``Learner.weight``.
-
-    Raises:
-        UnsupportedValueError: for a metric that keeps a running value.
-    """
-    given = settings.loss
-    if given == "model":
-        return lambda output, _y: (_loss_of_model(output), None)
-    if isinstance(given, str):
-        named = losses[given]
-
-        def compare_by_name(prediction: Any, y: Any) -> Any:
-            if not hasattr(prediction, "shape"):
-                raise output_refusal(f"compute the loss {given!r}", prediction, "loss")
-            return named(prediction, *(y if isinstance(y, Weighted) else (y,)))
-
-        return compare_by_name
-    loss: Callable[..., Any] = comparison(given, weighs=True)
-    weighed = _weigh_loss(given, loss)
-    needs_weights = any(
-        each.name == _WEIGHTS and each.default is each.empty for each in _parameters_of(given)
-    )
-
-    def compare(prediction: Any, y: Any) -> Any:
-        if isinstance(y, Weighted):
-            return mean_and_weight(weighed(prediction, *y), take_mean)
-        if needs_weights:
-            raise UnsupportedValueError(
-                f"compute the loss {describe(given)}",
-                f"it needs {_WEIGHTS}, and a batch has none",
-                f"yield {{'x': X, 'y': y, {_WEIGHTS!r}: weights}}, or {_WEIGHTS}=None in the loss",
-            )
-        return mean_and_weight(loss(prediction, y), take_mean)
-
-    return compare
-
-
-def _loss_of_model(output: Any) -> Any:
-    """Return the loss that a model has computed: the key or the attribute ``loss`` of its output.
-
-    Raises:
-        UnsupportedValueError: if the output has none, or it is not a scalar.
-    """
-    attempted = "train with loss='model'"
-    has_key = isinstance(output, Mapping) and "loss" in output
-    loss = output["loss"] if has_key else getattr(output, "loss", None)
-    if loss is None:
-        found = "loss is None" if has_key or hasattr(output, "loss") else describe_output(output)
-        raise UnsupportedValueError(
-            attempted,
-            f"the model has returned no loss: {found}",
-            "yield the labels with the inputs, {'x': X, 'labels': y}; and return {'loss': loss} "
-            "from the model",
-        )
-    shape = getattr(loss, "shape", None)
-    if shape is None or tuple(shape):
-        raise _loss_refusal(
-            attempted, shape, loss, f"return {write_mean(loss, 'loss')} as the loss"
-        )
-    return loss
 
 
 def describe_output(output: Any) -> str:
@@ -128,106 +45,17 @@ def output_refusal(attempted: str, output: Any, argument: str) -> UnsupportedVal
     )
 
 
-def mean_and_weight(loss: Any, take_mean: Callable[[Any, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return a loss of the user's own as a mean, and its ``Learner.weight``.
-
-    Args:
-        loss: what the user's function returned.
-        take_mean: returns the quotient of a sum and a weight, 0 for a weight of 0. Also the weight
-            as a scalar of the framework on the device of the sum, without a gradient.
-
-    Raises:
-        UnsupportedValueError: for a ``WeightedLoss`` of something other than scalars, or with a
-            negative number as its weight.
-    """
-    if not isinstance(loss, WeightedLoss):
-        return loss, None
-    for name, x in loss._asdict().items():
-        is_number = name == "weight" and isinstance(x, (int, float))
-        shape = getattr(x, "shape", () if is_number else None)
-        problem = ""
-        if shape is None or tuple(shape):
-            found = describe(x) if shape is None else f"of shape {tuple(shape)},"
-            problem = f"{found} not a scalar"
-        elif is_number and not x >= 0:  # that of a tensor would make the host wait
-            problem = f"{x}, less than 0" if x < 0 else f"{x}"
-        if problem:
-            raise UnsupportedValueError(
-                "compute the loss of a batch",
-                f"the {name} of its WeightedLoss is {problem}",
-                "d2ldev.WeightedLoss(total, weight): sums of weighted losses, and of weights",
-            )
-    return take_mean(*loss)
-
-
-LEAST_WEIGHT = 1e-20
-"""How much an element of weight 0 counts: so no mean is taken over nothing."""
-
-
-class BatchWeight(NamedTuple):
-    """The weights of a batch in a step, where all elements of its target count alike.
-
-    Args:
-        own: of the examples that this process has; 0 if it has none.
-        whole: of the whole batch.
-    """
-
-    own: float
-    whole: float
-
-    def relative(self, weight: Any, reference: float) -> Any:
-        """Return the factor of the loss in a step of several batches or shards.
-
-        The step takes the gradients of these products. It divides their sum by the sum of the
-        factors. A factor is near 1, so that float16 holds the gradients.
-
-        Args:
-            weight: the ``Learner.weight`` of the loss.
-            reference: the same number for all batches and processes of a step: the ``whole`` of
-                the first batch.
-        """
-        if weight is None or not self.own:
-            return self.own / reference
-        return (weight + self.own * LEAST_WEIGHT) / reference
-
-
-def weigh_batch(
-    framework: Framework,
-    settings: TrainingSettings,
-    inputs: Any,
-    y: Any,
-    portion: Portion | None = None,
-) -> BatchWeight:
-    """Return the weights of a batch in a step, where all elements of its target count alike.
-
-    With a named loss they are the elements of the target, and else the examples.
-
-    Args:
-        framework: whose tensors they are.
-        settings: of the training.
-        inputs, y: of ``Learner.step``.
-        portion: the shard of the batch, if several processes train.
-    """
-    if is_named(settings):
-        shape = tuple((y.y if isinstance(y, Weighted) else y).shape) or (1,)
-        length, each = shape[0], prod(shape[1:])
-    else:
-        batch = inputs[0] if settings.methods is not None else {"inputs": inputs, "y": y}
-        length, each = number_of_examples(framework, batch) or 1, 1
-    number, length = (length, length) if portion is None else portion
-    return BatchWeight(float(number * each), float(max(1, length * each)))
-
-
-def is_named(settings: TrainingSettings) -> bool:
-    """Tell whether the loss of a training is a named one, which compares and knows its weight."""
-    is_named = isinstance(settings.loss, str) and settings.loss != "model"
-    return is_named and settings.methods is None
-
-
 _WEIGHTS = "sample_weight"
 
 
-def _weigh_loss(function: Any, loss: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
+def needs_weights(function: Any) -> bool:
+    """Tell whether a loss cannot be called without the weights of the examples."""
+    return any(
+        each.name == _WEIGHTS and each.default is each.empty for each in _parameters_of(function)
+    )
+
+
+def weigh_loss(function: Any, loss: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
     """Return a loss of weighted examples: ``(prediction, y, weights) -> loss``.
 
     Args:
@@ -346,146 +174,6 @@ def metric_refusal(metric: object, fix: str) -> UnsupportedValueError:
         "it keeps a running value over all batches, but a metric returns the value of one",
         fix,
     )
-
-
-def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
-    """Check the shapes that ``'mse'`` and ``'bce'`` compare: frameworks would broadcast one.
-
-    Raises:
-        UnsupportedValueError: if they are not the same.
-    """
-    if tuple(prediction) != tuple(y):
-        raise UnsupportedValueError(
-            "compare a prediction with y",
-            f"it is of shape {tuple(prediction)}, and y of shape {tuple(y)}",
-            "y.reshape(prediction.shape), or a loss of your own",
-        )
-
-
-def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtype: str) -> None:
-    """Check that labels are compared with their own logits: frameworks would broadcast.
-
-    Args:
-        prediction: the shape of the logits, ``(n, ..., classes)``; None is a length that is not
-            known yet.
-        y: the shape of the labels, ``(n, ...)``.
-        dtype: theirs, by name.
-
-    Raises:
-        UnsupportedValueError: if there is not one label for each row of logits, or if a label is
-            not an integer.
-    """
-    logits, labels = tuple(prediction), tuple(y)
-    rows = logits[:-1]
-    is_one_each = len(rows) == len(labels) and (
-        rows == labels
-        or all(a == b for a, b in zip(rows, labels, strict=True) if None not in (a, b))
-    )
-    if logits and is_one_each and dtype.startswith(("int", "uint")):
-        return
-    problem, fix = "a label is the number of a class", "backend.asarray(y, dtype='int64')"
-    if not logits or not is_one_each:
-        problem = "there is one label for each row of logits, which has one number for each class"
-        fix = "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot"
-    raise UnsupportedValueError(
-        f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}",
-        problem,
-        fix,
-    )
-
-
-def check_weights(losses: Iterable[int | None], weights: Iterable[int | None]) -> None:
-    """Check that there is one weight for each example: frameworks would broadcast.
-
-    Args:
-        losses: the shape of the losses, before their mean is taken; None is a length that is not
-            known yet.
-        weights: that of the weights.
-
-    Raises:
-        UnsupportedValueError: if these are not the first axes of the losses.
-    """
-    known, given = tuple(losses), tuple(weights)
-    pairs = zip(known, given, strict=False)
-    if not 0 < len(given) <= len(known) or any(a != b for a, b in pairs if None not in (a, b)):
-        raise UnsupportedValueError(
-            "weigh the examples of a batch",
-            f"their losses are of shape {known}, and their weights of shape {given}",
-            "sample_weight of shape (n,), one number for each example",
-        )
-
-
-def check_loss(shape: Iterable[int] | None, loss: object, function: Any) -> None:
-    """Check that a loss is one number; some frameworks would take the gradient of the sum.
-
-    Args:
-        shape: its shape; None if it has none.
-        loss: the result of the function.
-        function: of the user, as it was given.
-
-    Raises:
-        UnsupportedValueError: if it is not a scalar.
-    """
-    if shape is None or tuple(shape):
-        raise _loss_refusal(
-            "compute the loss of a batch", shape, loss, f"loss={mean_of(function, loss)}"
-        )
-
-
-def _loss_refusal(
-    attempted: str, shape: Iterable[int] | None, loss: object, fix: str
-) -> UnsupportedValueError:
-    found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
-    return UnsupportedValueError(attempted, f"the loss is {found} not a scalar", fix)
-
-
-def own_loss(
-    model: Any,
-    methods: tuple[str, str],
-    take_mean: Callable[[Any, Any], tuple[Any, Any]],
-    batch: Any,
-    *,
-    is_step: bool,
-) -> tuple[Any, Any]:
-    """Return the loss of a batch that a model's own method gives, and its ``Learner.weight``.
-
-    For ``TrainingSettings.methods``.
-
-    Args:
-        model: the model in training, or in use.
-        methods: that of a step and that of an evaluation, such as ``'training_step'`` and
-            ``'validation_step'``.
-        take_mean: see ``mean_and_weight``.
-        batch: as the data has it.
-        is_step: which of them.
-
-    Returns:
-        A scalar and its weight. The scalar is None if a method other than ``training_step``
-        returned None, because it has logged its loss itself.
-
-    Raises:
-        UnsupportedValueError: if it returned something else.
-    """
-    in_step, in_evaluation = methods
-    method = in_step if is_step else in_evaluation
-    loss, weight = mean_and_weight(getattr(model, method)(batch), take_mean)
-    if loss is not None or method == "training_step":
-        check_own_loss(loss, model, method)
-    return loss, weight
-
-
-def check_own_loss(loss: Any, model: Any, method: str) -> None:
-    """Check that a model's own method returned a scalar.
-
-    Raises:
-        UnsupportedValueError: if it is not a scalar.
-    """
-    attempted = f"compute the loss of a batch with {type(model).__name__}.{method}"
-    if loss is None:
-        raise UnsupportedValueError(attempted, "it returned None, and not the loss", "return loss")
-    shape = getattr(loss, "shape", None)
-    if shape is None or tuple(shape):
-        raise _loss_refusal(attempted, shape, loss, f"return {write_mean(loss, 'loss')}")
 
 
 def write_mean(x: object, text: str) -> str:

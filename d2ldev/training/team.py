@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.contract import Framework, Learner
-from d2ldev.contract.training import Labels, bounds
 from d2ldev.device import Device
 from d2ldev.distributed.portions import Portions
 from d2ldev.errors import CheckpointError, text_of
@@ -31,13 +30,11 @@ class Counts(NamedTuple):
         examples: the number of its examples.
         in_loss: the weight of this process's loss, unless ``Learner.weight`` is another one.
         in_metrics: the weight of its metrics.
-        in_accuracy: how many of its labels count; None if all do, or if the host does not know.
     """
 
     examples: int
     in_loss: float
     in_metrics: float
-    in_accuracy: float | None = None
 
 
 class Team:
@@ -64,9 +61,7 @@ class Team:
         """Return this process's portion of a batch, on the host."""
         return batch
 
-    def count(
-        self, learner: Learner, number: int, examples: int, each: int, labels: Labels | None
-    ) -> Counts:
+    def count(self, learner: Learner, number: int, examples: int, each: int) -> Counts:
         """Return the weights of the next batch, and set the learner's portion of it.
 
         Args:
@@ -74,12 +69,8 @@ class Team:
             number: the position of the batch in the epoch, from 0.
             examples: the number of its examples here.
             each: the weight of an example in the loss.
-            labels: the labels as the host has seen them: of the whole batch, or of a ``Sharded``.
         """
-        if labels is None or labels.counts is None:
-            return _count_alone(examples, each)
-        counted = float(labels.counts.sum())
-        return _count_alone(examples, each)._replace(in_accuracy=counted)
+        return _count_alone(examples, each)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         """Return the means over the batches of an epoch; the last value where nothing counts."""
@@ -168,19 +159,10 @@ class ProcessGroup(Team):
     def select(self, batch: Any) -> Any:
         return self._portions.select(batch)
 
-    def count(
-        self, learner: Learner, number: int, examples: int, each: int, labels: Labels | None
-    ) -> Counts:
+    def count(self, learner: Learner, number: int, examples: int, each: int) -> Counts:
         portion = self._portions.next(f"batch {number} of {self._place}")
         learner.portion = portion
-        counted = None
-        if labels is not None and labels.counts is not None:
-            counts, length = labels.counts, portion.length
-            if len(counts) == length:  # else they are those of this process
-                start, stop = bounds(length, self._group.rank, self._group.size)
-                counts = counts[start:stop]
-            counted = float(counts.sum()) if portion.number else 0.0
-        return Counts(portion.length, portion.number * each, portion.number, counted)
+        return Counts(portion.length, portion.number * each, portion.number)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         return means_of(self._totals(log, f"the end of {self._place}"), log.last())

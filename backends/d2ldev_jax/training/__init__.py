@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from d2ldev.framework import (
@@ -83,24 +82,9 @@ class JaxTraining(Training):
 
             begin(self._framework, model, optimizer, next(iter(batches))[:-1])
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        labels = _widen(y)
+    def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        # In a dtype that has ``NO_LABEL``.
+        labels = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
         is_right = jnp.sum(jnp.argmax(prediction, -1) == labels, dtype=jnp.float32)
-        return is_right / jnp.maximum(jnp.sum(labels != NO_LABEL), 1)
-
-    def label_range(self, y: Tensor, weights: Any) -> Tensor:
-        return _label_range(_widen(y), weights)
-
-
-def _widen(labels: Tensor) -> Tensor:
-    """Return labels in a dtype that has ``NO_LABEL``."""
-    return labels.astype(jnp.int32 if labels.dtype.itemsize < 8 else jnp.int64)
-
-
-@jax.jit
-def _label_range(labels: Tensor, weights: Tensor | None) -> Tensor:
-    counts = labels != NO_LABEL
-    if weights is not None:
-        counts &= jnp.expand_dims(weights != 0, range(weights.ndim, labels.ndim))
-    labels = jnp.where(counts, labels, 0)
-    return jnp.stack([jnp.min(labels), jnp.max(labels)])
+        number = jnp.sum(labels != NO_LABEL, dtype=jnp.float32)
+        return is_right / jnp.maximum(number, 1), number

@@ -19,11 +19,11 @@ from d2ldev.framework import (
     Framework,
     Inputs,
     Learner,
+    Objective,
     Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
-    check_own_loss,
     describe,
     read_signature,
 )
@@ -112,6 +112,7 @@ class BooksLearner(Learner):
     def __init__(self, framework: Framework, module: Any, settings: TrainingSettings) -> None:
         super().__init__(settings)
         self._framework, self._module = framework, module
+        self._objective = Objective(framework, settings, {})
         trainer = getattr(module, "trainer", None)
         is_trained = settings.optimizer is not None
         if trainer is None or not (is_trained or getattr(trainer, "state", None)):
@@ -175,7 +176,7 @@ class BooksLearner(Learner):
         if state.batch_stats:
             state = state.replace(batch_stats=variables["batch_stats"])
         self._trainer.state = state
-        check_own_loss(loss, self._module, in_step)
+        self._objective.check_own(loss, self._module, in_step)
         return loss, None
 
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
@@ -193,8 +194,7 @@ class BooksLearner(Learner):
         else:
             value = self._call_method(in_evaluation, inputs, "the loss, or nothing", object)
         loss = value[0] if isinstance(value, tuple) else value
-        if loss is not None:
-            check_own_loss(loss, self._module, in_evaluation)
+        self._objective.check_own(loss, self._module, in_evaluation)
         return loss, None
 
     def predict(self, inputs: Inputs) -> Any:

@@ -31,33 +31,27 @@ from d2ldev.framework import (
     CPU,
     LEAST_WEIGHT,
     MOMENTUM,
+    NO_LABEL,
     WEIGHT_DECAY,
     D2LDevError,
     Framework,
     Inputs,
     Learner,
+    Objective,
     Programs,
     ProgramUsers,
     Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
-    Weighted,
-    check_labels,
-    check_loss,
-    check_shapes,
-    check_weights,
     describe,
     is_text,
     list_named_tensors,
-    loss_among,
-    own_loss,
     place,
     quote,
     read_signature,
     state_refusal,
     text_of,
-    weigh_batch,
 )
 from d2ldev_jax.keras import KerasObject, is_layer
 from d2ldev_jax.models import value_of
@@ -137,7 +131,7 @@ class JaxLearner(Learner):
                 "jax.tree_util.Partial(net.apply, variables). Put your own parameters into an "
                 "nnx.Module, as nnx.Param",
             )
-        self._loss = loss_among(settings, _LOSSES, _divide)
+        self._objective = Objective(framework, settings, _LOSSES, _divide)
         self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None
         self._steps: Any = None
         self._is_synced: bool
@@ -215,7 +209,7 @@ class JaxLearner(Learner):
             inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
             self._state, found, prediction = self._program.step(self._state, self._rate, inputs, y)
         else:
-            _, whole = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+            _, whole = self._objective.weigh(inputs, y, self.portion)
             if not self.pending:
                 self._reference = whole
             inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
@@ -227,7 +221,7 @@ class JaxLearner(Learner):
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
                 self.flush()
-        return self._take_loss(found, prediction, y)
+        return self._take_loss(found, prediction)
 
     def flush(self) -> None:
         if not self.pending:
@@ -244,16 +238,20 @@ class JaxLearner(Learner):
         batch = self.arrange(inputs), y
         arrays, batch = self._places.prepare_alone(self._state[0], batch, self.portion)
         found, prediction = self._program.evaluate(arrays, *batch)
-        return self._take_loss(found, prediction, y)
+        return self._take_loss(found, prediction)
 
-    def _take_loss(self, found: tuple[Any, Any], prediction: Any, y: Any) -> tuple[Tensor, Any]:
-        """Return the loss of a program and its prediction, and note the weight of the loss."""
-        loss, weight = found
-        labels = None if isinstance(y, Weighted) else self.labels
-        if labels is not None and labels.are_all_among(prediction.shape[-1]):
-            weight = None  # all count
-        self.weight = self._places.take_weight(weight, self.portion)
-        return self._places.take_local(loss), self._places.take_shard(prediction, self.portion)
+    def _take_loss(self, found: Any, prediction: Any) -> tuple[Tensor, Any]:
+        """Return the loss of a program and its prediction, and note its weight and its labels."""
+        loss, weight, wrong = found
+        places, portion = self._places, self.portion
+        weight = places.take_weight(weight, portion)
+        prediction = places.take_shard(prediction, portion)
+        wrong = tuple(map(places.take_local, wrong))
+        loss, self.weight = self._objective.take((loss, weight, wrong), prediction)
+        return places.take_local(loss), prediction
+
+    def check_labels(self) -> None:
+        self._objective.check_labels()
 
     @_name_text
     def predict(self, inputs: Inputs) -> Any:
@@ -304,7 +302,7 @@ class JaxLearner(Learner):
         steps = _Steps(
             model_split,
             optimizer_split,
-            self._loss,
+            self._objective,
             self.settings,
             self._optimizer.wrt,
         )
@@ -638,7 +636,7 @@ class _Steps:
 
     model_split: _Split
     optimizer_split: _Split
-    loss: Callable[[Any, Any], Any]
+    objective: Objective
     settings: TrainingSettings
     wrt: Any
 
@@ -662,7 +660,7 @@ class _Steps:
             model = self.model_split.merge(state[0])
             nnx.update(model, parameters)
             _train(model)
-            (value, _), _ = self._compare(model, inputs, y, is_step=True)
+            (value, *_), _ = self._compare(model, inputs, y, is_step=True)
             loss: Tensor = value
             return loss
 
@@ -725,14 +723,12 @@ class _Steps:
     def _compare(self, model: Any, inputs: Inputs, y: Any, *, is_step: bool) -> Any:
         """Return the loss with its weight, and the prediction."""
         if self.settings.methods is not None:
-            methods = self.settings.methods
-            return own_loss(model, methods, _divide, *inputs, is_step=is_step), None
+            return self.objective.compute(model, *inputs, is_step=is_step), None
         prediction = self._compute_prediction(model, inputs)
-        value, weight = self.loss(prediction, y)
-        check_loss(getattr(value, "shape", None), value, self.settings.loss)
+        value, weight, wrong = self.objective.compare(prediction, y)
         if isinstance(model, Wrapper):
             value = sum(model.take_losses(), value)
-        return (value, weight), prediction
+        return (value, weight, wrong), prediction
 
     def _differentiate(self, state: _State, alike: Any, inputs: Inputs, y: Any) -> Any:
         """Return the model, the gradients, the loss and the prediction.
@@ -753,7 +749,7 @@ class _Steps:
             leaves, structure = jax.tree.flatten(nnx.state(model, self.wrt))
             leaves = [_note_use(used, i, x) for i, x in enumerate(leaves)]
             nnx.update(model, jax.tree.unflatten(structure, leaves))
-            (value, weight), prediction = self._compare(model, inputs, y, is_step=True)
+            (value, weight, wrong), prediction = self._compare(model, inputs, y, is_step=True)
             scaled, factor = value, None
             if alike is not None:
                 whole, reference = alike
@@ -761,7 +757,7 @@ class _Steps:
                 scaled = (value * factor).astype(value.dtype)
             if scaler is not None:
                 scaled *= scaler.scale
-            return scaled, ((factor, value, weight), prediction)
+            return scaled, ((factor, value, weight, wrong), prediction)
 
         _train(model)
         trained = nnx.DiffState(0, self.wrt)
@@ -840,26 +836,25 @@ def clip(gradients: Any, largest: float) -> Any:
 # A named loss returns its ``Learner.weight``, too.
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    check_shapes(prediction.shape, y.shape)
+def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
     prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean((prediction - y.astype(prediction.dtype)) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    check_labels(prediction.shape, y.shape, y.dtype.name)
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
     prediction, y = _mask_uncounted(prediction, y, weights)
     y = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
     # A label that is too large gives NaN. A negative label counts from the last class.
     counts = (y >= 0) & (y < prediction.shape[-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(prediction, jnp.where(counts, y, 0))
+    others = jnp.where(counts, NO_LABEL, y).ravel()
+    wrong = (others[(others != NO_LABEL).argmax()],) if y.size else ()  # the first one
     if weights is not None:
         counts = counts * jnp.expand_dims(weights, range(weights.ndim, counts.ndim))
-    return _mean(losses, counts)
+    return *_mean(losses, counts), wrong
 
 
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    check_shapes(prediction.shape, y.shape)
+def _bce(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
     prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean(optax.sigmoid_binary_cross_entropy(prediction, y), weights)
 
@@ -872,7 +867,6 @@ def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor
     prediction = prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
     if weights is None:
         return prediction, y
-    check_weights(y.shape, weights.shape)
     counts = jnp.expand_dims(weights != 0, range(weights.ndim, y.ndim))
     rows = jnp.expand_dims(counts, range(y.ndim, prediction.ndim))
     return jnp.where(rows, prediction, 0), jnp.where(counts, y, 0)
@@ -888,13 +882,13 @@ def _mean(losses: Tensor, weights: Any) -> tuple[Tensor, Any]:
 
 
 def _divide(total: Tensor, weight: Any) -> tuple[Tensor, Tensor]:
-    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``Objective``."""
     dtype = jnp.promote_types(jnp.result_type(total), jnp.float32)
     weight = jax.lax.stop_gradient(jnp.asarray(weight, dtype))
     return total / (weight + (weight == 0)), weight
 
 
-_LOSSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
+_LOSSES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "mse": _mse,
     "cross_entropy": _cross_entropy,
     "bce": _bce,

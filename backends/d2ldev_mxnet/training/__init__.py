@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from d2ldev.framework import (
     NO_LABEL,
     Device,
@@ -63,29 +61,12 @@ class MXNetTraining(Training):
     def module_class(self, methods: type) -> type:
         return type("Module", (methods, mx.gluon.nn.Block), {})
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with NumPySemantics():
             found = mx.np.argmax(prediction, axis=-1)
             labels = y.as_np_ndarray().astype("int64")
-            is_right, counts = found == labels, labels != NO_LABEL
-            return is_right.astype("float32").sum() / mx.np.maximum(
-                counts.astype("float32").sum(), 1
-            )
-
-    def label_range(self, y: Tensor, weights: Any) -> Tensor:
-        with NumPySemantics():
-            labels = y.as_np_ndarray()
-            if labels.dtype not in (
-                np.int32,
-                np.int64,
-            ):  # compared in a dtype that has ``NO_LABEL``
-                labels = labels.astype("int64")
-            counts = labels != NO_LABEL
-            if weights is not None:
-                shape = (*weights.shape, *[1] * (labels.ndim - weights.ndim))
-                counts = counts * (weights.as_np_ndarray() != 0).reshape(shape)
-            labels = mx.np.where(counts, labels, mx.np.zeros_like(labels))
-            return mx.np.stack([labels.min(), labels.max()])
+            number = (labels != NO_LABEL).astype("float32").sum()
+            return (found == labels).astype("float32").sum() / mx.np.maximum(number, 1), number
 
     def random_state(self, device: Device) -> int:
         # MXNet's generators cannot be read. So this method draws a new seed, sets it, and returns

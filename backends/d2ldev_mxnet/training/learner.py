@@ -9,22 +9,19 @@ from d2ldev.framework import (
     Framework,
     Inputs,
     Learner,
+    Objective,
     Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
     Weighted,
-    check_loss,
     describe,
-    loss_among,
-    own_loss,
     place,
     read_signature,
     state_refusal,
-    weigh_batch,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.training.losses import LOSSES, LOSSES_OF_CLASSES, avoid_zero, divide
+from d2ldev_mxnet.training.losses import LOSSES, avoid_zero, divide
 from d2ldev_mxnet.training.optimizers import make_optimizer
 
 # Half of how many batches may be queued.
@@ -56,8 +53,7 @@ class MXNetLearner(Learner):
         self._reference = 1.0
         parameters = self._parameters()
         _check_parameters(model, parameters, is_trained=settings.optimizer is not None)
-        self._loss = loss_among(settings, LOSSES, divide)
-        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES, divide)
+        self._objective = Objective(framework, settings, LOSSES, divide)
         self._trainer = make_optimizer(framework, settings, parameters)
 
     # -- model and optimizer ----------------------------------------------------------------------
@@ -158,7 +154,7 @@ class MXNetLearner(Learner):
 
     def _find_factor(self, inputs: Inputs, y: Any) -> Any:
         """Return the factor of the loss of a batch or a shard in a step, and add it up."""
-        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        batch = self._objective.weigh(inputs, y, self.portion)
         if not self.pending:
             self._total, self._reference = 0.0, batch.whole
         factor = batch.relative(self.weight, self._reference)
@@ -196,23 +192,14 @@ class MXNetLearner(Learner):
 
     def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
-            loss, self.weight = own_loss(
-                self._model, self.settings.methods, divide, *inputs, is_step=is_step
-            )
+            found = self._objective.compute(self._model, *inputs, is_step=is_step)
+            loss, self.weight = self._objective.take(found, None)
             self._limit_queue(loss)
             return loss, None
         prediction = self._compute_prediction(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
-        labels = self.labels
-        are_all_classes = (
-            labels is not None
-            and isinstance(prediction, mx.nd.NDArray)
-            and labels.are_all_among(prediction.shape[-1])
-        )
-        loss_of = self._loss_of_classes if are_all_classes else self._loss
-        loss, self.weight = loss_of(prediction, y)
-        shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
-        check_loss(shape, loss, self.settings.loss)
+        found = self._objective.compare(prediction, y)
+        loss, self.weight = self._objective.take(found, prediction)
         self._limit_queue(loss)
         return loss, prediction
 
@@ -225,6 +212,9 @@ class MXNetLearner(Learner):
         if len(self._queued) == 2 * _IN_FLIGHT:
             self._queued[_IN_FLIGHT - 1].wait_to_read()
             del self._queued[:_IN_FLIGHT]
+
+    def check_labels(self) -> None:
+        self._objective.check_labels()
 
     def _compute_prediction(self, inputs: Inputs) -> Any:
         return self._model(*[_as_numpy(x) for x in self.arrange(inputs)])

@@ -7,53 +7,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from d2ldev.framework import Tensor, check_labels, check_shapes, check_weights
+from d2ldev.framework import NO_LABEL, Tensor
 from d2ldev_mxnet.framework import mx
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    check_shapes(prediction.shape, y.shape)
+def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
     prediction, y = _mask_uncounted(prediction, y, weights)
     return _mean((prediction - _like(y, prediction)) ** 2, weights)
 
 
-def _cross_entropy(
-    prediction: Tensor, y: Tensor, weights: Any = None, *, are_all_classes: bool = False
-) -> tuple[Tensor, Any]:
-    """Return the mean over the labels that are classes; 0 if none is.
-
-    Args:
-        prediction, y, weights: see ``loss_among``.
-        are_all_classes: whether the host has seen that all labels are.
-    """
-    _check_labels(prediction.shape, y.shape, y.dtype)
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
+    """Return the mean over the labels that are classes; 0 if none is."""
     prediction, y = _mask_uncounted(prediction, y, weights)
     if y.dtype not in (np.int32, np.int64):
         # MXNet compares in the dtype of labels, in which 200 may be -56:
         # https://github.com/apache/mxnet/issues/16964
         y = y.astype("int64")
     classes = prediction.shape[-1]
+    with mx.autograd.pause():
+        wrong = tuple(_wrong_labels(classes, threading.get_ident())(y)) if y.size else ()
     if weights is None:
-        if are_all_classes:
-            return _mean_cross_entropy(None, threading.get_ident())(prediction, y), None
         loss, number = _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
-        return loss, number.detach()
+        return loss, number.detach(), wrong
     losses = _cross_entropies(mx, prediction, y)
     weights = weights.reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
-    weights = weights.astype(losses.dtype)
-    if not are_all_classes:
-        weights = _counts(mx, losses, y, classes) * weights
-    return _mean(losses, weights)
-
-
-@lru_cache(maxsize=128)  # a step looks only whether it knows the shapes
-def _check_labels(prediction: tuple[int, ...], y: tuple[int, ...], dtype: Any) -> None:
-    check_labels(prediction, y, np.dtype(dtype).name)
+    weights = _counts(mx, losses, y, classes) * weights.astype(losses.dtype)
+    return *_mean(losses, weights), wrong
 
 
 # By MXNet's functions of arrays, or by those of symbols.
@@ -71,33 +55,49 @@ def _counts(space: Any, losses: Any, y: Any, classes: int) -> Any:
 
 
 @lru_cache
-def _mean_cross_entropy(classes: int | None, _thread: int) -> Any:
+def _mean_cross_entropy(classes: int, _thread: int) -> Any:
     """Return a block that computes the mean cross-entropy in one call of MXNet's.
 
-    If some labels may not count, it also returns the number of labels that do. Each thread has a
-    block of its own: two threads must not call one at the same time.
+    It also returns the number of labels that count. Each thread has a block of its own: two threads
+    must not call one at the same time.
 
     Args:
-        classes: how many there are; None if all labels are known to be classes.
+        classes: how many there are.
     """
 
     def mean(space: Any, prediction: Any, y: Any) -> Any:
         losses = _cross_entropies(space, prediction, y)
-        if classes is None:
-            return losses.mean()
         counts = _counts(space, losses, y, classes)
         # The number is an integer. If it is 0, the loss of 0 is divided by 1.
         number = counts.sum()
         return (losses * counts).sum() / space.np.maximum(number, 1), number
 
+    return _make_block(mean)
+
+
+@lru_cache
+def _wrong_labels(classes: int, _thread: int) -> Any:
+    """Return a block that computes the least and the greatest label that is no class.
+
+    Each is ``NO_LABEL`` if there is none. See ``_mean_cross_entropy``.
+    """
+
+    def extremes(space: Any, y: Any) -> Any:
+        is_class = space.np.mod(y, classes) == y
+        others = space.np.where(is_class, space.np.zeros_like(y) + NO_LABEL, y)
+        return others.min(), others.max()
+
+    return _make_block(extremes)
+
+
+def _make_block(function: Callable[..., Any]) -> Any:
     # MXNet does not count a block with a prefix, and the names of the user's stay what they are.
-    block = mx.gluon.nn.HybridLambda(mean, prefix="")
+    block = mx.gluon.nn.HybridLambda(function, prefix="")
     block.hybridize()
     return block
 
 
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    check_shapes(prediction.shape, y.shape)
+def _bce(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
     prediction, y = _mask_uncounted(prediction, y, weights)
     # By comparison: ``abs`` and ``relu`` have the gradient 0 at 0. And not by MXNet's ``softrelu``,
     # which is log(1 + exp(x)), and so 0 where exp(x) is small.
@@ -116,7 +116,6 @@ def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor
     """Return both with 0 in place of rows with weight 0: 0 times an infinite loss is NaN."""
     if weights is None:
         return prediction, y
-    check_weights(y.shape, weights.shape)
     counts = (weights != 0).reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
     rows = counts.reshape((*counts.shape, *[1] * (prediction.ndim - y.ndim)))
     parts = (rows, prediction), (counts, y)
@@ -133,7 +132,7 @@ def _mean(losses: Tensor, weights: Any) -> tuple[Tensor, Any]:
 
 
 def divide(total: Any, weight: Any) -> tuple[Any, Any]:
-    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``Objective``."""
     if not isinstance(total, mx.np.ndarray):
         return total, weight
     if isinstance(weight, mx.nd.NDArray):
@@ -148,13 +147,8 @@ def avoid_zero(total: Any) -> Any:
     return mx.np.maximum(total, float(np.finfo(total.dtype).tiny))
 
 
-LOSSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
+LOSSES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "mse": _mse,
     "cross_entropy": _cross_entropy,
     "bce": _bce,
-}
-# The losses for labels that are all classes.
-LOSSES_OF_CLASSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
-    **LOSSES,
-    "cross_entropy": partial(_cross_entropy, are_all_classes=True),
 }

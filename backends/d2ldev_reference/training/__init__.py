@@ -7,7 +7,6 @@ from typing import Any
 import array_api_strict as xp
 
 from d2ldev.framework import NO_LABEL, Framework, Learner, Tensor, Training, TrainingSettings
-from d2ldev_reference.tensors import with_axes
 
 
 class ReferenceTraining(Training):
@@ -21,16 +20,9 @@ class ReferenceTraining(Training):
 
         return ReferenceLearner(self._framework, model, settings)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         labels = xp.astype(y, xp.int64)
         is_right = xp.argmax(prediction, axis=-1) == labels
         counted = xp.sum(xp.astype(labels != NO_LABEL, xp.float32))
-        return xp.sum(xp.astype(is_right, xp.float32)) / xp.maximum(counted, xp.ones_like(counted))
-
-    def label_range(self, y: Tensor, weights: Any) -> Tensor:
-        labels = xp.astype(y, xp.int64)
-        counts = labels != NO_LABEL
-        if weights is not None:
-            counts = counts & with_axes(xp.astype(weights, xp.bool), y.ndim)
-        labels = xp.where(counts, labels, xp.zeros_like(labels))
-        return xp.stack([xp.min(labels), xp.max(labels)])
+        right = xp.sum(xp.astype(is_right, xp.float32))
+        return right / xp.maximum(counted, xp.ones_like(counted)), counted

@@ -18,21 +18,18 @@ from d2ldev.framework import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    NO_LABEL,
     WEIGHT_DECAY,
     Framework,
     Inputs,
     Learner,
+    Objective,
     Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
-    Weighted,
-    check_labels,
-    check_shapes,
-    check_weights,
     describe,
     read_signature,
-    weigh_batch,
 )
 from d2ldev_reference.models import MLP, Layers
 from d2ldev_reference.tensors import with_axes
@@ -65,6 +62,8 @@ class ReferenceLearner(Learner):
                 "optimizer='sgd'",
             )
         self._model = model
+        names = ("mse", "cross_entropy", "bce")
+        self._objective = Objective(framework, settings, dict.fromkeys(names, self._measure))
         # Of the batches of a step: the sum of their factors, and the reference of these.
         self._total, self._reference = 0.0, 1.0
         kept = ("first", "second", "sums")[: 3 if settings.accumulate_grad_batches > 1 else 2]
@@ -100,7 +99,7 @@ class ReferenceLearner(Learner):
 
     def _find_factor(self, inputs: Inputs, y: Any) -> float:
         """Return the factor of the loss of a batch or a shard in a step, and add it up."""
-        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        batch = self._objective.weigh(inputs, y, self.portion)
         if not self.pending:
             self._total, self._reference = 0.0, batch.whole
         factor: float = batch.relative(self.weight, self._reference)
@@ -132,27 +131,45 @@ class ReferenceLearner(Learner):
 
     def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
         """Return the loss and its derivative by the prediction; note the weight of the loss."""
-        y, weights = y if isinstance(y, Weighted) else (y, None)
+        found = self._objective.compare(prediction, y)
+        loss, self.weight = self._objective.take(found, prediction)
+        return loss, self._error
+
+    def check_labels(self) -> None:
+        self._objective.check_labels()
+
+    def _measure(self, prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
+        """Return a named loss for ``Objective``; keep its derivative by the prediction."""
         losses, errors, counts = self._losses(prediction, y)
+        wrong = () if counts is None else self._find_wrong(y, weights, counts)
         if weights is not None:
-            check_weights(losses.shape, weights.shape)
             weights = xp.astype(weights, losses.dtype)
             if counts is not None:
                 weights = counts * with_axes(weights, counts.ndim)
         elif counts is not None:
             weights = counts
         if weights is None:
-            self.weight = None
-            return xp.mean(losses), errors / losses.size
+            self._error = errors / losses.size
+            return xp.mean(losses), None, wrong
         total = xp.sum(weights)
         # Of all elements, as without weights.
-        self.weight = float(total) * (losses.size / weights.size)
+        weight = float(total) * (losses.size / weights.size)
         # The share of each loss in the mean.
         total = xp.where(total == 0, xp.ones_like(total), total)  # the loss is 0 then
         parts = weights / total * (weights.size / losses.size)
         parts = with_axes(parts, losses.ndim)
         rows = parts if errors.ndim == losses.ndim else xp.expand_dims(parts, axis=-1)
-        return xp.sum(_times(losses, parts)), _times(errors, rows)
+        self._error = _times(errors, rows)
+        return xp.sum(_times(losses, parts)), weight, wrong
+
+    def _find_wrong(self, y: Tensor, weights: Any, counts: Tensor) -> tuple[Tensor, ...]:
+        """Return the least and the greatest label that is no class, or ``NO_LABEL``."""
+        is_right = counts != 0
+        if weights is not None:
+            is_right = is_right | (with_axes(weights, y.ndim) == 0)
+        y = xp.astype(y, xp.int64)
+        others = xp.where(is_right, xp.full_like(y, NO_LABEL), y)
+        return (xp.min(others), xp.max(others)) if y.size else ()
 
     def _losses(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the losses, their derivatives by the prediction, and which losses count.
@@ -162,7 +179,6 @@ class ReferenceLearner(Learner):
         """
         if self.settings.loss == "cross_entropy":
             return self._cross_entropy(prediction, y)
-        check_shapes(prediction.shape, y.shape)
         y = xp.astype(y, prediction.dtype)
         if self.settings.loss == "mse":
             difference = prediction - y
@@ -173,7 +189,6 @@ class ReferenceLearner(Learner):
         return losses + xp.log1p(small), larger / (1 + small) - y, None
 
     def _cross_entropy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        check_labels(prediction.shape, y.shape, self._framework.tensors.dtype_of(y))
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
         classes = xp.arange(prediction.shape[-1], device=y.device)

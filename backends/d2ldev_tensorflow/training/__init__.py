@@ -70,7 +70,7 @@ class TensorFlowTraining(Training):
 
         return Module
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         # A traced tensor has no device yet: the caller of the traced function chooses it.
         with tf.device(place_of(prediction)):
             found = tf.argmax(prediction, -1)
@@ -78,19 +78,7 @@ class TensorFlowTraining(Training):
             labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))
             is_right = tf.reduce_sum(tf.cast(found == labels, tf.float32))
             counted = tf.reduce_sum(tf.cast(labels != NO_LABEL, tf.float32))
-            return is_right / tf.maximum(counted, 1.0)
-
-    def label_range(self, y: Tensor, weights: Any) -> Tensor:
-        with tf.device(place_of(y)):
-            labels = tf.cast(y, tf.int64)
-            counts = labels != NO_LABEL
-            if weights is not None:
-                is_weighted = tf.cast(weights, tf.bool)
-                for _ in range(y.shape.rank - weights.shape.rank):
-                    is_weighted = is_weighted[..., tf.newaxis]
-                counts &= is_weighted
-            labels = tf.where(counts, labels, 0)
-            return tf.stack([tf.reduce_min(labels), tf.reduce_max(labels)])
+            return is_right / tf.maximum(counted, 1.0), counted
 
     def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
         # ``tf.data`` fails on a tensor that a GPU's memory cannot hold.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
@@ -21,29 +19,26 @@ from d2ldev.framework import (
     Framework,
     Inputs,
     Learner,
+    Objective,
     Programs,
     ProgramUsers,
     Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
-    check_loss,
     describe,
     join_keras_inputs,
     list_named_tensors,
-    loss_among,
     on,
-    own_loss,
     place,
     read_keras_signature,
     read_signature,
     state_refusal,
-    weigh_batch,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras, list_layers, list_parameters
 from d2ldev_tensorflow.training import compiled
-from d2ldev_tensorflow.training.losses import LOSSES, LOSSES_OF_CLASSES, divide, widen
+from d2ldev_tensorflow.training.losses import LOSSES, divide, widen
 from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
 from d2ldev_tensorflow.training.precision import compute_in, find_policy
 
@@ -79,8 +74,7 @@ class TensorFlowLearner(Learner):
         self._sums: tuple[list[Any], Tensor] | None = None
         # The reference of the factors of the batches of a step.
         self._reference = 1.0
-        self._loss = loss_among(settings, LOSSES, divide)
-        self._loss_of_classes = loss_among(settings, LOSSES_OF_CLASSES, divide)
+        self._objective = Objective(framework, settings, LOSSES, divide)
         self._users: ProgramUsers[TensorFlowLearner] = ProgramUsers()
         optimizer = make_optimizer(settings)
         self._named = optimizer if isinstance(settings.optimizer, str) else None
@@ -162,16 +156,15 @@ class TensorFlowLearner(Learner):
         self._users = program.users
         self._users.add(self)
         self._program = program
-        self._steps, self._accumulations = program.steps, program.accumulations
-        self._evaluations = program.evaluations
+        self._step, self._add, self._evaluate = program.step, program.accumulate, program.evaluate
         self._apply, self._forward = program.apply, program.forward
         runs_eagerly = getattr(self._model, "run_eagerly", False)
         if runs_eagerly:
             self._forward = self._compute_alone
         if runs_eagerly or self.settings.methods is not None:
             # The model's own methods may draw and print intermediate values, as in D2L.
-            self._steps, self._accumulations = (self._train,) * 2, (self._accumulate,) * 2
-            self._evaluations = (self._measure,) * 2
+            self._step, self._add = self._train, self._accumulate
+            self._evaluate = self._measure
         self._sums = place(self._framework, self._sums, self._device)
         self._flags = flags
         self._is_ready = True
@@ -287,23 +280,25 @@ class TensorFlowLearner(Learner):
         # This check takes a microsecond for a model of ten layers.
         if not self.pending and _list_flags(self._flagged) != self._flags:
             self._get_ready(self._device)
-        if self.settings.accumulate_grad_batches > 1:
-            accumulate = self._accumulations[self._are_classes()]
-            scale = self._make_scale(inputs, y)
-            operands = scale, *self._make_operands(inputs), y
-            loss, self.weight, prediction, self._sums = accumulate(self._sums, *operands)
-            self.pending += 1
-            if self.pending == self.settings.accumulate_grad_batches:
-                self.flush()
-            return loss, prediction
         # As separate arguments, as in a loop by hand: TensorFlow inspects a tuple more slowly.
-        step = self._steps[self._are_classes()]
-        loss, self.weight, prediction = step(*self._make_operands(inputs), y)
+        if self.settings.accumulate_grad_batches == 1:
+            return self._take(*self._step(*self._make_operands(inputs), y))
+        scale = self._make_scale(inputs, y)
+        operands = scale, *self._make_operands(inputs), y
+        found, prediction, self._sums = self._add(self._sums, *operands)
+        self.pending += 1
+        if self.pending == self.settings.accumulate_grad_batches:
+            self.flush()
+        return self._take(found, prediction)
+
+    def _take(self, found: Any, prediction: Any) -> tuple[Tensor, Any]:
+        """Return the loss of a traced function and the prediction; note its weight and labels."""
+        loss, self.weight = self._objective.take(found, prediction)
         return loss, prediction
 
     def _make_scale(self, inputs: Inputs, y: Any) -> Scale | None:
         """Return the scale of the next batch."""
-        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        batch = self._objective.weigh(inputs, y, self.portion)
         if not self.pending:
             self._reference = batch.whole
         return Scale.make(*batch, self._reference)
@@ -317,17 +312,10 @@ class TensorFlowLearner(Learner):
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
-        evaluate = self._evaluations[self._are_classes()]
-        loss, self.weight, prediction = evaluate(*self._make_operands(inputs), y)
-        return loss, prediction
+        return self._take(*self._evaluate(*self._make_operands(inputs), y))
 
-    def _are_classes(self) -> bool:
-        """Return whether the host has seen that all labels of the batch are classes."""
-        labels, program = self.labels, self._program
-        if labels is None or not labels.are_all_among(program.classes):
-            return False
-        program.greatest = labels.greatest
-        return True
+    def check_labels(self) -> None:
+        self._objective.check_labels()
 
     def predict(self, inputs: Inputs) -> Any:
         if not self._is_ready:
@@ -343,11 +331,11 @@ class TensorFlowLearner(Learner):
         """Return the scope in which a step computes."""
         return tf.device(self._framework.devices.native(self._device))
 
-    def _train(self, *batch: Any) -> tuple[Tensor, Any, Any]:
+    def _train(self, *batch: Any) -> tuple[Any, Any]:
         with self._enter_device():
             found, prediction, gradients, total = self._differentiate(None, batch)
             self._update(gradients, total)
-            return *found, prediction
+            return found, prediction
 
     def _accumulate(self, sums: Any, scale: Scale | None, *batch: Any) -> tuple[Any, ...]:
         """Return the gradients' sums, too; None for a variable that no batch has used."""
@@ -359,14 +347,14 @@ class TensorFlowLearner(Learner):
                 pairs = zip(sums[0], new, strict=True)
                 new = [a if b is None else b if a is None else a + b for a, b in pairs]
                 total += sums[1]
-            return *found, prediction, (new, total)
+            return found, prediction, (new, total)
 
     def _apply_sums(self, sums: list[Any], total: Tensor) -> None:
         with self._enter_device():
             self._update(sums, total)
 
     def _differentiate(self, scale: Scale | None, batch: tuple[Any, ...]) -> Any:
-        """Return the loss and its weight, the prediction, the gradients and their factor.
+        """Return what ``Objective`` finds, the prediction, the gradients and their factor.
 
         Args:
             scale: of the batch; without one, the factor is None, and counts as 1.
@@ -377,14 +365,15 @@ class TensorFlowLearner(Learner):
 
     def _compute_gradients(self, inputs: Sequence[Any], y: Any, scale: Scale | None) -> Any:
         with tf.GradientTape() as tape:
-            (loss, weight), prediction = self._compute_losses(inputs, y, training=True)
+            found, prediction = self._compute_losses(inputs, y, training=True)
+            loss, weight, _ = found
             part, factor = loss, None
             if scale is not None:
                 factor = scale.factor(weight)
                 part = loss * tf.cast(factor, loss.dtype)
             # The factor is 1, unless the optimizer scales float16.
             scaled = self._optimizer.scale_loss(part)
-        return (loss, weight), prediction, tape.gradient(scaled, self._variables), factor
+        return found, prediction, tape.gradient(scaled, self._variables), factor
 
     def _update(self, gradients: list[Any], total: Tensor | None) -> None:
         """Take a step with sums of gradients, divided by ``total`` unless it is None."""
@@ -414,19 +403,15 @@ class TensorFlowLearner(Learner):
         is_alone = self.settings.accumulate_grad_batches == 1
         return None if is_alone and weight is None else factor
 
-    def _measure(self, *batch: Any) -> tuple[Tensor, Any, Any]:
+    def _measure(self, *batch: Any) -> tuple[Any, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            found, prediction = self._compute_losses(inputs, y, training=False)
-            return *found, prediction
+            return self._compute_losses(inputs, y, training=False)
 
-    def _compute_losses(
-        self, inputs: Sequence[Any], y: Any, *, training: bool
-    ) -> tuple[tuple[Tensor, Any], Any]:
-        """Return the loss with its weight, and the prediction."""
+    def _compute_losses(self, inputs: Sequence[Any], y: Any, *, training: bool) -> tuple[Any, Any]:
+        """Return what ``Objective`` finds, and the prediction."""
         if self.settings.methods is not None:
-            methods = self.settings.methods
-            return own_loss(self._model, methods, divide, *inputs, is_step=training), None
+            return self._objective.compute(self._model, *inputs, is_step=training), None
         compiled.check_own_methods(self._model, "test_step", "compute_loss")
         prediction = self._compute_prediction(inputs, training=training)
         return self._compute_loss(prediction, y), prediction
@@ -448,21 +433,15 @@ class TensorFlowLearner(Learner):
         operands, options = join_keras_inputs(self._model, given, named)
         return self._model(*operands, **options, **mode)
 
-    def _compute_loss(self, prediction: Any, y: Any) -> tuple[Tensor, Any]:
-        """Return the loss plus the layers' own losses, as Keras's ``fit`` does, and its weight.
+    def _compute_loss(self, prediction: Any, y: Any) -> Any:
+        """Return what ``Objective`` finds; the loss has the layers' own, as in Keras's ``fit``.
 
         The layers' own losses are a regularization.
         """
-        loss_of = self._loss
-        if type(y) is _Classes:
-            y = y.labels
-            if isinstance(prediction, tf.Tensor) and self._program.admits(prediction.shape):
-                loss_of = self._loss_of_classes
-        loss, weight = loss_of(prediction, y)
-        check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
+        loss, *rest = self._objective.compare(prediction, y)
         if added := self._model.losses if self._is_layer else []:
             loss = tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)])
-        return loss, weight
+        return loss, *rest
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
         """Return the gradients, clipped as ``torch.nn.utils.clip_grad_norm_`` clips them."""
@@ -534,13 +513,6 @@ class Scale(NamedTuple):
         return tf.cast(weight, tf.float64) * is_there + self.own * LEAST_WEIGHT
 
 
-@dataclass(frozen=True)
-class _Classes:
-    """Labels that the host has seen, for the functions traced for them."""
-
-    labels: Any
-
-
 class _Program:
     """The traced functions of all learners that train one model in one way.
 
@@ -556,10 +528,6 @@ class _Program:
         slots, handles: the variables of an optimizer that is given by name, which the steps
             change, and their handles at the trace.
         optimizer: a reference to the optimizer that has them; None before the first one.
-        classes: the least number of classes for which a loss without a mask is traced.
-        greatest: the greatest label of the current batch, where all labels are known.
-        steps, accumulations, evaluations: one function for any labels, and one for labels that
-            are all classes. They compute the same numbers.
     """
 
     def __init__(self, tensors: list[Any]) -> None:
@@ -568,11 +536,9 @@ class _Program:
         self.optimizer: ref[Any] | None = None
         self.tensors = tensors
         self.users: ProgramUsers[TensorFlowLearner] = ProgramUsers()
-        self.classes = sys.maxsize
-        self.greatest = 0
-        self.steps = _trace_twice(self.users, TensorFlowLearner._train)
-        self.accumulations = _trace_twice(self.users, TensorFlowLearner._accumulate)
-        self.evaluations = _trace_twice(self.users, TensorFlowLearner._measure)
+        self.step = _trace(self.users, TensorFlowLearner._train)
+        self.accumulate = _trace(self.users, TensorFlowLearner._accumulate)
+        self.evaluate = _trace(self.users, TensorFlowLearner._measure)
         self.apply = _trace(self.users, TensorFlowLearner._apply_sums)
         self.forward = _trace(self.users, TensorFlowLearner._compute_alone)
 
@@ -597,18 +563,6 @@ class _Program:
         self.optimizer = ref(optimizer)
         return True
 
-    def admits(self, shape: tf.TensorShape) -> bool:
-        """Return whether a loss without a mask may be traced for a prediction of this shape.
-
-        Only the trace knows the number of classes. The loss needs a mask if some labels are not
-        classes, or if the number of classes may vary.
-        """
-        classes = shape[-1] if shape.rank else None
-        if classes is None or self.greatest >= classes:
-            return False
-        self.classes = min(self.classes, classes)
-        return True
-
 
 def _find_programs(model: Any) -> Programs[_Program]:
     """Return the programs that a model keeps."""
@@ -624,13 +578,3 @@ def _trace(users: ProgramUsers[TensorFlowLearner], method: Callable[..., Any]) -
     # TensorFlow counts the traces of one function in all objects together, and warns. It counts
     # each partial alone.
     return tf.function(partial(call), autograph=False)
-
-
-def _trace_twice(users: ProgramUsers[TensorFlowLearner], method: Callable[..., Any]) -> Any:
-    """Return a function traced for any labels, and one for labels that are all classes."""
-
-    def call_with_classes(learner: TensorFlowLearner, *operands: Any) -> Any:
-        *others, y = operands
-        return method(learner, *others, _Classes(y))
-
-    return _trace(users, method), _trace(users, call_with_classes)

@@ -9,19 +9,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.framework import Tensor, check_labels, check_shapes, check_weights
+from d2ldev.framework import NO_LABEL, Tensor
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    prediction, y = _match_shapes(prediction, y, weights)
-    return _mean((prediction - y) ** 2, weights)
+def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
+    prediction, y = _mask_uncounted(widen(prediction), y, weights)
+    return _mean((prediction - tf.cast(y, prediction.dtype)) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    check_labels(prediction.shape, y.shape, y.dtype.name)
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
     logits, y = _mask_uncounted(widen(prediction), tf.cast(y, tf.int64), weights)
+    none = tf.constant(NO_LABEL, tf.int64)
     # A label that is not a class raises an error on the CPU, and gives NaN on a GPU.
     counts = (y >= 0) & (y < tf.shape(logits, tf.int64)[-1])
+    others = tf.where(counts, none, y)
+    # Of an empty batch, too.
+    wrong = tf.minimum(tf.reduce_min(others), none), tf.maximum(tf.reduce_max(others), none)
     y = tf.where(counts, y, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
     counts = tf.cast(counts, losses.dtype)
@@ -30,41 +33,19 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[
         for _ in range(y.shape.rank - weights.shape.rank):
             weights = weights[..., tf.newaxis]
         counts *= weights
-    return _mean(losses, counts)
+    return *_mean(losses, counts), wrong
 
 
-def _cross_entropy_of_classes(
-    prediction: Tensor, y: Tensor, weights: Any = None
-) -> tuple[Tensor, Any]:
-    """Return the same loss, to the last bit, for labels that are all classes; without a mask."""
-    if weights is not None:
-        return _cross_entropy(prediction, y, weights)
-    check_labels(prediction.shape, y.shape, y.dtype.name)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.cast(y, tf.int64), logits=widen(prediction)
-    )
-    # TensorFlow's optimizer would replace ``/`` by a constant with a product with its reciprocal.
-    number = tf.cast(tf.size(losses), losses.dtype)
-    return tf.math.divide_no_nan(tf.reduce_sum(losses), number), None
-
-
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
-    logits, y = _match_shapes(prediction, y, weights)
+def _bce(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
+    logits, y = _mask_uncounted(widen(prediction), y, weights)
+    y = tf.cast(y, logits.dtype)
     return _mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits), weights)
-
-
-def _match_shapes(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    if not prediction.shape.is_compatible_with(y.shape):
-        check_shapes(prediction.shape, y.shape)
-    prediction, y = _mask_uncounted(widen(prediction), y, weights)
-    return prediction, tf.cast(y, prediction.dtype)
 
 
 def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     """Return both with 0 where the weight is 0: 0 times an infinite loss would be NaN."""
     if weights is None:
         return prediction, y
-    check_weights(y.shape, weights.shape)
     counts = tf.cast(weights, tf.bool)
     for _ in range(y.shape.rank - weights.shape.rank):
         counts = counts[..., tf.newaxis]
@@ -84,15 +65,13 @@ def _mean(losses: Tensor, weights: Any) -> tuple[Tensor, Any]:
 
 
 def divide(total: Any, weight: Any) -> tuple[Any, Any]:
-    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``Objective``."""
     total = tf.convert_to_tensor(total)
     weight = tf.stop_gradient(tf.cast(weight, total.dtype))
     return total / (weight + tf.cast(weight == 0, total.dtype)), weight
 
 
 LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
-# The losses for labels that are known to be classes.
-LOSSES_OF_CLASSES = {**LOSSES, "cross_entropy": _cross_entropy_of_classes}
 
 
 def widen(prediction: Tensor) -> Tensor:

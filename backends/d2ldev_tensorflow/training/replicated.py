@@ -22,7 +22,6 @@ from d2ldev.framework import (
     describe,
     shard_batch,
     unwrap_broadcasts,
-    weigh_batch,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import (
@@ -123,8 +122,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         super()._get_ready(device)
         for optimizer in all_optimizers(self._optimizer):  # its variables exist only now
             _check_optimizer(optimizer, len(self._devices))
-        self._steps = (self._run_together(self._train, takes_shards=True),) * 2
-        self._accumulations = (self._run_together(self._accumulate, takes_shards=True),) * 2
+        self._step = self._run_together(self._train, takes_shards=True)
+        self._add = self._run_together(self._accumulate, takes_shards=True)
         self._apply = self._run_together(self._apply_sums, takes_shards=False)
         self._mirrored = {}
 
@@ -169,7 +168,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )
         number = sum(shard.number for shard in shards)
-        _, whole = weigh_batch(self._framework, self.settings, inputs, y)
+        _, whole = self._objective.weigh(inputs, y)
         if not self.pending:
             self._reference = whole
         own = []
@@ -185,6 +184,14 @@ class TensorFlowParallelLearner(TensorFlowLearner):
                 loss /= tf.cast(self.weight, loss.dtype)
             whole = tf.nest.map_structure(lambda x: self._join_prediction(x, number), prediction)
             return loss, whole
+
+    def _take(self, found: Any, prediction: Any) -> tuple[Any, Any]:
+        *rest, labels = found
+        results = self._strategy.experimental_local_results
+        labels = tuple(x for each in labels for x in results(each))
+        first = results(prediction)[0] if labels else None
+        loss, self.weight = self._objective.take((*rest, labels), first)
+        return loss, prediction
 
     def _make_scale(self, inputs: Inputs, y: Any) -> None:
         return None  # each shard has its own
@@ -204,12 +211,12 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _differentiate(self, scale: Scale | None, batch: tuple[Any, ...]) -> Any:
         """Return the products of each loss and its weight, and the weights; see the base class."""
         *inputs, (y, own) = batch
-        (loss, weight), *rest, factor = self._compute_gradients(inputs, y, own)
+        (loss, weight, wrong), *rest, factor = self._compute_gradients(inputs, y, own)
         if weight is None:
             part = loss * tf.cast(own.own / own.whole, loss.dtype)
-            return (part, None), *rest, self._choose_total(factor, weight)
+            return (part, None, wrong), *rest, self._choose_total(factor, weight)
         weight = own.weight(weight)
-        return (loss * tf.cast(weight, loss.dtype), weight), *rest, factor
+        return (loss * tf.cast(weight, loss.dtype), weight, wrong), *rest, factor
 
     def _update(self, gradients: list[Any], total: Tensor | None) -> None:
         context = tf.distribute.get_replica_context()
@@ -295,9 +302,6 @@ class TensorFlowGroupLearner(TensorFlowLearner):
     def _make_scale(self, inputs: Inputs, y: Any) -> None:
         return None  # it is beside the target
 
-    def _are_classes(self) -> bool:
-        return False  # each process knows only its own labels, and all must run the same function
-
     def _get_ready(self, device: Device | None) -> None:
         super()._get_ready(device)
         kept = [x for x in self._model.variables if not x.trainable]
@@ -331,8 +335,8 @@ class TensorFlowGroupLearner(TensorFlowLearner):
     def _differentiate_shard(self, batch: tuple[Any, ...]) -> Any:
         *inputs, (y, scale) = batch
         with self._enter_device():
-            (loss, weight), *rest, factor = self._compute_gradients(inputs, y, scale)
-            return (loss, weight), *rest, self._choose_total(factor, weight)
+            found, *rest, factor = self._compute_gradients(inputs, y, scale)
+            return found, *rest, self._choose_total(factor, found[1])
 
     def _update(self, gradients: list[Any], total: Tensor | None) -> None:
         used = [each for each in gradients if each is not None]

@@ -44,17 +44,11 @@ class TorchTraining(Training):
     def module_class(self, methods: type) -> type:
         return type("Module", (methods, torch.nn.Module), {})
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         labels = y.long()
         is_right, counts = prediction.argmax(-1) == labels, labels != NO_LABEL
-        return is_right.sum(dtype=torch.float32) / counts.sum().clamp(min=1)
-
-    def label_range(self, y: Tensor, weights: Any) -> Tensor:
-        labels = y.long()
-        left_out = labels == NO_LABEL
-        if weights is not None:
-            left_out |= (weights == 0).reshape(*weights.shape, *[1] * (y.dim() - weights.dim()))
-        return torch.stack(labels.masked_fill(left_out, 0).aminmax())
+        number = counts.sum(dtype=torch.float32)
+        return is_right.sum(dtype=torch.float32) / number.clamp(min=1), number
 
     # -- resuming ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,24 +20,18 @@ from d2ldev.framework import (
     Framework,
     Inputs,
     Learner,
+    Objective,
     Signature,
     Tensor,
     TrainingSettings,
     UnsupportedValueError,
-    check_labels,
-    check_loss,
-    check_shapes,
-    check_weights,
     describe,
     flatten,
-    loss_among,
     map_tensors,
-    own_loss,
     place,
     read_signature,
     state_refusal,
     text_of,
-    weigh_batch,
 )
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import original, plain_name
@@ -56,52 +50,58 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 # A named loss returns its ``Learner.weight``, too.
 
 
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
+def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
     return _compare_numbers(torch.nn.functional.mse_loss, prediction, y, weights)
 
 
-def _cross_entropy(
-    prediction: Tensor, y: Tensor, weights: Any = None, *, are_all_classes: bool = False
-) -> tuple[Tensor, Any]:
-    """Return the mean over the labels that are classes; 0 without any.
-
-    A CUDA kernel that meets another label makes the GPU unusable. So no other label reaches it.
-
-    Args:
-        prediction, y, weights: see ``loss_among``.
-        are_all_classes: whether the host has seen that all labels are classes.
-    """
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
+    """Return the mean over the labels that are classes; 0 without any."""
+    y = y.long()  # torch requires labels of 64 bits; other frameworks make 32
+    if weights is None and y.is_cpu:
+        # The kernel of the CPU refuses a wrong label itself. A mask takes 45 of the 390 us of a
+        # step of a small MLP.
+        try:
+            return *_mean_cross_entropy(prediction, y), ()
+        except IndexError:
+            pass
     shape = y.shape
-    _check_labels(prediction.shape, shape, y.dtype)
     if weights is not None:
         prediction, y = _mask_uncounted(prediction, y, weights)
-    y = y.long()  # torch requires labels of 64 bits; other frameworks make 32
-    if not are_all_classes:
-        counts = y == y.clamp(0, prediction.shape[-1] - 1)
-        y = y.masked_fill(~counts, NO_LABEL)
-    if y.dim() > 1:  # torch requires the classes at axis 1
-        prediction, y = prediction.flatten(0, -2), y.flatten()
-    reduction = "none" if weights is not None else "mean" if are_all_classes else "sum"
-    losses = torch.nn.functional.cross_entropy(
-        prediction, y, ignore_index=NO_LABEL, reduction=reduction
-    )
+    # A CUDA kernel that meets another label makes the GPU unusable. So no other label reaches it.
+    is_class = y == y.clamp(0, prediction.shape[-1] - 1)
+    wrong = torch.where(is_class, NO_LABEL, y).aminmax() if y.numel() else ()
+    known = torch.where(is_class, y, NO_LABEL)
     if weights is None:
-        if are_all_classes:
-            return losses, None
-        number = counts.sum(dtype=torch.float32)
-        return losses / number.clamp(min=1), number
-    losses = losses.reshape(shape)
-    if not are_all_classes:
-        weights = weights.reshape(*weights.shape, *[1] * (counts.dim() - weights.dim())) * counts
-    return _take_mean(losses, weights)
+        loss, number = _mean_cross_entropy(prediction, known)
+        return loss, number, wrong
+    if y.dim() > 1:  # torch requires the classes at axis 1
+        prediction = prediction.flatten(0, -2)
+    losses = torch.nn.functional.cross_entropy(
+        prediction, known.flatten(), ignore_index=NO_LABEL, reduction="none"
+    ).reshape(shape)
+    weights = weights.reshape(*weights.shape, *[1] * (y.dim() - weights.dim())) * is_class
+    return *_take_mean(losses, weights), wrong
 
 
-@lru_cache(maxsize=128)  # a step only checks whether the shapes are known
-def _check_labels(prediction: torch.Size, y: torch.Size, dtype: torch.dtype) -> None:
-    check_labels(prediction, y, str(dtype).removeprefix("torch."))
+def _mean_cross_entropy(prediction: Tensor, y: Tensor) -> tuple[Tensor, Any]:
+    """Return the mean over the labels other than ``NO_LABEL``, 0 without any, and their number."""
+    if y.dim() > 1:
+        prediction, y = prediction.flatten(0, -2), y.flatten()
+    # As ``torch.nn.functional.cross_entropy``, which does not return the number.
+    logarithms = torch.nn.functional.log_softmax(prediction, -1)
+    if not y.is_cpu:
+        total, number = _nll_loss(logarithms, y, None, _SUM, NO_LABEL)
+        return total / number.clamp(min=1), number
+    mean, number = _nll_loss(logarithms, y, None, _MEAN, NO_LABEL)
+    number = number.item()  # here it waits for nothing, and saves operations
+    return mean if number else mean.nan_to_num(0.0), number
 
 
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> tuple[Tensor, Any]:
+_nll_loss = torch.ops.aten.nll_loss_forward.default
+_MEAN, _SUM = 1, 2  # the numbers of the reductions in torch's operators
+
+
+def _bce(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
     function = torch.nn.functional.binary_cross_entropy_with_logits
     return _compare_numbers(function, prediction, y, weights)
 
@@ -110,7 +110,6 @@ def _compare_numbers(
     function: Callable[..., Tensor], prediction: Tensor, y: Tensor, weights: Any
 ) -> tuple[Tensor, Any]:
     """Return the mean of a loss that compares each number of a prediction with one of ``y``."""
-    check_shapes(prediction.shape, y.shape)
     if weights is None:
         return function(prediction, y.to(prediction.dtype)), None
     prediction, y = _mask_uncounted(prediction, y, weights)
@@ -120,7 +119,6 @@ def _compare_numbers(
 
 def _mask_uncounted(prediction: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return both with 0 where the weight is 0: 0 times an infinite loss would be NaN."""
-    check_weights(y.shape, weights.shape)
     left_out = (weights == 0).reshape(*weights.shape, *[1] * (y.dim() - weights.dim()))
     rows = left_out.reshape(*left_out.shape, *[1] * (prediction.dim() - y.dim()))
     return prediction.masked_fill(rows, 0), y.masked_fill(left_out, 0)
@@ -137,7 +135,7 @@ def _take_mean(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _divide(total: Any, weight: Any) -> tuple[Any, Tensor]:
-    """Return a ``WeightedLoss`` as a mean, and its weight: see ``mean_and_weight``."""
+    """Return a ``WeightedLoss`` as a mean, and its weight: see ``Objective``."""
     if not isinstance(total, torch.Tensor):
         return total, weight
     dtype = torch.promote_types(total.dtype, torch.float32)
@@ -145,15 +143,10 @@ def _divide(total: Any, weight: Any) -> tuple[Any, Tensor]:
     return total / (weight + (weight == 0)), weight
 
 
-_LOSSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
+_LOSSES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "mse": _mse,
     "cross_entropy": _cross_entropy,
     "bce": _bce,
-}
-# The losses for labels that are known to be classes.
-_LOSSES_OF_CLASSES: dict[str, Callable[..., tuple[Tensor, Any]]] = {
-    **_LOSSES,
-    "cross_entropy": partial(_cross_entropy, are_all_classes=True),
 }
 
 
@@ -201,8 +194,7 @@ class TorchLearner(Learner):
                 "there is nothing to train: it has no parameter with requires_grad",
                 "model.requires_grad_(True)",
             )
-        self._loss = loss_among(settings, _LOSSES, _divide)
-        self._loss_of_classes = loss_among(settings, _LOSSES_OF_CLASSES, _divide)
+        self._objective = Objective(framework, settings, _LOSSES, _divide)
         # Of the batches of a step: the sum of their factors, and the reference of these.
         self._total: Any = 1.0
         self._reference = 1.0
@@ -369,7 +361,7 @@ class TorchLearner(Learner):
 
     def _find_factor(self, inputs: Inputs, y: Any) -> Any:
         """Return the factor of the loss of a batch or a shard in a step, and add it up."""
-        batch = weigh_batch(self._framework, self.settings, inputs, y, self.portion)
+        batch = self._objective.weigh(inputs, y, self.portion)
         if not self.pending:
             self._total, self._reference = 0.0, batch.whole
         self._factor = batch.relative(self.weight, self._reference)
@@ -406,9 +398,8 @@ class TorchLearner(Learner):
     def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         try:
             if self.settings.methods is not None:
-                loss, self.weight = own_loss(
-                    self._model, self.settings.methods, _divide, *inputs, is_step=is_step
-                )
+                found = self._objective.compute(self._model, *inputs, is_step=is_step)
+                loss, self.weight = self._objective.take(found, None)
                 return loss, None
             prediction = self._compute_prediction(inputs)
         except ValueError as error:
@@ -420,18 +411,12 @@ class TorchLearner(Learner):
                 f"the model has batch normalizations, and torch says: {text_of(error)}",
                 "drop_last=True in the loader, where the last batch has one example",
             ) from error
-        labels = self.labels
-        are_all_classes = (
-            labels is not None
-            and isinstance(prediction, torch.Tensor)
-            and labels.are_all_among(prediction.shape[-1])
-        )
-        loss_of = self._loss_of_classes if are_all_classes else self._loss
-        loss, self.weight = loss_of(prediction, y)
-        if not isinstance(self.settings.loss, str):
-            shape = loss.shape if isinstance(loss, torch.Tensor) else None
-            check_loss(shape, loss, self.settings.loss)
+        found = self._objective.compare(prediction, y)
+        loss, self.weight = self._objective.take(found, prediction)
         return loss, prediction
+
+    def check_labels(self) -> None:
+        self._objective.check_labels()
 
     def _narrowly(self, inputs: Inputs) -> Any:
         """Compute the prediction in fewer bits, and return it in float32."""

@@ -8,7 +8,6 @@ from typing import Any
 from d2ldev.contract.tensors import Tensor
 from d2ldev.contract.training.batches import (
     NO_LABEL,
-    Labels,
     Portion,
     Sharded,
     Weighted,
@@ -43,7 +42,6 @@ __all__ = [
     "MOMENTUM",
     "NO_LABEL",
     "WEIGHT_DECAY",
-    "Labels",
     "Learner",
     "Portion",
     "Sharded",
@@ -133,39 +131,21 @@ class Training:
         ``configure_optimizers`` returned.
         """
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """Return the share of labels whose class has the largest logit, on the device.
+    def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the share of labels whose class has the largest logit, and how many count.
 
         Args:
             prediction: of shape ``(n, ..., classes)``.
-            y: integers of any width, of shape ``(n, ...)``. Those that are ``NO_LABEL`` are left
-                out.
+            y: integers of any width, of shape ``(n, ...)``. Those that are ``NO_LABEL`` do not
+                count.
 
         Returns:
-            A scalar in float32; 0 if no label is left.
+            Two scalars in float32, on the device. Without a label that counts, both are 0.
 
         Raises:
             NotBegunError: by default.
         """
         raise NotBegunError("Training.accuracy", "measure the accuracy of a prediction")
-
-    def label_range(self, y: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the least and the greatest label, on the device of the labels.
-
-        It is called for labels on a GPU, and does not wait for them. ``fit`` reads the result at
-        the end of an epoch.
-
-        Args:
-            y: integers of any width, of shape ``(n, ...)``.
-            weights: of the labels, of one or more of the first axes of ``y``; None is 1 for each.
-
-        Returns:
-            Two integers. Labels that are ``NO_LABEL``, or of weight 0, count as 0.
-
-        Raises:
-            NotBegunError: by default.
-        """
-        raise NotBegunError("Training.label_range", "check the labels of a batch")
 
     # -- feeding ----------------------------------------------------------------------------------
 

@@ -45,23 +45,6 @@ NO_LABEL = -100
 """The label that ``'cross_entropy'`` and ``accuracy`` leave out, as in torch."""
 
 
-class Labels(NamedTuple):
-    """The labels of a batch, as the host has read them before the step.
-
-    Args:
-        least, greatest: of those that count; both are 0 if none does.
-        counts: how many labels of each example count, of shape ``(n,)``; None where all do.
-    """
-
-    least: int
-    greatest: int
-    counts: Any = None
-
-    def are_all_among(self, classes: int) -> bool:
-        """Return whether each label is the number of a class."""
-        return self.counts is None and self.least >= 0 and self.greatest < classes
-
-
 class Portion(NamedTuple):
     """The shard of a batch in one of several processes.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple
 
-from d2ldev.contract.training.batches import Labels, Portion
+from d2ldev.contract.training.batches import Portion
 from d2ldev.contract.training.calls import Signature, find_roles
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, warn
 from d2ldev.options import (
@@ -141,9 +141,6 @@ class Learner(ABC, Generic[TensorT]):
             ``accumulate_grad_batches``.
         portion: the shard of its batch that the next ``step`` gets. It is set before each step if
             several processes train together, and is None otherwise.
-        labels: the range of the next batch's labels, as the host has seen them. It is set before
-            each ``step`` and ``evaluate`` with ``'cross_entropy'``. None if the host has seen no
-            labels. If several processes train, it is the range of the whole batch in all of them.
         weight: the weight of the loss that the last ``step`` or ``evaluate`` returned, in a mean
             over batches. A scalar on the device of the loss. With None the batch counts by the
             elements of its target. With a loss that returns a mean it counts by its examples.
@@ -159,7 +156,6 @@ class Learner(ABC, Generic[TensorT]):
     """
 
     portion: Portion | None = None
-    labels: Labels | None = None
     weight: Any = None
 
     def __init__(self, settings: TrainingSettings) -> None:
@@ -281,7 +277,7 @@ class Learner(ABC, Generic[TensorT]):
 
         Called at the end of an epoch, whose last batches may be fewer than
         ``accumulate_grad_batches``. The step takes the mean of their gradients, each with the
-        weight of its batch: see ``weigh_batch``.
+        weight of its batch: see ``Objective.weigh``.
         """
 
     def end_epoch(self) -> None:
@@ -308,10 +304,12 @@ class Learner(ABC, Generic[TensorT]):
             inputs: see ``step``.
         """
 
+    @abstractmethod
     def check_labels(self) -> None:
-        """Check the labels of batches that came on a device, and wait for them.
+        """Check the labels of the batches since the last check, and wait for them.
 
-        The Trainer calls it at the end of an epoch.
+        ``Objective.check_labels`` does it. The Trainer calls it after the first batch of ``fit``,
+        and at the end of each epoch. A loop of your own calls it when it wants to know.
 
         Raises:
             UnsupportedValueError: for a label outside the classes of its prediction. The steps have

@@ -16,27 +16,21 @@ from d2ldev.framework import (
     Framework,
     Inputs,
     Learner,
+    Objective,
     Signature,
     Training,
     TrainingSettings,
     UnsupportedValueError,
-    check_labels,
-    check_loss,
-    check_shapes,
-    check_weights,
     describe,
-    loss_among,
     place,
     read_signature,
     state_refusal,
-    weigh_batch,
 )
 from tinygrad import Tensor, dtypes, nn
 from tinygrad.helpers import Context
 
 from d2ldev_tinygrad.devices import NATIVES
 from d2ldev_tinygrad.models import TinygradModels
-from d2ldev_tinygrad.tensors import NAMES
 
 
 class TinygradTraining(Training):
@@ -48,17 +42,11 @@ class TinygradTraining(Training):
     def learner(self, model: Any, settings: TrainingSettings) -> TinygradLearner:
         return TinygradLearner(self._framework, model, settings)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         counted = y != NO_LABEL
         right = ((prediction.argmax(-1) == y) & counted).float().sum()
-        return (right / counted.float().sum().maximum(1)).realize()
-
-    def label_range(self, y: Tensor, weights: Tensor | None) -> Tensor:
-        counted = y != NO_LABEL
-        if weights is not None:
-            counted = counted & (_extend(weights, y) > 0)
-        labels = counted.where(y, 0).cast(dtypes.int64)
-        return labels.min().stack(labels.max()).realize()
+        number = counted.float().sum()
+        return (right / number.maximum(1)).realize(), number.realize()
 
     def random_state(self, device: Device) -> Any:
         # So that they are there: the first call for a device makes its key.
@@ -104,7 +92,7 @@ class TinygradLearner(Learner[Tensor]):
                 "leave methods out",
             )
         self._framework = framework
-        self._loss = loss_among(settings, LOSSES, divide)
+        self._objective = Objective(framework, settings, LOSSES, divide)
         self._model, self._optimizer = model, settings.optimizer
         # Of the batches of a step: the gradients and the factors, and the reference of these.
         self._sums: list[Tensor] = []
@@ -163,7 +151,7 @@ class TinygradLearner(Learner[Tensor]):
             prediction = self._call(inputs)
             loss = self._compare(prediction, y)
             gradients = loss.gradient(*parameters)
-        batch = weigh_batch(self._framework, self.settings, inputs, y)
+        batch = self._objective.weigh(inputs, y)
         if not self.pending:
             self._reference = batch.whole
         factor = batch.relative(self.weight, self._reference)
@@ -218,10 +206,14 @@ class TinygradLearner(Learner[Tensor]):
         return self._model(**inputs) if isinstance(inputs, dict) else self._model(*inputs)
 
     def _compare(self, prediction: Tensor, y: Any) -> Tensor:
-        loss, weight = self._loss(prediction, y)
-        self.weight = None if weight is None else weight.realize()
-        check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
+        loss, weight, wrong = self._objective.compare(prediction, y)
+        weight = None if weight is None else weight.realize()
+        found = loss, weight, tuple(x.realize() for x in wrong)
+        loss, self.weight = self._objective.take(found, prediction)
         return loss
+
+    def check_labels(self) -> None:
+        self._objective.check_labels()
 
     def _tensors(self) -> dict[str, Tensor]:
         return nn.state.get_state_dict(self._model)
@@ -285,20 +277,21 @@ def binary_entropies(
 
 def entropies(
     prediction: Tensor, y: Tensor, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the mean cross-entropy of the labels that are classes."""
-    check_labels(prediction.shape, y.shape, NAMES[y.dtype])
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return the mean cross-entropy of the labels that are classes, and the other labels."""
     labels = y.cast(dtypes.int64)
-    shares = ((labels >= 0) & (labels < prediction.shape[-1])).cast(prediction.dtype)
+    is_class = (labels >= 0) & (labels < prediction.shape[-1])
+    is_right, shares = is_class, is_class.cast(prediction.dtype)
     if weights is not None:
-        check_weights(prediction.shape[:-1], weights.shape)
+        is_right = is_class | (_extend(weights, y) == 0)
         shares = shares * _extend(weights, y).cast(prediction.dtype)
+    others = is_right.where(NO_LABEL, labels)
     counted = (shares > 0).unsqueeze(-1)
     logarithms = counted.where(prediction, 0).log_softmax()
     classes = Tensor.arange(prediction.shape[-1])
     truth = (labels.unsqueeze(-1) == classes).where(logarithms, 0).sum(-1)
     shares, weight = _normalize(shares)
-    return -(truth * shares).sum(), weight
+    return -(truth * shares).sum(), weight, (others.min(), others.max())
 
 
 def divide(total: Tensor, weight: Any) -> tuple[Tensor, Tensor]:
@@ -318,11 +311,9 @@ def _comparable(
 
     The last value is the sum of the weights.
     """
-    check_shapes(prediction.shape, y.shape)
     y = y.cast(prediction.dtype)
     if weights is None:
         return prediction, y, _normalize(prediction.detach().const_like(1))[0], None
-    check_weights(prediction.shape, weights.shape)
     shares = _extend(weights, prediction).cast(prediction.dtype).expand(prediction.shape)
     counted = shares > 0
     return counted.where(prediction, 0), counted.where(y, 0), *_normalize(shares)

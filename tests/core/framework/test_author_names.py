@@ -91,7 +91,7 @@ def test_a_fresh_module_lists_all_public_names():
     assert (done.returncode, done.stdout.split()) == (0, [])
 
 
-@pytest.mark.parametrize("name", ["check_labels", "loss_among", "shard_batch", "Group", "Watch"])
+@pytest.mark.parametrize("name", ["read_signature", "Objective", "shard_batch", "Group", "Watch"])
 def test_help_shows_the_names_that_are_imported_at_their_first_use(name):
     text = pydoc.render_doc(framework, renderer=pydoc.plaintext)
     assert f" {name}(" in text

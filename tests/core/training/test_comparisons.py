@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from d2ldev import Trainer, UnsupportedValueError, WeightedLoss, gpu
-from d2ldev.framework import TrainingSettings, Weighted, loss_among
+from d2ldev.framework import Objective, TrainingSettings, Weighted
 from d2ldev.training.metrics import find_metrics
+from d2ldev.training.steps import comparison, weigh_loss
 
 
 def contract_order(prediction, y):
@@ -109,13 +110,17 @@ def take_mean(total, weight):
     return total / weight, weight
 
 
+def objective(loss):
+    return Objective(None, TrainingSettings(loss=loss), {}, take_mean)
+
+
 def test_a_loss_may_tell_its_weight():
     def weigh_all(prediction, y, sample_weight=None):
         return WeightedLoss(np.float32(6), 4 if sample_weight is None else sample_weight)
 
-    loss = loss_among(TrainingSettings(loss=weigh_all), {}, take_mean)
-    assert loss("prediction", "y") == (1.5, 4)
-    assert loss("prediction", Weighted("y", 3)) == (2.0, 3)
+    loss = objective(weigh_all).compare
+    assert loss("prediction", "y") == (1.5, 4, ())
+    assert loss("prediction", Weighted("y", 3)) == (2.0, 3, ())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +136,7 @@ def test_a_loss_may_tell_its_weight():
     ],
 )
 def test_a_weighted_loss_has_scalars(found, problem):
-    loss = loss_among(TrainingSettings(loss=lambda prediction, y: found), {}, take_mean)
+    loss = objective(lambda prediction, y: found).compare
     with pytest.raises(UnsupportedValueError, match=problem) as error:
         loss("prediction", "y")
     assert error.value.fix == (
@@ -141,8 +146,7 @@ def test_a_weighted_loss_has_scalars(found, problem):
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
 def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
-    loss = loss_among(TrainingSettings(loss=function), {}, take_mean)
-    assert loss("prediction", "y") == ("prediction against y", None)
+    assert comparison(function, weighs=True)("prediction", "y") == "prediction against y"
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
@@ -196,19 +200,18 @@ class WeighingBlock(Module):
 
 @pytest.mark.parametrize("function", [weigh, weigh_as_in_keras, WeighingBlock()])
 def test_a_loss_with_the_parameter_is_given_the_weights(function):
-    loss = loss_among(TrainingSettings(loss=function), {}, take_mean)
-    found = loss("prediction", Weighted("y", "weights"))
-    assert found == ("prediction against y by weights", None)
+    loss = weigh_loss(function, comparison(function, weighs=True))
+    assert loss("prediction", "y", "weights") == "prediction against y by weights"
 
 
 def test_a_loss_without_the_parameter_cannot_weigh():
-    loss = loss_among(TrainingSettings(loss=contract_order), {}, take_mean)
+    loss = objective(contract_order).compare
     with pytest.raises(UnsupportedValueError, match="no parameter sample_weight"):
         loss("prediction", Weighted("y", "weights"))
 
 
 def test_a_loss_that_needs_weights_is_refused_without_any():
-    loss = loss_among(TrainingSettings(loss=weigh), {}, take_mean)
+    loss = objective(weigh).compare
     with pytest.raises(UnsupportedValueError, match="needs sample_weight") as error:
         loss("prediction", "y")
     assert error.value.fix.startswith("yield {'x': X, 'y': y, 'sample_weight': weights}")
@@ -225,7 +228,7 @@ UNCALLABLE = {
 @pytest.mark.parametrize("function", UNCALLABLE.values(), ids=UNCALLABLE)
 def test_a_loss_or_metric_that_cannot_be_called_is_refused_at_once(reference, function):
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
-        loss_among(TrainingSettings(loss=function), {}, take_mean)
+        objective(function)
     with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
         find_metrics(reference, [function])
 
@@ -244,7 +247,7 @@ def test_a_metric_that_keeps_a_running_value_is_refused(reference, metric):
 
 def test_a_loss_that_keeps_a_running_value_is_refused():
     with pytest.raises(UnsupportedValueError, match="running value"):
-        loss_among(TrainingSettings(loss=Running()), {}, take_mean)
+        objective(Running())
 
 
 def test_a_metric_of_each_example_is_refused_with_the_call_that_is_right(reference):

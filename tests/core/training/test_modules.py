@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.framework import own_loss
+from d2ldev.framework import Objective, TrainingSettings
 from d2ldev.training.module import find_own_settings
 from d2ldev.training.steps import comparison, takes_target
 
@@ -66,16 +66,19 @@ def test_a_module_that_cannot_be_trained_is_refused(methods, problem):
 
 def test_a_training_step_that_returns_nothing_is_an_error_and_a_validation_step_may():
     model = SimpleNamespace(training_step=lambda batch: None, validation_step=lambda batch: None)
-    methods = ("training_step", "validation_step")
-    assert own_loss(model, methods, divmod, BATCH, is_step=False) == (None, None)
+    settings = TrainingSettings(methods=("training_step", "validation_step"))
+    objective = Objective(None, settings, {})
+    assert objective.compute(model, BATCH, is_step=False) == (None, None, ())
     with pytest.raises(UnsupportedValueError, match="returned None, and not the loss"):
-        own_loss(model, methods, divmod, BATCH, is_step=True)
+        objective.compute(model, BATCH, is_step=True)
 
 
 def test_a_step_that_returns_no_scalar_is_refused():
     model = SimpleNamespace(training_step=lambda batch: np.ones(3))
     with pytest.raises(UnsupportedValueError, match=r"shape \(3,\), not a scalar"):
-        own_loss(model, ("training_step",) * 2, divmod, BATCH, is_step=True)
+        Objective(None, TrainingSettings(methods=("training_step",) * 2), {}).compute(
+            model, BATCH, is_step=True
+        )
 
 
 # -- hooks that nobody would call --------------------------------------------------------------

@@ -20,9 +20,9 @@ from reference_backend import (
 )
 
 from d2ldev import UnsupportedValueError
-from d2ldev.framework import check_loss, mean_and_weight, own_loss, read_signature
+from d2ldev.framework import Objective, read_signature
 from d2ldev.framework.testing import framework_of
-from d2ldev.training.steps import output_refusal, takes_target
+from d2ldev.training.steps import output_refusal
 
 samples = provision.samples
 own_tensors = provision.own_tensors
@@ -229,8 +229,11 @@ class AnyLoss(ReferenceLearner):
 
     def __init__(self, framework, model, settings, *others):
         known = settings if isinstance(settings.loss, str) else settings._replace(loss="mse")
+        if settings.loss == "model":
+            known = settings._replace(loss="cross_entropy")
         super().__init__(framework, model, known._replace(methods=None), *others)
         self.settings = settings
+        self._objective.weigh = self.own_objective().weigh
 
     @property
     def signature(self):
@@ -262,6 +265,10 @@ class AnyLoss(ReferenceLearner):
         if cls in (WithLoss, Table):
             self._model = cls(self._model.layers, self._model.activation)
 
+    def own_objective(self):
+        """Return the objective of the user's own loss or methods."""
+        return Objective(self._framework, self.settings, {}, take_mean)
+
     def _loss(self, prediction, y):
         if isinstance(prediction, dict) and self.settings.loss == "model":
             if "loss" not in prediction:
@@ -271,9 +278,7 @@ class AnyLoss(ReferenceLearner):
             if isinstance(prediction, dict):
                 raise output_refusal("compute the loss", prediction, "loss")
             return super()._loss(prediction, y)
-        given = (prediction, y) if takes_target(self.settings.loss) else (prediction,)
-        loss, self.weight = mean_and_weight(self.settings.loss(*given), take_mean)
-        check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
+        loss, self.weight, _ = self.own_objective().compare(prediction, y)
         return loss, None if isinstance(prediction, dict) else prediction * 0.0
 
 
@@ -341,7 +346,7 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
         before = self.components["model"]
         if self.settings.methods is not None:
             ((x, y),) = inputs
-            loss, _ = own_loss(before, self.settings.methods, take_mean, *inputs, is_step=True)
+            loss, *_ = self.own_objective().compute(before, *inputs, is_step=True)
             super().step((x,), y)
             layers = self.components["model"].layers
             self.replace({**self.components, "model": dataclasses.replace(before, layers=layers)})
@@ -368,7 +373,7 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
     def evaluate(self, inputs, y):
         if self.settings.methods is not None:
             model = self.components["model"]
-            loss, _ = own_loss(model, self.settings.methods, take_mean, *inputs, is_step=False)
+            loss, *_ = self.own_objective().compute(model, *inputs, is_step=False)
             return loss, None
         return super().evaluate(inputs, y)
 

@@ -618,13 +618,13 @@ class CountsRightSequences(Mutant, caught_by="labels.accuracy-sequences"):
         def accuracy(self, prediction, y):
             found = xp.argmax(prediction, axis=-1) == xp.astype(y, xp.int64)
             right = xp.all(xp.reshape(found, (y.shape[0], -1)), axis=1)
-            return xp.mean(xp.astype(right, xp.float32))
+            return xp.mean(xp.astype(right, xp.float32)), float(len(right))
 
 
 class BroadcastsLabels(Mutant, caught_by="labels.accuracy-refuses"):
     class Backend(Backend):
         def accuracy(self, prediction, y):
-            return self._framework.training.accuracy(prediction, y)
+            return self._framework.training.accuracy(prediction, y)[0]
 
 
 class TakesAnyArrays(Mutant, caught_by="labels.accuracy-refuses-foreign-arrays"):
@@ -684,29 +684,32 @@ class CountsLabelsForNone(Mutant, caught_by="labels.accuracy-leaves-out"):
     class Training(ReferenceTraining):
         def accuracy(self, prediction, y):
             found = xp.argmax(prediction, axis=-1) == xp.astype(y, xp.int64)
-            return xp.mean(xp.astype(found, xp.float32))
+            return xp.mean(xp.astype(found, xp.float32)), float(found.size)
 
 
-class SeesNoLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):
-    class Backend(Backend):
-        def learner(self, model, **options):
-            learner = super().learner(model, **options)
-            learner.__class__ = NetworkLearner
-            return learner
+class SeesNoNegativeLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):
+    class Learner(ReferenceLearner):
+        def _find_wrong(self, y, weights, counts):
+            return super()._find_wrong(xp.abs(y), weights, counts)
 
 
 class ForgetsLabelsOnGpus(Mutant, caught_by="labels.out-of-range-on-a-gpu"):
-    class Backend(Backend):
-        def learner(self, model, **options):
-            learner = super().learner(model, **options)
-            vars(learner)["check_labels"] = lambda: None
-            return learner
+    class Learner(ReferenceLearner):
+        def _find_wrong(self, y, weights, counts):
+            is_on_the_cpu = self._framework.tensors.device_of(y) is CPU
+            return super()._find_wrong(y, weights, counts) if is_on_the_cpu else ()
 
 
-class MeasuresNoRangeOfLabels(Mutant, caught_by="labels.fit-refuses"):
-    class Training(ReferenceTraining):
-        def label_range(self, y, weights):
-            return super().label_range(y, weights) * 0
+class SeesNoLabelsInARun(Mutant, caught_by="labels.fit-refuses"):
+    class Learner(ReferenceLearner):
+        def _find_wrong(self, y, weights, counts):
+            return ()
+
+
+class LooksAtNoFirstBatch(Mutant, caught_by="labels.fit-looks-at-the-first-batch"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        feed.Feed.is_at_first = False
 
 
 class EvaluatesLabelsForNone(Mutant, caught_by="labels.fit-leaves-out"):

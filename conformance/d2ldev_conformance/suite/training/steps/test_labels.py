@@ -248,21 +248,12 @@ def test_accuracy_leaves_out_the_label_for_none(backend, place):
 @requirement("labels.cross-entropy-out-of-range", section=SECTION)
 @pytest.mark.parametrize("label", [-1, -101, 3, 10**6])
 @pytest.mark.parametrize("method", ["step", "evaluate"])
-def test_a_label_that_is_not_a_class_is_refused(backend, label, method):
-    """Refuse a label that is not the number of a class, and name it.
+def test_a_label_that_is_not_a_class_is_left_out_and_named(backend, label, method):
+    """Leave out a label that is not the number of a class, and name it in ``check_labels``.
 
     Python's -1 would be the last class.
     """
-    learner = _learner(backend, backend.cpu())
-    x, y = backend.asarray(_logits(4, 2)), backend.asarray(np.array([0, 1, 2, label], "int32"))
-
-    def compute():
-        getattr(learner, method)((x,), y)
-        learner.check_labels()  # where the CPU has a queue, too
-
-    with pytest.raises(UnsupportedValueError, match=f"the label {label}:.* 3 classes"):
-        compute()
-    assert all(np.isfinite(value).all() for value in _values(backend, learner).values())
+    _assert_left_out_and_named(backend, backend.cpu(), label, method)
 
 
 @requirement("labels.out-of-range-on-a-gpu", section=SECTION)
@@ -275,16 +266,25 @@ def test_a_label_on_a_gpu_is_left_out_and_named_at_the_end(backend, label, metho
 
     The GPU can be used afterwards, and the model has learned from the other examples.
     """
-    place = backend.gpu(0)
-    learner = _learner(backend, place)
-    x = backend.asarray(_logits(4, 2), device=place)
-    y = backend.asarray(np.array([0, 1, 2, label], "int32"), device=place)
-    loss, _ = getattr(learner, method)((x,), y)
-    assert np.isfinite(backend.to_numpy(loss))
+    _assert_left_out_and_named(backend, backend.gpu(0), label, method)
+
+
+def _assert_left_out_and_named(backend, place, label, method):
+    """Check the loss of a batch with a wrong label, and the error that comes later."""
+    x = _logits(4, 2)
+    found, expected = (_learner(backend, place) for _ in range(2))
+    losses = []
+    for learner, labels in ((found, [0, -100, 2, label]), (expected, [0, -100, 2, -100])):
+        y = backend.asarray(np.array(labels, "int32"), device=place)
+        loss, _ = getattr(learner, method)((backend.asarray(x, device=place),), y)
+        losses.append(float(backend.to_numpy(loss)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    expected.check_labels()
     with pytest.raises(UnsupportedValueError, match=f"the label {label}:.* 3 classes"):
-        learner.check_labels()
-    learner.check_labels()  # it is said once
-    assert all(np.isfinite(value).all() for value in _values(backend, learner).values())
+        found.check_labels()
+    found.check_labels()  # it is said once
+    for name, value in _values(backend, expected).items():
+        np.testing.assert_allclose(_values(backend, found)[name], value, rtol=1e-4, atol=1e-6)
 
 
 def _fit(backend, place, batch, **options):
@@ -315,6 +315,45 @@ def test_fit_names_the_label_and_keeps_the_trained_parameters(backend, place, ki
         assert np.isfinite(value).all()
     with pytest.raises(UnsupportedValueError, match="the label 7:"):
         trainer.validate(trainer.model, [(_logits(4, 2), y)], loss="cross_entropy")
+
+
+@requirement("labels.fit-looks-at-the-first-batch", section=SECTION)
+@pytest.mark.needs("train")
+def test_fit_names_a_label_of_the_first_batch_before_the_next_one(backend, place):
+    """Name a wrong label of the first batch in ``fit`` before it takes the next one.
+
+    Wrong labels are mostly wrong in every batch, and an epoch may take hours.
+    """
+    drawn = []
+
+    def batches():
+        for number in range(10):
+            drawn.append(number)
+            yield _logits(4, 2), np.array([0, 1, 7, 2], "int32")
+
+    trainer = Trainer(1, backend=backend)
+    trainer.device = place
+    steps = []
+    trainer.on_step_end = lambda step, _: steps.append(step)
+    with pytest.raises(UnsupportedValueError, match="the label 7:"):
+        trainer.fit(backend.mlp([2, 3], seed=0), batches(), loss="cross_entropy")
+    assert steps == []
+    assert len(drawn) < 10
+
+
+@requirement("labels.fit-refuses", section=SECTION)
+@pytest.mark.needs("train")
+def test_fit_names_a_label_of_a_later_batch_at_the_end_of_the_epoch(backend, place):
+    """Name a label of a later batch at the end of the epoch."""
+    right, wrong = (np.array([0, 1, label, 2], "int32") for label in (2, 7))
+    trainer = Trainer(2, backend=backend)
+    trainer.device = place
+    steps = []
+    trainer.on_step_end = lambda step, _: steps.append(step)
+    data = [(_logits(4, 2), y) for y in (right, wrong, right)]
+    with pytest.raises(UnsupportedValueError, match="the label 7:"):
+        trainer.fit(backend.mlp([2, 3], seed=0), data, loss="cross_entropy")
+    assert steps == [0, 1, 2]
 
 
 @requirement("labels.fit-leaves-out", section=SECTION)
