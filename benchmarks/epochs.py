@@ -26,12 +26,11 @@ from d2ldev_conformance.lines import format_lines
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from natives import pin
+from natives import pin, pins
 from overhead import document
 from torch import nn
 
 import d2ldev
-from d2ldev._backend import framework_of
 from d2ldev.training.trainer import Trainer
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -218,9 +217,8 @@ def results(
     backend: d2ldev.Backend, device: d2ldev.Device, batches: int, epochs: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each case, from pinned memory where there is any, and from pageable."""
-    pins = framework_of(backend).tensors.pin(backend.ones(1, device="cpu")) is not None
     for case in CASES:
-        for is_pinned in (True, False) if pins else (False,):
+        for is_pinned in (True, False) if pins(backend) else (False,):
             data = make_batches(backend, case, batches, is_pinned=is_pinned)
             found = {k: median(v) for k, v in measure(backend, device, case, data, epochs).items()}
             ratios = {name: round(each / found["hand"], 3) for name, each in found.items()}

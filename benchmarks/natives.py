@@ -7,8 +7,6 @@ from typing import Any
 
 from batches import walk
 
-from d2ldev._backend import framework_of
-
 
 def jax_names() -> dict[str, Any]:
     """Return ``by_hand``, which places a model of Flax's."""
@@ -107,7 +105,12 @@ COPIES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
 }
 
 
+def pins(backend: Any) -> bool:
+    """Return whether memory is pinned for the backend's GPUs: by PyTorch, for those with queues."""
+    has_gpu = backend.name == "torch" and backend.num_gpus() > 0
+    return has_gpu and backend.platform("gpu:0") in ("cuda", "rocm", "xpu")
+
+
 def pin(backend: Any, value: Any) -> Any:
     """Return a nesting of the CPU's tensors in pinned memory, or as it is where none is pinned."""
-    move = framework_of(backend).tensors.pin
-    return walk(value, lambda x: x if (there := move(x)) is None else there)
+    return walk(value, lambda x: x.pin_memory()) if pins(backend) else value

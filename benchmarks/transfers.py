@@ -31,12 +31,11 @@ from d2ldev_conformance.lines import format_lines
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import LOG_AIM, Comparison, Result, measure
-from natives import COPIES, pin
+from natives import COPIES, pin, pins
 from overhead import document, table
 from rich.console import Console
 
 import d2ldev
-from d2ldev._backend import framework_of
 from d2ldev.bench.exercises import logs_of_norms
 from d2ldev.bench.results import VIRTUAL
 from d2ldev.training.trainer import Trainer
@@ -88,7 +87,7 @@ class Place:
         self.backend, self.device = backend, backend.device(device)
         self.plain = COPIES[backend.name](backend.native(device))
         self.is_hardware = backend.platform(device) not in ("cpu", VIRTUAL)
-        self.pins = framework_of(backend).tensors.pin(backend.ones(1, device="cpu")) is not None
+        self.pins = pins(backend)
 
     def of_host(self, value: Any) -> Any:
         """Return a nesting of the CPU's tensors in the memory that is copied from."""

@@ -16,7 +16,6 @@ FOLDERS = ("d2ldev", "backends", "conformance", "benchmarks", "examples", "tests
 # Names that users know from elsewhere.
 KNOWN = {
     "elapsed_time": "of torch's events",
-    "pinned": "an exercise of d2ldev bench",
     "timed": "in the chapter's own cells",
     "named_tensors": "as PyTorch's named_parameters",
     "training_step": "of D2L's Module, as in Lightning",

@@ -172,14 +172,6 @@ class JaxDevices(Devices):
         used, peak = stats.get("bytes_in_use"), stats.get("peak_bytes_in_use")
         return Memory(used, peak, stats.get("bytes_limit"))
 
-    def find_pinning_client(self) -> Any:
-        """Return JAX's client of the GPUs if it can map the host's memory for them, else None.
-
-        It can since JAX 0.10.2: https://github.com/jax-ml/jax/blob/main/jaxlib/py_client.cc.
-        """
-        clients = [native.client for native in self.gpus() if native.platform != "cpu"]
-        return next((client for client in clients if hasattr(client, "dma_map")), None)
-
     def is_large(self, nbytes: int, native: jax.Device) -> bool:
         """Return whether an array takes a large share of a device's free memory.
 

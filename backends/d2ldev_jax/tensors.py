@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import mmap
 import os
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -99,8 +97,6 @@ class JaxTensors(Tensors):
         # count without a lock.
         self._root = int.from_bytes(os.urandom(4))
         self._draws = itertools.count()
-        # The addresses of pinned memory in use.
-        self._pinned: set[int] = set()
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -336,12 +332,10 @@ class JaxTensors(Tensors):
             source, size = x._sharding._device, x.size
         except AttributeError:  # random keys, and arrays on several devices
             return jax.device_put(x, native, may_alias=False)
-        if size < FEW and not self._pinned:  # further questions take longer
+        if size < FEW:  # further questions take longer
             return batched_device_put(x.aval, _alone(native), [x], [native], True, True)
-        is_copied = source.client is native.client or is_on_the_host(native)
-        if not is_copied:
-            is_copied = x.nbytes < LONG and x.unsafe_buffer_pointer() not in self._pinned
-        return self._send(x.aval, x, x.nbytes, native, is_copied=is_copied)
+        is_near = source.client is native.client or is_on_the_host(native)
+        return self._send(x.aval, x, x.nbytes, native, is_copied=is_near or x.nbytes < LONG)
 
     def adopt(self, array: NDArray[Any], native: jax.Device) -> Tensor:
         """Return an array with the values of NumPy's. On the host they may share the memory."""
@@ -366,27 +360,6 @@ class JaxTensors(Tensors):
         """
         make = partial(batched_device_put, aval, _alone(native), [x], [native], True, is_copied)
         return self._make(make, nbytes, native)
-
-    def pin(self, x: Tensor) -> Tensor | None:
-        client = self._devices.find_pinning_client()
-        values = np.asarray(x)
-        if client is None or not values.nbytes:
-            return None
-        memory = mmap.mmap(-1, values.nbytes)
-        array = np.frombuffer(memory, values.dtype).reshape(values.shape)
-        array[...] = values
-        address = array.ctypes.data
-        taken = jax.device_put(array, self._devices.native(CPU))  # in this memory
-        if taken.unsafe_buffer_pointer() != address:  # JAX packs numbers smaller than a byte
-            return None
-        client.dma_map(address, values.nbytes)
-        self._pinned.add(address)
-        weakref.finalize(memory, self._unpin, client, address).atexit = False
-        return taken
-
-    def _unpin(self, client: Any, address: int) -> None:
-        self._pinned.discard(address)
-        client.dma_unmap(address)
 
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         if isinstance(x, jax.core.Tracer) or x.is_deleted():

@@ -207,11 +207,6 @@ class TorchTensors(Tensors):
             self.side_streams[native] = SideStream(self, module, native)
         return self.side_streams[native].begin(xs)
 
-    def pin(self, x: Tensor) -> Tensor | None:
-        # For virtual GPUs ``pin_memory`` is a plain copy. Without any GPU it raises an error.
-        has_none = self._devices.streams is None or not self._devices.count()
-        return None if has_none else x.pin_memory()
-
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # refuses a tensor without bytes, by name
         # One copy, from a device or within the CPU's memory. It resolves a lazy conjugate.

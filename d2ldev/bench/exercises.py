@@ -362,25 +362,6 @@ def numpy(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
                 yield _row(backend, way, device).with_timing(timing, products)
 
 
-@_exercise("How much faster is a copy from pinned memory?", "MB/s", default=64, small=1)
-def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
-    """Copy to each GPU from pageable and from pinned memory."""
-    ways = ("pageable memory", "pinned memory")
-    x = backend.ones(megabytes * 250_000, device=CPU)
-    for gpu in backend.devices()[1:]:
-        for way, source in zip(ways, (x, framework_of(backend).tensors.pin(x)), strict=True):
-            row = _row(backend, way, gpu)
-            if source is None:
-                yield replace(row, note=f"{backend.name} pins no memory for {gpu}")
-                continue
-            there = backend.to(source, gpu)
-            _check_device(backend, there, gpu, f"copy from {way}")
-            _check_equal(backend, there, backend.to_numpy(x), f"copy from {way}")
-            timing = backend.timeit(backend.to, source, gpu, seconds=seconds)
-            yield verify_rate(row.with_timing(timing, megabytes), gpu, megabytes * 1_000_000)
-    yield from _without_gpu(backend, ways)
-
-
 def _row(backend: Backend, way: str, device: Device) -> Row:
     return Row(way, str(device), backend.platform(device))
 

@@ -218,13 +218,6 @@ class Tensors(ABC):
         """Return an object with ``__dlpack__`` and ``__dlpack_device__``: by default the tensor."""
         return x
 
-    def pin(self, x: Tensor) -> Tensor | None:
-        """Return a copy of a CPU tensor in pinned memory, from which a GPU copies by itself.
-
-        None where the framework has no such memory for its GPUs.
-        """
-        return None
-
     # -- for logs ---------------------------------------------------------------------------------
 
     @abstractmethod

@@ -12,7 +12,6 @@ import pytest
 from reference_backend import ReferenceFramework
 
 import d2ldev
-from d2ldev.framework.testing import framework_of
 from d2ldev.training import feed
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
@@ -100,7 +99,7 @@ def test_every_benchmark_finds_what_is_beside_it_where_python_leaves_its_folder_
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{len(programs)}\n", "")
-    assert len(programs) >= 11
+    assert len(programs) >= 10
 
 
 def test_both_sides_write_the_same_tensors(tmp_path):
@@ -390,10 +389,12 @@ def test_an_epoch_is_compared_with_the_longer_of_both(
 
 
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "mps"])
-@pytest.mark.parametrize(("pins", "of_copies"), [(True, 1 / 0.95), (False, None)])
-def test_aims_are_those_of_hardware(transfers, backend, monkeypatch, platform, pins, of_copies):
+@pytest.mark.parametrize(("is_pinned", "of_copies"), [(True, 1 / 0.95), (False, None)])
+def test_aims_are_those_of_hardware(
+    transfers, backend, monkeypatch, platform, is_pinned, of_copies
+):
     monkeypatch.setattr(backend, "platform", lambda device: platform)
-    monkeypatch.setattr(framework_of(backend).tensors, "pin", lambda x: x if pins else None)
+    monkeypatch.setattr(transfers, "pins", lambda _: is_pinned)
     place = transfers.Place(backend, "gpu:0")
     found = [*transfers.rows(place, transfers.SMALL), transfers.epoch(place, transfers.SMALL)]
     assert [row.aim for row in found] == [of_copies, of_copies, of_copies, 1.1, 1.05]
@@ -402,10 +403,14 @@ def test_aims_are_those_of_hardware(transfers, backend, monkeypatch, platform, p
 
 def test_memory_is_pinned_where_the_framework_can(transfers, backend, monkeypatch):
     pinned = []
-    copy = backend.copy
-    monkeypatch.setattr(
-        framework_of(backend).tensors, "pin", lambda x: pinned.append(copy(x)) or pinned[-1]
-    )
+
+    def pin(_, value):
+        copied = backend.copy(value)
+        pinned.extend(copied if isinstance(copied, tuple) else [copied])
+        return copied
+
+    monkeypatch.setattr(transfers, "pins", lambda _: True)
+    monkeypatch.setattr(transfers, "pin", pin)
     place = transfers.Place(backend, "gpu:0")
     first, _, third, _ = transfers.rows(place, transfers.SMALL)
     assert any(first.names["batch"] is x for x in pinned)

@@ -1,8 +1,6 @@
 """Tensors: where an array is, and copies, memory and logs of JAX's arrays."""
 
 import copy
-import gc
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -377,63 +375,6 @@ def test_a_deep_copy_is_where_the_original_is(backend, name):
     for tensor_name, x in backend.named_tensors([original]).items():
         assert copies[tensor_name].committed
         assert np.array_equal(jax.device_get(x), jax.device_get(copies[tensor_name]))
-
-
-# -- pinned memory ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def client(backend, monkeypatch):
-    """JAX's client of GPUs, which can map memory of the host; what it has mapped."""
-    mapped = {}
-    client = SimpleNamespace(mapped=mapped, dma_map=mapped.__setitem__, dma_unmap=mapped.pop)
-    monkeypatch.setattr(framework_of(backend).devices, "find_pinning_client", lambda: client)
-    return client
-
-
-def test_a_pinned_array_is_an_array_of_the_cpu_in_mapped_memory(backend, client):
-    for name in backend.dtype_names:
-        x = backend.ones((3, 5), dtype=name)
-        there = framework_of(backend).tensors.pin(x)
-        assert client.mapped[backend.address(there)] == x.nbytes
-        assert (backend.device_of(there), there.committed) == (cpu(), True)
-        assert there.aval == x.aval
-        assert backend.to_numpy(there).tobytes() == backend.to_numpy(x).tobytes()
-        assert np.array_equal(backend.to(there, "gpu:1"), x)
-
-
-def test_unused_pinned_memory_is_released(backend, client):
-    there = framework_of(backend).tensors.pin(backend.zeros(2**12))
-    view = np.asarray(there)
-    address = backend.address(there)
-    del there
-    gc.collect()
-    backend.zeros(1)  # JAX lets go of what Python has freed
-    assert set(client.mapped) == {address}
-    del view
-    gc.collect()
-    backend.zeros(1)
-    assert client.mapped == {}
-    assert framework_of(backend).tensors.pin(backend.zeros(1)) is not None
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [(0, "float32"), (3, "int4")])
-def test_what_has_no_memory_of_whole_bytes_is_not_pinned(backend, client, shape, dtype):
-    assert framework_of(backend).tensors.pin(jnp.ones(shape, dtype)) is None
-    assert client.mapped == {}
-
-
-def test_no_memory_is_pinned_for_virtual_gpus(backend):
-    assert framework_of(backend).tensors.pin(backend.ones(2)) is None
-
-
-@pytest.mark.parametrize(("maps", "platform"), [(True, "gpu"), (False, "gpu"), (True, "cpu")])
-def test_memory_is_pinned_where_jax_can_for_a_gpu(backend, monkeypatch, maps, platform):
-    client = SimpleNamespace(**{"dma_map": None} if maps else {})
-    natives = [SimpleNamespace(client=client, platform=platform)]
-    monkeypatch.setattr(framework_of(backend).devices, "gpus", lambda: natives)
-    found = framework_of(backend).devices.find_pinning_client()
-    assert found is (client if maps and platform == "gpu" else None)
 
 
 # -- memory of others ------------------------------------------------------------------------------

@@ -558,13 +558,6 @@ def test_a_norm_is_one_operation(torch_backend):
     assert operations == ["aten.linalg_vector_norm.default"]
 
 
-def test_memory_is_pinned_where_a_gpu_copies_beside_python(ledger, devices, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)
-    assert framework_of(ledger).tensors.pin(torch.ones(2)) is None
-    devices.streams = torch.cuda
-    assert framework_of(ledger).tensors.pin(torch.ones(2)).tolist() == [2, 2]
-
-
 # -- what the benchmark compares -------------------------------------------------------------------
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -735,12 +735,6 @@ class TakesNormsOnTheCpu(Mutant, caught_by="bench.exercises-are-measured"):
             return super().norm(self.framework.backend.to(x, CPU))
 
 
-class PinsOtherNumbers(Mutant, caught_by="bench.exercises-are-measured"):
-    class Tensors(ReferenceTensors):
-        def pin(self, x):
-            return x + 1
-
-
 class TakesTheGpusThatThereAre(Mutant, caught_by="fit.too-many-gpus"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
