@@ -75,7 +75,7 @@ def test_a_summary_asks_only(backend, place, sample, monkeypatch):
     obj = samples(backend)[sample](place)
     backend.named_tensors(obj)  # what a framework looks up once
     work = {
-        framework.tensors: ("transfer", "to_numpy", "read", "full"),
+        framework.tensors: ("transfer", "to_numpy", "full"),
         framework.devices: ("synchronize", "is_idle"),
     }
     with monkeypatch.context() as patch:
