@@ -5,7 +5,6 @@ import json
 import pickle
 from pathlib import Path
 
-import d2ldev_reference
 import pytest
 from d2ldev_conformance import provision
 from d2ldev_conformance.provision import MODULE_OF_KIND
@@ -14,6 +13,7 @@ from processes import conform, make_backend
 
 from d2ldev.framework import NotBegunError
 
+ROOT = Path(__file__).parents[2]
 SMALL = """
 from d2ldev.framework import Framework
 from mine_backend.devices import ReferenceDevices
@@ -49,7 +49,9 @@ def small(tmp_path):
         make_backend(tmp_path, source=source, requires=("array_api_strict",))
         package = tmp_path / "mine_backend"
         for module in ("devices", "tensors"):
-            text = (Path(d2ldev_reference.__file__).parent / f"{module}.py").read_text("utf-8")
+            text = (
+                Path(__file__).parents[2] / "backends" / "d2ldev_reference" / f"{module}.py"
+            ).read_text("utf-8")
             text = text.replace("d2ldev_reference", "mine_backend")
             (package / f"{module}.py").write_text(text, "utf-8")
         (package / "provision.py").write_text(provision, "utf-8")

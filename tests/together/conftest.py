@@ -1,12 +1,16 @@
 """The four frameworks and the reference, in one process, each with two virtual GPUs."""
 
-import d2ldev_mxnet.framework  # noqa: F401  # the tests write ``import mxnet``, before TensorFlow
 import pytest
 
 import d2ldev
 
 # MXNet first: it looks at NumPy while it is imported. JAX after torch, as the facts have it.
 NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
+
+# The tests write ``import mxnet`` at their top, before TensorFlow is imported.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("D2LDEV_VIRTUAL_GPUS", "2")
+    d2ldev.get_backend("mxnet")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -483,26 +483,11 @@ def stack_all(backend, xs):
     return framework_of(backend).tensors.stack(xs)
 
 
-@pytest.mark.parametrize("number", [1, 2, 31, 32, 33, 1024, 1025])
-def test_any_number_of_scalars_is_stacked_in_its_order(backend, number):
-    xs = [jnp.float32(i) for i in range(number)]
-    assert np.asarray(stack_all(backend, xs)).tolist() == list(range(number))
-
-
 @pytest.mark.parametrize("shape", [(3,), (0,), (2, 3), (32,)], ids=str)
 def test_arrays_of_any_shape_are_stacked(backend, shape):
     found = stack_all(backend, [jnp.full(shape, i) for i in range(40)])
     assert found.shape == (40, *shape)
     assert np.array_equal(found, np.stack([np.full(shape, i) for i in range(40)]))
-
-
-def test_the_dtype_stays(backend):
-    assert stack_all(backend, [jnp.bfloat16(1), jnp.bfloat16(2)]).dtype == jnp.bfloat16
-
-
-def test_the_device_stays(backend):
-    xs = [backend.full((), 1.0, device="gpu:1") for _ in range(40)]
-    assert str(backend.device_of(stack_all(backend, xs))) == "gpu:1"
 
 
 def test_another_number_of_scalars_needs_no_other_program(backend, configure, caplog):

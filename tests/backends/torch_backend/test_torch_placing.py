@@ -68,17 +68,6 @@ def test_training_goes_on_with_exactly_the_losses_of_an_unmoved_twin(ledger, nam
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_after_there_and_back(ledger, name):
-    net, optimizer, twin, twins_optimizer, x, y = twins(name)
-    train(net, optimizer, x, y, 2)
-    ledger.place([optimizer, net], gpu())
-    train(net, optimizer, x, y, 2)
-    ledger.place([optimizer, net], cpu())
-    losses = train(net, optimizer, x, y, 2)
-    assert losses == train(twin, twins_optimizer, x, y, 6)[4:]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_made_before_the_move_trains_the_model(ledger, name):
     net, optimizer, twin, twins_optimizer, x, y = twins(name)
     ledger.place((net, optimizer), gpu())
@@ -165,14 +154,6 @@ def test_the_state_stays_under_its_parameter(ledger):
     train(net, optimizer, x, y, 1)
     ledger.place((net, optimizer), gpu())
     assert list(map(id, optimizer.state)) == list(map(id, net.parameters()))
-
-
-def test_placing_a_dictionary_of_model_and_optimizer_returns_it(ledger):
-    net, optimizer, _, _, x, y = twins("adam")
-    train(net, optimizer, x, y, 1)
-    training = {"net": net, "optimizer": optimizer, "epoch": 3}
-    assert ledger.place(training, gpu()) is training
-    assert ledger.device_of(optimizer.state[net[0].weight]["exp_avg"]) is gpu()
 
 
 def test_parameter_groups_keep_their_settings(ledger):

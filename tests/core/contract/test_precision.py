@@ -76,14 +76,6 @@ def test_settings_by_other_means_end_with_the_block(backend):
     assert backend.matmul_precision() == "medium"
 
 
-def test_settings_in_a_block_end_with_it(backend):
-    with backend.matmul_precision("highest"):
-        for precision in ("high", "medium", "high"):
-            backend.matmul_precision(precision)
-            assert backend.matmul_precision() == precision
-    assert backend.matmul_precision() == "medium"
-
-
 def test_a_setting_that_is_kept_can_be_entered_later_and_again(backend):
     kept = backend.matmul_precision("highest")
     with backend.matmul_precision("high"):

@@ -15,12 +15,6 @@ def find_device():
     return d2ldev.backend.device_of(d2ldev.backend.zeros(1))
 
 
-def test_with_makes_it_the_place_of_new_tensors():
-    with gpu(1):
-        inside = find_device()
-    assert (inside, find_device()) == (gpu(1), cpu())
-
-
 def test_with_gives_the_device():
     with gpu(1) as device:
         assert device is gpu(1)

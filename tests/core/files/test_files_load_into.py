@@ -12,16 +12,6 @@ from d2ldev import CheckpointError, UnsupportedValueError
 Point = collections.namedtuple("Point", "x y")
 
 
-def test_a_model_takes_over_the_values_of_a_file_where_it_is(reference, path):
-    saved = reference.mlp([3, 4, 1], seed=1)
-    reference.save(saved, path)
-    net = reference.load_into(reference.mlp([3, 4, 1], seed=2, device="gpu:1"), path)
-    assert set(reference.placement(net).values()) == {reference.devices()[2]}
-    for layer, its in zip(net.layers, saved.layers, strict=True):
-        assert values(reference, layer["weight"]) == values(reference, its["weight"])
-    assert type(net) is type(saved)
-
-
 def test_a_nesting_is_rebuilt_with_the_values_of_the_file(reference, path):
     reference.save({"at": [Point(reference.ones(2), np.ones(3))], "step": 7, "best": 0.5}, path)
     mine = {"at": [Point(reference.zeros(2), np.zeros(3))], "step": 0, "best": None}

@@ -65,11 +65,6 @@ def same(backend, x, y):
     return repr(x) == repr(y)
 
 
-def test_a_nested_dict_comes_back(reference, round_trip):
-    obj = {"a": {"b": [reference.rand((3, 4), seed=0), None]}, "step": 3, "name": "net"}
-    assert same(reference, obj, round_trip(obj))
-
-
 @pytest.mark.parametrize(
     "value",
     [

@@ -1,13 +1,13 @@
 """``d2ldev.framework``: all that a backend imports is there, and each name says what it is."""
 
 import ast
+import importlib.util
 import pydoc
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
-import d2ldev_reference
 import pytest
 
 import d2ldev
@@ -59,7 +59,7 @@ def _has_docstring(module, name):
 
 BACKENDS = {
     **{
-        name: Path(d2ldev_reference.__file__).parents[1] / f"d2ldev_{name}"
+        name: Path(importlib.util.find_spec(f"d2ldev_{name}").origin).parent
         for name in ("torch", "jax", "tensorflow", "mxnet", "reference")
     },
     "tinygrad": Path(__file__).parents[3] / "examples" / "d2ldev-tinygrad",

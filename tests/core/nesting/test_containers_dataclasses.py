@@ -66,19 +66,6 @@ def test_a_frozen_dataclass_is_frozen_afterwards(moved, x):
 
 
 @dataclass
-class Doubling:
-    x: object
-    count: int
-
-    def __post_init__(self):
-        self.count *= 2
-
-
-def test_post_init_does_not_run_again(moved, x):
-    assert moved(Doubling(x, 1)).count == 2
-
-
-@dataclass
 class OwnConstructor:
     x: object
 
@@ -145,38 +132,6 @@ def test_a_class_variable_is_not_a_field(moved, x, monkeypatch):
     assert "shared" not in vars(moved(WithOthers(x)))
 
 
-def test_an_attribute_outside_of_the_fields_is_kept(moved, x):
-    batch = Usual(x)
-    batch.path = object()
-    assert moved(batch).path is batch.path
-
-
-def test_a_field_with_an_unknown_object_is_named(moved):
-    with pytest.raises(UnsupportedValueError, match=r"at a\.label is"):
-        moved({"a": Usual(1, object())})
-
-
 def test_a_dataclass_class_is_not_a_container(moved):
     with pytest.raises(UnsupportedValueError, match="a type,"):
         moved([Usual])
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    children: tuple
-
-
-def test_dataclasses_are_nested(reference, moved, x):
-    new = moved(Node((Node((x,)), Node(()))))
-    assert reference.device_of(new.children[0].children[0]) is gpu(0)
-
-
-def test_an_inner_dataclass_in_which_nothing_moved_is_itself(moved, x):
-    empty = Node(())
-    assert moved(Node((x, empty))).children[1] is empty
-
-
-def test_a_dataclass_in_two_places_is_rebuilt_once(moved, x):
-    inner = Usual(x)
-    new = moved([inner, inner])
-    assert new[0] is new[1]

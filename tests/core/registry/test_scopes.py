@@ -12,11 +12,6 @@ from d2ldev.framework.testing import framework_of
 # -- get_backend and set_backend --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["reference", " Reference "])
-def test_get_backend_gives_the_same_object_every_time(reference, name):
-    assert d2ldev.get_backend(name) is reference
-
-
 def test_get_backend_of_a_backend_is_that_backend(other):
     assert d2ldev.get_backend(other) is other
 
@@ -150,15 +145,6 @@ def test_use_backend_needs_no_choice_for_the_process():
         show(d2ldev.registry.selection.get_selection().framework is None)
     """
     assert run_python(code) == ["reference", True]
-
-
-def test_a_thread_does_not_see_the_block_of_another(reference, other):
-    seen = []
-    with d2ldev.use_backend(other):
-        thread = threading.Thread(target=lambda: seen.append(d2ldev.get_backend(d2ldev.backend)))
-        thread.start()
-        thread.join()
-    assert seen == [reference]
 
 
 def test_asyncio_tasks_have_blocks_of_their_own(reference, other):

@@ -108,33 +108,11 @@ def test_fit_trains_the_result_of_an_overridden_prepare_model(reference, net):
     np.testing.assert_array_equal(*values)
 
 
-def test_the_callback_is_called_after_each_epoch(reference, net):
-    seen = []
-
-    def note(epoch, history):
-        seen.append((epoch, len(history["loss"])))
-
-    trainer = Trainer(3, backend=reference, callbacks=note)
-    trainer.fit(net, [BATCH])
-    assert seen == [(0, 1), (1, 2), (2, 3)]
-
-
 def test_the_model_so_far_is_there_in_the_callback(reference, net):
     seen = []
     trainer = Trainer(2, backend=reference, callbacks=lambda *_: seen.append(trainer.model))
     trainer.fit(net, [BATCH])
     weights = [reference.to_numpy(model.layers[0]["weight"]) for model in seen]
-    assert not np.array_equal(*weights)
-
-
-def test_an_error_in_a_callback_ends_the_run_and_leaves_the_model(reference, net):
-    def stop(epoch, history):
-        raise KeyboardInterrupt
-
-    trainer = Trainer(3, backend=reference, callbacks=stop)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit(net, [BATCH])
-    weights = [reference.to_numpy(m.layers[0]["weight"]) for m in (trainer.model, net)]
     assert not np.array_equal(*weights)
 
 

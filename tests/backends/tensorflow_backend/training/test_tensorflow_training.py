@@ -424,21 +424,6 @@ def test_a_label_that_is_not_a_class_is_named_also_after_another_trace(columns, 
 # -- batches that share a step, and fewer bits -----------------------------------------------------
 
 
-def test_rows_of_an_embedding_are_added_up(backend):
-    net = keras.Sequential(
-        [keras.Input((2,), dtype="int32"), keras.layers.Embedding(3, 1, "zeros")]
-    )
-    learner = backend.learner(
-        net,
-        loss=lambda prediction, y: -tf.reduce_sum(prediction),
-        lr=1.0,
-        accumulate_grad_batches=2,
-    )
-    for row in ([0, 0], [0, 2]):
-        learner.step((tf.constant([row]),), tf.zeros((1, 2, 1)))
-    assert values(net.variables[0]).tolist() == [[1.5], [0.0], [0.5]]
-
-
 def test_what_is_frozen_between_batches_of_a_step_stays_from_the_next_step_on(backend):
     net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     learner = backend.learner(net, accumulate_grad_batches=2)
