@@ -31,12 +31,6 @@ def backpropagate(net, backend, device="cpu"):
     return net
 
 
-def test_a_block_is_moved_in_place(backend):
-    net = dense()
-    assert backend.place(net, "gpu:1") is net
-    assert net(backend.ones((1, 3), device="gpu:1")).ctx == mx.cpu(2)
-
-
 def test_every_way_to_ask_a_parameter_where_it_is_knows(backend):
     net = backend.place(dense(), "gpu:1")
     weight = net.weight
@@ -367,16 +361,6 @@ def test_a_schedule_counts_on(backend):
     assert trainer.learning_rate == before
     train(backend, net, trainer, 1)
     assert trainer.optimizer.num_update == 3
-
-
-def test_a_failure_leaves_a_trainer_alone(backend, monkeypatch):
-    net, trainer = train_model(backend)
-    losses = train(backend, net, trainer)
-    monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
-    with pytest.raises(TypeError):
-        backend.place((net, trainer), "gpu:0")
-    losses += train(backend, net, trainer)
-    assert losses == train(backend, *train_model(backend), steps=6)
 
 
 # -- parameters that are not initialised -----------------------------------------------------------

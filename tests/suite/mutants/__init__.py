@@ -26,7 +26,8 @@ from reference_backend import (
 )
 
 from d2ldev import Backend, Device
-from d2ldev.contract import Role, Slot, Strictness
+from d2ldev.contract import Strictness
+from d2ldev.framework import Role, Slot
 from d2ldev.framework.testing import framework_of
 from mutants.provision import (
     GRADIENTS,
