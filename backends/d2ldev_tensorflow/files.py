@@ -36,6 +36,7 @@ from d2ldev_tensorflow.models import (
     inner_optimizers,
     is_of_keras,
     list_trained,
+    value_of,
 )
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
@@ -160,7 +161,7 @@ class TensorFlowFiles(Files):
         # A ``MultiOptimizer`` has none of its own, and each optimizer inside it has some.
         lists = map(list_trained, all_optimizers(optimizer)) if _is_optimizer(optimizer) else ()
         found = {id(x): x for each in lists for x in each}.values()
-        return [("", getattr(x, "_value", x)) for x in found]
+        return [("", value_of(x)) for x in found]
 
     def prepare_state(
         self, optimizer: Any, state: Any, order: Sequence[int] | None = None
@@ -318,4 +319,4 @@ def _class_of(optimizer: Any) -> str:
 
 def _layer(layer: Any, layout: Any) -> Layer:
     bias = layer.bias
-    return Layer(layer._kernel._value, None if bias is None else bias._value, layout)
+    return Layer(value_of(layer.kernel), None if bias is None else value_of(bias), layout)

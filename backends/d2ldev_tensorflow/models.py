@@ -225,7 +225,7 @@ def _members_of_layer(layer: Any) -> Iterator[Slot]:
         is_parameter = id(variable) in parameters
         role = Role.PARAMETER if is_parameter else Role.BUFFER
         is_trained = is_parameter and layer.trainable and variable.trainable
-        yield Slot(name, variable._value, role=role, is_trained=is_trained)
+        yield Slot(name, value_of(variable), role=role, is_trained=is_trained)
     if isinstance(layer, keras.Model) and not layer.built:
         lacking = NoTensor(
             "are not made before it is built", "model(X), with one batch", is_made_there=True
@@ -238,10 +238,17 @@ def _members_of_layer(layer: Any) -> Iterator[Slot]:
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
             yield Slot(f"{kind}.{index}", value)
     if vars(layer).get("compiled"):
-        variables = [each for each in _list_compiled_variables(layer) if each._value is not None]
-        for index, each in enumerate(variables):
+        for index, each in enumerate(_list_compiled_variables(layer)):
             name = f"compiled.{index}.{each.path.translate(_FLAT)}"
-            yield Slot(name, each._value, role=Role.WORKING)
+            yield Slot(name, value_of(each), role=Role.WORKING)
+
+
+def value_of(variable: Any) -> Any:
+    """Return TensorFlow's own variable in one of Keras; None before it is made.
+
+    The public ``value`` would compute the initial value then, which draws random numbers.
+    """
+    return getattr(variable, "_value", variable)
 
 
 def list_layers(model: Any) -> list[Any]:
@@ -276,7 +283,8 @@ def _list_compiled_variables(model: Any) -> list[Any]:
         if given is not None:
             holders += [each for each in tf.nest.flatten(given) if hasattr(each, "update_state")]
     found = [variable for each in holders if each is not None for variable in each.variables]
-    return list({id(variable): variable for variable in found}.values())
+    made = {id(variable): variable for variable in found if value_of(variable) is not None}
+    return list(made.values())
 
 
 def own_variables(optimizer: Any) -> list[Any]:
@@ -402,7 +410,7 @@ def find_slots(optimizer: Any) -> dict[int, tuple[int, str]]:
     numbers = _number_paths(optimizer)
     named = _name_variables(own_variables(optimizer))
     slots = ((x, _find_slot(name, numbers)) for name, x in named)
-    return {id(x._value): slot for x, slot in slots if slot is not None}
+    return {id(value_of(x)): slot for x, slot in slots if slot is not None}
 
 
 def _number_paths(optimizer: Any) -> dict[str, int]:
@@ -468,7 +476,7 @@ def all_optimizers(outermost: Any) -> Iterator[Any]:
 
 def _variables(variables: list[Any]) -> Iterator[Slot]:
     for name, variable in _name_variables(variables):
-        yield Slot(name, variable._value)
+        yield Slot(name, value_of(variable))
 
 
 def _name_variables(variables: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -476,7 +484,8 @@ def _name_variables(variables: list[Any]) -> Iterator[tuple[str, Any]]:
     names: set[str] = set()
     for index, variable in enumerate(variables):
         # Keras makes some variables later, when they are first needed.
-        if variable._value is not None and not _stays_on_the_host(variable._value):
+        value = value_of(variable)
+        if value is not None and not _stays_on_the_host(value):
             name = variable.name
             # Keras numbers variables without a name from the start of the process.
             if name.startswith("variable_"):
@@ -630,7 +639,7 @@ class _BuildInScope(_InScope):
         built = super().__call__(*arguments, **named)
         for variable in self._owner.variables:
             later = variable._deferred_initialize
-            if variable._value is None and not isinstance(later, _InScope):
+            if value_of(variable) is None and not isinstance(later, _InScope):
                 vars(variable)["_deferred_initialize"] = _InScope(later, self.native)
         return built
 
@@ -667,7 +676,7 @@ class _MakeInScope(_InScope):
         compiled = _list_compiled_variables(self._model)
         for optimizer in all_optimizers(getattr(self._model, "optimizer", None)):
             compiled += own_variables(optimizer)
-        for variable in {id(x): x._value for x in compiled}.values():
+        for variable in {id(x): value_of(x) for x in compiled}.values():
             is_of_one_device = isinstance(variable, tf.Variable) and not hasattr(variable, "values")
             if is_of_one_device and not variable.device.endswith(self.native.removeprefix("/")):
                 with tf.device(self.native):

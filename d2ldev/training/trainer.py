@@ -6,7 +6,7 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -321,8 +321,7 @@ class Trainer(TrainerState):
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples. A function of ``(y_true, y_pred)``, with these names, works too.
                 With ``loss='model'`` they are functions of the model's output and the batch.
-                Objects that keep a running value, such as Keras's and Gluon's, are refused. An
-                empty list takes the metrics of a compiled Keras model that are means over examples.
+                Objects that keep a running value, such as Keras's and Gluon's, are refused.
             checkpoint: a file for the state of the run, saved at the start and after each epoch. A
                 new run replaces an existing file.
             resume: continue from the checkpoint if the file exists. The loss, the optimizer and the
@@ -445,7 +444,7 @@ class Trainer(TrainerState):
             gpus = self.gpus if outcome is None else self.gpus[:1]
             learner = self._make_learner(model, settings, gpus, group, team)
             check_schedules(callbacks, learner.settings.optimizer)
-            functions = self._find_metrics(settings.metrics, learner)
+            functions = find_metrics(self.backend, settings.metrics, learner.settings.loss)
             loop = Loop(self, learner, functions, callbacks, interruption, team)
             run = self._make_run(loop, settings.saving, train_data, val_data)
             epochs = self.max_epochs if outcome is None else 0
@@ -681,7 +680,7 @@ class Trainer(TrainerState):
             # ``training_step`` may plot without a training before it.
             self.num_train_batches = self.num_train_batches or self.num_val_batches
             try:
-                functions = self._find_metrics(metrics, learner)
+                functions = find_metrics(self.backend, metrics, learner.settings.loss)
                 return Loop(self, learner, functions).evaluate(batches)
             finally:
                 learner.sync()
@@ -795,17 +794,6 @@ class Trainer(TrainerState):
     def _find_own_settings(self, model: Any, *arguments: Any) -> dict[str, Any]:
         operands = framework_of(self.backend).training.step_operands(model)
         return find_own_settings(model, *arguments, trainer=self, operands=operands)
-
-    def _find_metrics(
-        self, metrics: Sequence[Metric], learner: Learner
-    ) -> Mapping[str, Callable[[Any, Any], Any]]:
-        """Return the metrics of a call, or else those of a compiled model."""
-        if metrics:
-            return find_metrics(self.backend, metrics, learner.settings.loss)
-        if learner.settings.methods is not None:  # with its own steps it has no prediction
-            return {}
-        metrics = framework_of(self.backend).training.metrics(learner.model)
-        return find_metrics(self.backend, metrics)
 
 
 def _record(batches: Iterable[Any], record: list[Any]) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -43,7 +43,7 @@ class TensorFlowTraining(Training):
             if settings.methods is None:
                 compiled.check_own_methods(model, "train_step", "test_step", "compute_loss")
             if getattr(model, "compiled", False):
-                compiled.check_speed(model)
+                compiled.check_options(model)
         from d2ldev_tensorflow.training.learner import TensorFlowLearner  # only training needs it
 
         return TensorFlowLearner(self._framework, model, settings)
@@ -54,9 +54,6 @@ class TensorFlowTraining(Training):
         name, loss, optimizer = describe(model), model.loss, model.optimizer
         _log.info("%s: compiled with loss=%r and optimizer=%r", name, loss, optimizer)
         return compiled.loss_of(model), optimizer
-
-    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
-        return compiled.metrics_of(model)
 
     def module_class(self, methods: type) -> type:
         class Module(methods, tf.keras.Model):

@@ -36,7 +36,13 @@ from d2ldev.framework import (
     state_refusal,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST
-from d2ldev_tensorflow.models import OF_PROGRAMS, is_of_keras, list_layers, list_parameters
+from d2ldev_tensorflow.models import (
+    OF_PROGRAMS,
+    is_of_keras,
+    list_layers,
+    list_parameters,
+    value_of,
+)
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.losses import LOSSES, divide, widen
 from d2ldev_tensorflow.training.optimizers import is_scaling, make_optimizer
@@ -550,15 +556,15 @@ class _Program:
         """
         variables = optimizer.variables
         if self.optimizer is None:
-            self.slots = [each._value for each in variables]
+            self.slots = [value_of(each) for each in variables]
             self.handles = [each.handle for each in self.slots]
         is_in_use = self.optimizer is not None and self.optimizer() not in (None, optimizer)
         handles = [each.handle for each in self.slots]
         if is_in_use or [*map(id, handles)] != [*map(id, self.handles)]:
             return False
         for variable, slot in zip(variables, self.slots, strict=True):
-            if variable._value is not slot:
-                slot.assign(variable._value)
+            if (value := value_of(variable)) is not slot:
+                slot.assign(value)
                 variable._value = slot
         self.optimizer = ref(optimizer)
         return True

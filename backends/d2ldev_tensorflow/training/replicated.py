@@ -32,8 +32,10 @@ from d2ldev_tensorflow.models import (
     list_statistics,
     list_trained,
     own_variables,
+    value_of,
 )
 from d2ldev_tensorflow.strict import allow_mixing
+from d2ldev_tensorflow.training.compiled import CompiledLoss
 from d2ldev_tensorflow.training.learner import Scale, TensorFlowLearner
 from d2ldev_tensorflow.training.optimizers import make_optimizer
 
@@ -164,6 +166,9 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def step(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(unwrap_broadcasts(inputs, self._framework.state.kinds))
+        loss = self.settings.loss
+        if isinstance(loss, CompiledLoss) and not loss.is_built:
+            self.evaluate(inputs, y)  # which makes variables, and these on one device
         shards = shard_batch(
             self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )
@@ -238,16 +243,16 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             return
         with tf.init_scope(), self._strategy.scope():
             for variable in _list_variables(self._model, self._optimizer):
-                single = variable._value
+                single = value_of(variable)
                 if single is None:
                     continue
                 self._single.append((variable, single))
                 if id(variable) in self._mirrored:
-                    variable._value = self._mirrored[id(variable)]
-                    variable._value.assign(single)
+                    variable._value = mirrored = self._mirrored[id(variable)]
+                    mirrored.assign(single)
                 else:
                     variable._initialize(tf.convert_to_tensor(single))
-                    self._mirrored[id(variable)] = variable._value
+                    self._mirrored[id(variable)] = value_of(variable)
         self._settle(self._strategy, "")
 
     def _gather(self) -> None:
@@ -256,7 +261,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             return
         with tf.init_scope():
             for variable, single in self._single:
-                first, *_ = self._strategy.experimental_local_results(variable._value)
+                first, *_ = self._strategy.experimental_local_results(value_of(variable))
                 single.assign(first)
                 variable._value = single
         self._single = []

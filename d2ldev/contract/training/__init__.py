@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from d2ldev.contract.tensors import Tensor
@@ -94,10 +94,6 @@ class Training:
         A compiled Keras model has its own. None stands for a missing loss of such a model.
         """
         return "mse", "sgd"
-
-    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
-        """Return the model's own metrics, as ``Trainer.fit`` takes them; see ``defaults``."""
-        return ()
 
     def step_operands(self, model: Any) -> tuple[str, ...]:
         """Return the arguments of the ``training_step`` of a D2L ``Module``, as in the book.
