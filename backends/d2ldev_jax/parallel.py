@@ -20,6 +20,7 @@ from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
 from d2ldev.framework import (
+    BatchNorm,
     D2LDevError,
     Device,
     Framework,
@@ -31,7 +32,6 @@ from d2ldev.framework import (
     deep_copy,
     gpu,
     gpu_of_process,
-    statistics_refusal,
     twin_refusal,
 )
 from d2ldev_jax.devices import JaxDevices, is_initialized
@@ -70,7 +70,7 @@ class JaxParallel(Parallel):
             raise twin_refusal(model)
         return deep_copy(model, {})
 
-    def check_batch_norm(self, model: Any, wanted: str) -> None:
+    def batch_norms(self, model: Any) -> Sequence[BatchNorm]:
         check_libraries()
         from flax import nnx
 
@@ -79,9 +79,8 @@ class JaxParallel(Parallel):
         else:
             is_model = isinstance(model, nnx.Module)
             has_statistics = is_model and jax.tree.leaves(nnx.state(model, nnx.BatchStat))
-        if wanted == "local" and has_statistics:
-            problem = "a step is one program for the whole batch, and has the statistics of it"
-            raise statistics_refusal(wanted, problem, "batch_norm='global'")
+        # A step is one program for the whole batch.
+        return [BatchNorm("batch normalization", "global")] if has_statistics else []
 
     def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         check_libraries()
@@ -91,9 +90,10 @@ class JaxParallel(Parallel):
         natives = [self._devices.native(device) for device in devices]
         return JaxLearner(self._framework, model, settings, partial(SeveralDevices, natives))
 
-    def is_joined(self) -> bool:
+    def find_launch(self) -> str:
         # Not ``jax.process_count()``, which initialises the devices.
-        return jax.distributed.is_initialized() and distributed.global_state.num_processes > 1
+        is_there = jax.distributed.is_initialized() and distributed.global_state.num_processes > 1
+        return "jax.distributed" if is_there else ""
 
     def join(self, group: Group) -> None:
         end_at_once = partial(_end_if_failed, group)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.framework import (
+    BatchNorm,
     Device,
     Framework,
     Learner,
@@ -18,7 +19,6 @@ from d2ldev.framework import (
     Tensor,
     TrainingSettings,
     deep_copy,
-    statistics_refusal,
     twin_refusal,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
@@ -53,23 +53,17 @@ class MXNetParallel(Parallel):
                     parameter._init_grad()  # which a copy has lost
         return twin
 
-    def check_batch_norm(self, model: Any, wanted: str) -> None:
-        def check(block: Any) -> None:
+    def batch_norms(self, model: Any) -> Sequence[BatchNorm]:
+        # The SyncBatchNorm of MXNet 1.9.1 cannot compute with arrays of mx.np.
+        found: list[BatchNorm] = []
+
+        def note(block: Any) -> None:
             if isinstance(block, mx.gluon.nn.BatchNorm):
-                raise statistics_refusal(
-                    wanted,
-                    f"{block.name} uses the statistics of each shard. The SyncBatchNorm of MXNet "
-                    "1.9.1 cannot compute with arrays of mx.np",
-                    "batch_norm='local'",
-                )
+                found.append(BatchNorm(block.name, "local"))
 
-        if wanted == "global" and isinstance(model, mx.gluon.Block):
-            model.apply(check)
-
-    def least_examples(self, model: Any) -> int:
-        found: list[Any] = []
-        model.apply(lambda block: found.append(isinstance(block, mx.gluon.nn.BatchNorm)))
-        return 2 if any(found) else 1
+        if isinstance(model, mx.gluon.Block):
+            model.apply(note)
+        return found
 
     def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         from d2ldev_mxnet.training.replicated import MXNetParallelLearner
@@ -78,7 +72,7 @@ class MXNetParallel(Parallel):
 
     # -- several processes ------------------------------------------------------------------------
 
-    def launch_variable(self) -> str:
+    def find_launch(self) -> str:
         is_alone = os.environ.get("DMLC_NUM_WORKER", "").strip() in ("", "0", "1")
         return "" if is_alone or os.environ.get("DMLC_ROLE") != "worker" else "DMLC_NUM_WORKER"
 

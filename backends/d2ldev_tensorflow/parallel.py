@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from d2ldev.framework import (
+    BatchNorm,
     Device,
     Framework,
     Inventory,
@@ -26,7 +27,6 @@ from d2ldev.framework import (
     clone_keras_model,
     deep_copy,
     describe,
-    statistics_refusal,
     twin_refusal,
 )
 from d2ldev_tensorflow.devices import (
@@ -69,25 +69,18 @@ class TensorFlowParallel(Parallel):
             _learn_beside_variables(twin, model)
         return twin
 
-    def check_batch_norm(self, model: Any, wanted: str) -> None:
+    def batch_norms(self, model: Any) -> Sequence[BatchNorm]:
         import keras
 
-        for layer in list_layers(model):
-            if isinstance(layer, keras.layers.BatchNormalization):
-                is_global = layer.synchronized
-                if is_global != (wanted == "global"):
-                    raise statistics_refusal(
-                        wanted,
-                        f"the layer {layer.name} has synchronized={is_global}",
-                        f"keras.layers.BatchNormalization(synchronized={not is_global})",
-                    )
-
-    def least_examples(self, model: Any) -> int:
-        import keras
-
-        layers = list_layers(model)
-        kind = keras.layers.BatchNormalization
-        return 2 if any(isinstance(x, kind) and not x.synchronized for x in layers) else 1
+        layers = [x for x in list_layers(model) if isinstance(x, keras.layers.BatchNormalization)]
+        return [
+            BatchNorm(
+                f"the layer {layer.name}",
+                "global" if layer.synchronized else "local",
+                f"keras.layers.BatchNormalization(synchronized={not layer.synchronized})",
+            )
+            for layer in layers
+        ]
 
     def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         if not is_of_keras(model, "Layer"):
@@ -102,10 +95,9 @@ class TensorFlowParallel(Parallel):
 
     # -- several processes ------------------------------------------------------------------------
 
-    def is_joined(self) -> bool:
-        return tasks_of_engine() > 1
-
-    def launch_variable(self) -> str:
+    def find_launch(self) -> str:
+        if tasks_of_engine() > 1:
+            return "tf.distribute"
         text = os.environ.get("TF_CONFIG", "").strip()
         try:
             cluster = json.loads(text or "{}").get("cluster", {})
@@ -116,7 +108,7 @@ class TensorFlowParallel(Parallel):
         return "TF_CONFIG" if number > 1 else ""
 
     def join(self, group: Group) -> None:
-        if self.is_joined():
+        if tasks_of_engine() > 1:
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
                 "the program has made a MultiWorkerMirroredStrategy; a process can have one only",

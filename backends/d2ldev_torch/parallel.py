@@ -6,7 +6,7 @@ import atexit
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import torch
 from torch import distributed
 
 from d2ldev.framework import (
+    BatchNorm,
     D2LDevError,
     Framework,
     Learner,
@@ -24,7 +25,6 @@ from d2ldev.framework import (
     count_gpus,
     deep_copy,
     list_named_tensors,
-    statistics_refusal,
     twin_refusal,
 )
 from d2ldev_torch import optimizers
@@ -42,14 +42,7 @@ _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
 # These libraries serve GPUs alone. gloo sends through the host's memory.
 _OF_GPUS = ("nccl", "xccl")
 
-# The statistics of a layer -> their examples, and the fix that changes them.
-_STATISTICS = {
-    "global": ("all processes", "torch.nn.BatchNorm2d"),
-    "local": (
-        "each process's shard",
-        "net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net), for GPUs",
-    ),
-}
+_SYNCHRONIZE = "net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net), for GPUs"
 
 
 class TorchParallel(Parallel):
@@ -59,8 +52,6 @@ class TorchParallel(Parallel):
         framework: the framework of the models.
         devices: its area of devices.
     """
-
-    process_per_device = True
 
     def __init__(self, framework: Framework, devices: TorchDevices) -> None:
         self._framework, self._devices = framework, devices
@@ -84,24 +75,20 @@ class TorchParallel(Parallel):
             return gradients.reduce(obj)
         return parametrized.reduce(obj)
 
-    def check_batch_norm(self, model: Any, wanted: str) -> None:
+    def batch_norms(self, model: Any) -> Sequence[BatchNorm]:
+        found = []
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
-            found = "global" if isinstance(layer, torch.nn.SyncBatchNorm) else "local"
-            if isinstance(layer, _BATCH_NORMS) and found != wanted:
-                whose, fix = _STATISTICS[found]
-                problem = f"the {type(layer).__name__} {name} has those of {whose}"
-                raise statistics_refusal(wanted, problem, fix)
-
-    def least_examples(self, model: Any) -> int:
-        modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-        normalizations = [x for x in modules if isinstance(x, _BATCH_NORMS)]
-        return 1 if all(isinstance(x, torch.nn.SyncBatchNorm) for x in normalizations) else 2
+            if isinstance(layer, torch.nn.SyncBatchNorm):
+                found.append(BatchNorm(f"SyncBatchNorm {name}", "global", "torch.nn.BatchNorm2d"))
+            elif isinstance(layer, _BATCH_NORMS):
+                found.append(BatchNorm(f"{type(layer).__name__} {name}", "local", _SYNCHRONIZE))
+        return found
 
     # -- several processes ------------------------------------------------------------------------
 
-    def is_joined(self) -> bool:
+    def find_launch(self) -> str:
         is_there = distributed.is_available() and distributed.is_initialized()
-        return is_there and distributed.get_world_size() > 1
+        return "torch.distributed" if is_there and distributed.get_world_size() > 1 else ""
 
     def join(self, group: Group) -> None:
         attempted = f"train in {group.size} processes"

@@ -9,13 +9,14 @@ Source: D2L, sections 13.5 and 13.6.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.contract.tensors import Tensor
 from d2ldev.contract.training import Learner, TrainingSettings
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.walk import join_path
+from d2ldev.options import Statistics
 
 if TYPE_CHECKING:
     from d2ldev.contract.group import Group
@@ -27,15 +28,15 @@ class Parallel:
     A framework leaves out the methods that it cannot implement, and names them in
     ``Framework.cannot``: ``learner``, or ``join`` and ``learner_of_group``.
 
+    With ``'train on several GPUs in one process'`` there, ``Trainer.fit`` starts a process for each
+    device, and does not call ``learner``.
+
     Attributes:
         joins_at_start: whether to call ``join`` when the framework is loaded. Some engines have to
             know of the other processes before they look for devices.
-        process_per_device: whether several devices of one machine need a process for each device.
-            Then ``Trainer.fit`` starts the processes, and does not call ``learner``.
     """
 
     joins_at_start = False
-    process_per_device = False
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return a tensor's examples from ``start`` up to ``stop``, on its device; maybe a view.
@@ -62,29 +63,20 @@ class Parallel:
     def reduce(self, obj: Any) -> Any:
         """Return what ``__reduce__`` would: how ``pickle`` creates an object again.
 
-        Called for each object that ``fit`` sends to a process, with ``process_per_device``.
+        Called for each object that ``fit`` sends to a process for each device.
 
         Returns:
             ``NotImplemented`` for what ``pickle`` itself sends.
         """
         return NotImplemented
 
-    def check_batch_norm(self, model: Any, wanted: str) -> None:
-        """Check that the batch normalization of a model has the requested statistics.
+    def batch_norms(self, model: Any) -> Sequence[BatchNorm]:
+        """Return the batch normalizations of a model, and the statistics that they use.
 
-        Called before several devices or processes train it; see ``TrainingSettings.batch_norm``.
-
-        Raises:
-            UnsupportedValueError: if it has the other statistics (``statistics_refusal``).
+        Called before several devices or processes train it. Also where a shard of a batch would
+        have one example, which has no variance.
         """
-
-    def least_examples(self, model: Any) -> int:
-        """Return the smallest number of examples in a shard from which the model learns.
-
-        2 for a model with batch normalizations of a shard: of one example there is no variance.
-        Called where shards would have fewer.
-        """
-        return 1
+        return ()
 
     def learner(self, model: Any, settings: TrainingSettings, devices: Sequence[Device]) -> Learner:
         """Return a model that several devices of this process train.
@@ -107,18 +99,13 @@ class Parallel:
 
     # -- several processes ------------------------------------------------------------------------
 
-    def is_joined(self) -> bool:
-        """Tell whether the program has started the framework's engine between processes itself."""
-        return False
-
-    def launch_variable(self) -> str:
-        """Return the environment variable that the framework's own launcher sets.
-
-        Called by ``fit`` where no launcher has set ``RANK`` and ``WORLD_SIZE``.
+    def find_launch(self) -> str:
+        """Return what says that this process is one of several, beside ``RANK`` and ``WORLD_SIZE``.
 
         Returns:
-            Its name, such as ``TF_CONFIG``; empty if no launcher says that this process is one of
-            several.
+            The variable of the framework's own launcher, such as ``TF_CONFIG``. Or the name of the
+            engine that the program has started itself, such as ``torch.distributed``. Empty for a
+            process alone.
         """
         return ""
 
@@ -175,11 +162,40 @@ class Parallel:
         raise NotBegunError("Parallel.learner_of_group", attempted)
 
 
-def statistics_refusal(wanted: str, problem: str, fix: str) -> UnsupportedValueError:
-    """Return the error for batch normalization without the requested statistics."""
-    return UnsupportedValueError(
-        f"train with batch_norm={wanted!r}", problem, f"{fix}, or leave batch_norm out"
-    )
+class BatchNorm(NamedTuple):
+    """A batch normalization in a model.
+
+    Args:
+        name: the name of the layer, for an error.
+        statistics: ``'global'`` for the statistics of the whole batch, ``'local'`` for those of a
+            shard.
+        fix: what gives the layer the other ones; empty if nothing does.
+    """
+
+    name: str
+    statistics: Statistics
+    fix: str = ""
+
+
+def check_batch_norms(found: Iterable[BatchNorm], wanted: Statistics) -> None:
+    """Check that batch normalizations use the requested statistics.
+
+    Raises:
+        UnsupportedValueError: if one has the other statistics.
+    """
+    for name, statistics, fix in found:
+        if statistics != wanted:
+            whose = {"global": "the whole batch", "local": "a shard of it"}[statistics]
+            raise UnsupportedValueError(
+                f"train with batch_norm={wanted!r}",
+                f"the statistics of {name} are those of {whose}",
+                fix or f"batch_norm={statistics!r}, or leave batch_norm out",
+            )
+
+
+def least_examples(found: Iterable[BatchNorm]) -> int:
+    """Return the smallest number of examples in a shard from which a model learns."""
+    return 2 if any(each.statistics == "local" for each in found) else 1
 
 
 def gpu_of_process(there: int, local_rank: int) -> int:

@@ -32,7 +32,7 @@ def join_group(framework: Framework) -> Group | None:
     from d2ldev.distributed.join import find_group, join  # only a launch needs it
 
     is_new = find_group() is None
-    if is_new and framework.parallel.is_joined():
+    if is_new and framework.parallel.find_launch():
         # The program has started the engine itself, which may listen at this port.
         launched = launched._replace(port=launched.port + 1)
     group = join(launched, list_versions(framework), peer_timeout())
@@ -56,19 +56,10 @@ def list_versions(framework: Framework) -> dict[str, str]:
 
 def _check_alone(framework: Framework) -> None:
     """Check that this process is not one of several, which would each train its own model."""
-    if variable := framework.parallel.launch_variable():
-        problem = f"by {variable} this process may be one of several"
-        fix = f"unset {variable}"
-    elif framework.parallel.is_joined():
-        problem = (
-            f"the program has started the engine of {framework.name} between several processes"
+    if found := framework.parallel.find_launch():
+        raise UnsupportedValueError(
+            "train in one process of several",
+            f"by {found} this process may be one of several, but RANK and WORLD_SIZE are not set",
+            "d2ldev launch, or torchrun's variables before the backend's first use; or leave "
+            f"{found} out, for a model in each process",
         )
-        fix = "leave the engine out"
-    else:
-        return
-    raise UnsupportedValueError(
-        "train in one process of several",
-        f"{problem}, but RANK and WORLD_SIZE are not set",
-        "d2ldev launch, or torchrun's variables before the first use of the backend; or "
-        f"{fix}, for a model in each process",
-    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.contract import Framework, Portion, Sharded
 from d2ldev.contract.abilities import require
+from d2ldev.contract.parallel import least_examples
 from d2ldev.contract.training import bounds
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
@@ -153,7 +154,7 @@ class Portions:
         number, length = portion
         if self._model is None or length >= 2 * self._group.size:
             return
-        least = self._framework.parallel.least_examples(self._model)
+        least = least_examples(self._framework.parallel.batch_norms(self._model))
         if length >= least and any(
             0 < stop - start < least
             for start, stop in (

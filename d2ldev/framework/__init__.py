@@ -20,10 +20,10 @@ from d2ldev.contract.files import SPARSE, Files, Layer, Layout, same, turn, turn
 from d2ldev.contract.framework import count_gpus
 from d2ldev.contract.models import Models, NoTensor, Role, Slot
 from d2ldev.contract.parallel import (
+    BatchNorm,
     Parallel,
     deep_copy,
     gpu_of_process,
-    statistics_refusal,
     twin_refusal,
 )
 from d2ldev.contract.strict import Strict
@@ -126,6 +126,7 @@ __all__ = [
     "UNKNOWN_MEMORY",
     "WEIGHT_DECAY",
     "BackendNotInstalledError",
+    "BatchNorm",
     "BatchShard",
     "BatchWeight",
     "Broadcast",
@@ -219,7 +220,6 @@ __all__ = [
     "shard_copy",
     "shard_refusal",
     "state_refusal",
-    "statistics_refusal",
     "tell_epoch",
     "text_of",
     "to",

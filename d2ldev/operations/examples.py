@@ -26,6 +26,7 @@ from operator import is_not
 from typing import Any
 
 from d2ldev.contract import Framework, Tensor
+from d2ldev.contract.parallel import least_examples
 from d2ldev.contract.training import bounds
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
@@ -96,14 +97,14 @@ class Whole:
             size: how many there are.
             is_filled: whether a shard without examples has the first ones of the batch, as many as
                 the model needs.
-            model: the model that is trained on it; see ``Parallel.least_examples``.
+            model: the model that is trained on it; see ``Parallel.batch_norms``.
 
         Returns:
             The nesting, and how many examples it has: 0 for one that is only filled.
         """
         least = 1
         if model is not None and self.length < 2 * size:
-            least = self._framework.parallel.least_examples(model)
+            least = least_examples(self._framework.parallel.batch_norms(model))
         start, stop = bounds(self.length, number, size, least)
         if start == stop and is_filled:
             return self._examples(0, min(least, self.length)), 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract import Framework, Learner, Tensor, TrainingSettings
 from d2ldev.contract.abilities import require
+from d2ldev.contract.parallel import check_batch_norms
 from d2ldev.device import CPU, Device
 from d2ldev.distributed.membership import join_group
 from d2ldev.errors import UnsupportedValueError, describe
@@ -129,7 +130,7 @@ def learner(
             "group=backend.join_group(), in a process of d2ldev launch",
         )
     if settings.batch_norm is not None and (group is not None or len(devices) > 1):
-        framework.parallel.check_batch_norm(model, settings.batch_norm)
+        check_batch_norms(framework.parallel.batch_norms(model), settings.batch_norm)
     if group is not None:
         from d2ldev.distributed.portions import check_devices  # only a launch needs it
 
@@ -146,6 +147,13 @@ def learner(
     for ability in ("train on several GPUs", "train on several GPUs in one process"):
         require(framework, ability, attempted, fix)
     return framework.parallel.learner(model, settings, devices)
+
+
+def needs_processes(framework: Framework) -> bool:
+    """Return whether several GPUs of one machine need a process for each GPU."""
+    others = "train on several GPUs", "train in several processes"
+    is_possible = not any(each in framework.cannot for each in others)
+    return is_possible and "train on several GPUs in one process" in framework.cannot
 
 
 def _require_portion(learner: Learner) -> None:

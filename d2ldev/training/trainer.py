@@ -62,7 +62,7 @@ from d2ldev.training.data import ArrayLoader, check_data
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption
-from d2ldev.training.learning import check_settings
+from d2ldev.training.learning import check_settings, needs_processes
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import check_names, find_metrics
 from d2ldev.training.module import (
@@ -420,8 +420,7 @@ class Trainer(TrainerState):
         framework = framework_of(self.backend)
         group = join_group(framework)
         team = Team() if group is None else ProcessGroup(framework, group)
-        needs_processes = framework.parallel.process_per_device
-        has_processes = group is None and len(self.gpus) > 1 and needs_processes
+        has_processes = group is None and len(self.gpus) > 1 and needs_processes(framework)
         if has_processes or group is not None:
             check_files("train in several processes")  # they send files to each other
         outcome: Outcome | None = None

@@ -379,7 +379,9 @@ class TorchLearner(Learner):
         """Return whether a batch has one example, and the model normalizes batches."""
         flat = flatten(inputs, self._framework.state.kinds, "train")
         lengths = {len(x) for x in flat.tensors.values() if x.dim()}
-        return lengths == {1} and self._framework.parallel.least_examples(self._model) > 1
+        return lengths == {1} and any(
+            each.statistics == "local" for each in self._framework.parallel.batch_norms(self._model)
+        )
 
     def _backward(self, loss: Tensor) -> None:
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()

@@ -8,7 +8,7 @@ import pytest
 import d2ldev
 from d2ldev import UnsupportedValueError
 from d2ldev.distributed.portions import Portions
-from d2ldev.framework import Sharded, bounds
+from d2ldev.framework import BatchNorm, Sharded, bounds
 from d2ldev.framework.testing import framework_of
 from d2ldev.operations.examples import number_of_examples
 
@@ -23,7 +23,8 @@ class Tagged(list):
 def framework(monkeypatch):
     """The reference backend, one of whose models needs two examples in a part."""
     found = framework_of(d2ldev.get_backend("reference"))
-    monkeypatch.setattr(found.parallel, "least_examples", lambda model: 2 if model is NET else 1)
+    norms = [BatchNorm("norm", "local")]
+    monkeypatch.setattr(found.parallel, "batch_norms", lambda model: norms if model is NET else [])
     return found
 
 

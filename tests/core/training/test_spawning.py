@@ -17,12 +17,14 @@ from d2ldev import ArrayLoader, Backend, Trainer
 from d2ldev.errors import PeerLostError, UnsupportedValueError
 from d2ldev.framework.testing import framework_of
 
+ALONE = "train on several GPUs in one process"
+
 
 @pytest.fixture
 def backend(reference, monkeypatch):
     """The reference backend with two GPUs, as if it needed a process for each."""
     found = Backend(type(framework_of(reference))(virtual_gpus=2))
-    monkeypatch.setattr(framework_of(found).parallel, "process_per_device", True)
+    monkeypatch.setattr(framework_of(found), "cannot", {**framework_of(found).cannot, ALONE: "so"})
     return found
 
 
@@ -222,7 +224,7 @@ class Steps:
         time.sleep(0.05)
 
 backend = d2ldev.get_backend("reference")
-framework_of(backend).parallel.process_per_device = True
+framework_of(backend).cannot = {"train on several GPUs in one process": "so"}
 def train():
     data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 1000
     print(Trainer(9, 2, callbacks=Steps()).fit(backend.mlp([3, 1]), data))
@@ -268,7 +270,7 @@ class Own:
         pass
 
 backend = d2ldev.get_backend("reference")
-framework_of(backend).parallel.process_per_device = True
+framework_of(backend).cannot = {"train on several GPUs in one process": "so"}
 data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3
 def train(callbacks=None):
     return Trainer(2, 2, callbacks=callbacks).fit(backend.mlp([3, 1], seed=0), data)["loss"]

@@ -27,7 +27,7 @@ from reference_backend import (
 
 from d2ldev import Backend, Device
 from d2ldev.contract import Strictness
-from d2ldev.framework import Role, Slot
+from d2ldev.framework import BatchNorm, Role, Slot
 from d2ldev.framework.testing import framework_of
 from mutants.provision import (
     GRADIENTS,
@@ -111,8 +111,8 @@ class ReferenceParallel(reference_backend.ReferenceParallel):
     def learner_of_group(self, model, settings, group):
         return self.framework.GroupLearner(self.framework, model, settings, group)
 
-    def least_examples(self, model):
-        return 2 if isinstance(model, Normalized) else 1
+    def batch_norms(self, model):
+        return [BatchNorm("layer", "local")] if isinstance(model, Normalized) else []
 
 
 class Mutant(ReferenceFramework):

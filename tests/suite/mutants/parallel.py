@@ -204,8 +204,8 @@ class AveragesTheRowsOfATokenInAShard(Mutant, caught_by="several.add-up-repeated
 
 class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-example"):
     class Parallel(ReferenceParallel):
-        def least_examples(self, model):
-            return 1
+        def batch_norms(self, model):
+            return []
 
 
 class LosesTheRunningMeansOfTheCopies(Mutant, caught_by="several.keep-running-statistics"):

@@ -25,7 +25,8 @@ def copied_processes(backend: Backend) -> Iterator[None]:
     """
     virtual_gpus = framework_of(backend).virtual_gpus
     is_possible = "forkserver" in multiprocessing.get_all_start_methods()
-    if not (virtual_gpus and is_possible and framework_of(backend).parallel.process_per_device):
+    has_processes = "train on several GPUs in one process" in framework_of(backend).cannot
+    if not (virtual_gpus and is_possible and has_processes):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

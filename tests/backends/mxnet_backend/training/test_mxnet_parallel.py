@@ -157,7 +157,7 @@ def test_statistics_of_the_whole_batch_are_refused(backend):
     options = {"loss": "cross_entropy", "lr": 0.1}
     trainer = Trainer(1, 2, backend=backend, batch_norm="local")
     trainer.fit(normalize(), flat_batches(), **options)
-    with pytest.raises(UnsupportedValueError, match="SyncBatchNorm"):
+    with pytest.raises(UnsupportedValueError, match="those of a shard"):
         Trainer(1, 2, backend=backend, batch_norm="global").fit(
             normalize(), flat_batches(), **options
         )

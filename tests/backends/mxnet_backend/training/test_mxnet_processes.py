@@ -241,7 +241,7 @@ def test_a_worker_that_may_be_one_of_several_is_refused(backend, monkeypatch, nu
         UnsupportedValueError, match=r"by DMLC_NUM_WORKER this .* RANK and"
     ) as caught:
         fit_one(backend)
-    assert "or unset DMLC_NUM_WORKER, for a model" in caught.value.fix
+    assert "or leave DMLC_NUM_WORKER out, for a model" in caught.value.fix
 
 
 @pytest.mark.parametrize(

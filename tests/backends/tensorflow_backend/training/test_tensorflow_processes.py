@@ -319,7 +319,7 @@ def test_a_task_that_may_be_of_several_is_refused(backend, monkeypatch, value):
     monkeypatch.setenv("TF_CONFIG", value)
     with pytest.raises(UnsupportedValueError, match=r"by TF_CONFIG this .* RANK and") as caught:
         fit_one(backend)
-    assert "or unset TF_CONFIG, for a model" in caught.value.fix
+    assert "or leave TF_CONFIG out, for a model" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -485,15 +485,16 @@ def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(vi
 
 
 @pytest.mark.parametrize(
-    ("layer", "here", "elsewhere", "fix"),
+    ("layer", "statistics", "fix"),
     [
-        (torch.nn.BatchNorm1d, "local", "global", "convert_sync_batchnorm"),
-        (torch.nn.SyncBatchNorm, "global", "local", "torch.nn.BatchNorm2d"),
+        (torch.nn.BatchNorm1d, "local", "convert_sync_batchnorm"),
+        (torch.nn.SyncBatchNorm, "global", "torch.nn.BatchNorm2d"),
     ],
 )
-def test_statistics_that_a_layer_has_not_are_refused(virtual, layer, here, elsewhere, fix):
-    parallel = framework_of(virtual).parallel
+def test_a_layer_says_which_statistics_it_uses_and_what_changes_them(
+    virtual, layer, statistics, fix
+):
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), layer(4))
-    parallel.check_batch_norm(net, here)
-    with pytest.raises(UnsupportedValueError, match=f"(?s)1 has those of.*{fix}"):
-        parallel.check_batch_norm(net, elsewhere)
+    (found,) = framework_of(virtual).parallel.batch_norms(net)
+    assert (found.name, found.statistics) == (f"{layer.__name__} 1", statistics)
+    assert fix in found.fix
