@@ -63,7 +63,7 @@ class _Changes(threading.local):
 
     def __init__(self) -> None:
         self.is_in_progress = False
-        self.next: list[Callable[[], None]] = []
+        self.next: list[Callable[[], object]] = []
 
 
 _changes = _Changes()
@@ -83,7 +83,7 @@ def make_change(change: Callable[[*Arguments], R], *arguments: *Arguments) -> R:
                 make_change(changes.next.pop(0))
 
 
-def leave_in_turn(leave: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+def leave_in_turn(leave: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
     """Call what leaves a block, after the change that this thread makes now, if it makes one."""
     if _changes.is_in_progress:
         _changes.next.append(partial(leave, *arguments))
