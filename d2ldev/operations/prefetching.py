@@ -62,12 +62,6 @@ def device_batches(
         place of its batch.
     """
     start = _choose_move(framework, device, depth)
-    if depth and device is not None and prepare is None and count_to_draw is None:
-        ahead_of_framework = framework.training.prefetch(data, device, depth)
-        if ahead_of_framework is not None:
-            # The framework's pipeline leaves some tensors elsewhere, which are moved here.
-            data, depth = ahead_of_framework, 0
-            start = partial(_move, framework, device)
     source = _call_outside(framework, iter, data)
     ahead: deque[Any] = deque()
     failure: Exception | None = None

@@ -335,19 +335,18 @@ def _unusable_refusal(attempted: str, error: D2LDevError) -> UnsupportedValueErr
     return UnsupportedValueError(attempted, problem, error.fix)
 
 
-def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None:
+def framework_of_loader(x: Any) -> Framework | None:
     """Return the framework of a loader; None if no framework knows it.
 
     Args:
         x: anything.
-        types: the name of the attribute of ``Training`` with the classes.
     """
     for name in _possible_backends(x):
         try:
             framework = get_framework(name)
         except D2LDevError:
             continue
-        if isinstance(x, getattr(framework.training, types)):
+        if isinstance(x, framework.training.loader_types):
             return framework
     return None
 

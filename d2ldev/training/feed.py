@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -59,12 +59,11 @@ class Feed:
         self._scans: deque[bool] = deque()
         self._number = 0  # of the batches so far
         self._cast: Cast | None = None
-        # Whether a batch needs no cast, and has no containers within.
-        self._stays: Callable[[Any], bool] = partial(is_pair, kinds=self._kinds)
         self._dtype: str | None = None
-        self._has_warned = self._is_pipeline = self._is_built = False
-        # Whether the host has seen all floats of the batches, and they need no cast.
-        self._is_complete = True
+        # Whether the floats of all batches are cast: the first batch of the data decides. Until
+        # then a batch is cast as well.
+        self._is_cast = self._is_decided = False
+        self._has_warned = self._is_built = False
 
     def draw(
         self,
@@ -85,18 +84,15 @@ class Feed:
             self._dtype = dtype_of_model(self._framework, self._learner.model)
             if self._dtype is not None:
                 self._cast = Cast(self._framework, self._dtype)
-                self._stays = self._cast.keeps
         self._team.begin_data(is_trained=is_trained)
-        is_pipeline = isinstance(data, self._framework.training.pipeline_types)
-        self._is_pipeline = is_pipeline and not self._team.splits
-        self._is_complete = self._cast is None or not (self._is_pipeline or self._cast.has_met_data)
+        self._is_cast, self._is_decided = self._cast is not None, False
         trainer = self._trainer
         return device_batches(
             self._framework,
             shield(data),
             None if self._is_overridden else trainer.device,
             _DEPTH if trainer.gpus and not self._is_overridden else 0,
-            prepare=None if self._is_pipeline else self._prepare_on_host,
+            prepare=self._prepare_on_host,
             count_to_draw=count_to_draw,
         )
 
@@ -174,7 +170,6 @@ class Feed:
         operands = batch.operands if is_sharded else batch
         flat = None if self._stays(operands) else self._walk(operands)
         has_marks = flat is not None and flat.has_marks
-        self._is_complete = self._cast is None or not self._cast.has_met_data
         if flat is not None and (self._is_overridden or self._team.splits or is_sharded):
             operands, flat = flat.unflatten({}), None
             if is_sharded:
@@ -200,10 +195,21 @@ class Feed:
         if flat.is_shared:
             for _ in leaves(batch, self._kinds, "", "train on a batch"):
                 pass
-        if cast is not None:
-            cast.convert(flat)
+        if cast is not None and self._is_cast:
+            is_cast = cast.convert(flat)
             self._warn(cast)
+            if not self._is_decided and self._is_complete and not self._is_overridden:
+                self._is_cast, self._is_decided = is_cast, True
         return flat
+
+    def _stays(self, batch: Any) -> bool:
+        """Return whether a batch needs no cast, and has no containers within."""
+        return not self._is_cast and is_pair(batch, self._kinds)
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether the host sees all floats of a batch before it moves."""
+        return self._cast is None or not self._cast.has_met_data
 
     def _warn(self, cast: Cast) -> None:
         """Warn once of a cast."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev.contract import Framework
-from d2ldev.nesting.kinds import PLAIN, TENSOR
+from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import Flattened
 from d2ldev.operations import creation
 from d2ldev.operations.inventory import list_named_tensors
@@ -45,35 +45,15 @@ class Cast:
         self._kinds, self._dtype_of = framework.state.kinds, framework.tensors.dtype_of
         self.others: dict[str, None] = {}
         self.has_met_data = False
-        # Dtypes that stay, of arrays and of tensors. To look one up costs less than to ask.
-        self._staying: set[np.dtype[Any]] = set()
-        self._staying_of_tensors: set[Any] = set()
 
-    def keeps(self, batch: Any) -> bool:
-        """Tell whether a batch is seen to stay as it is; that of a common one costs no walk."""
-        if type(batch) is not tuple and type(batch) is not list:
-            return False
-        for x in batch:
-            if type(x) is np.ndarray:
-                if x.dtype not in self._staying:
-                    if not _is_of_numbers(x) or self._differs(x):
-                        return False
-                    self._staying.add(x.dtype)
-            elif self._kinds[type(x)] is TENSOR:
-                if x.dtype not in self._staying_of_tensors:
-                    if self._differs(x):
-                        return False
-                    self._staying_of_tensors.add(x.dtype)
-            elif self._kinds[type(x)] is not PLAIN:
-                return False
-        return True
-
-    def convert(self, flat: Flattened) -> None:
-        """Replace the floats of a batch that are of another dtype."""
+    def convert(self, flat: Flattened) -> bool:
+        """Replace the floats of a batch that are of another dtype; return whether there are any."""
         leaves = {**flat.tensors, **flat.others}
         if not self.has_met_data:
             self.has_met_data = not all(map(_is_of_numbers, flat.others.values()))
-        flat.replace({key: self._cast(x) for key, x in leaves.items() if self._differs(x)})
+        found = {key: self._cast(x) for key, x in leaves.items() if self._differs(x)}
+        flat.replace(found)
+        return bool(found)
 
     def _differs(self, x: Any) -> bool:
         if self._kinds[type(x)] is TENSOR:

@@ -97,11 +97,11 @@ class Loop:
                 if count_to_draw is not None:
                     run.save_within_epoch(number, log, trainer.device)
         team.end_batches()
-        if learner.pending:
-            learner.flush()
+        is_within_step = learner.pending > 0
+        learner.flush()
+        if is_within_step:
             team.notify(listeners, run.step - 1, loss)
         learner.check_labels()
-        learner.end_epoch()
         if is_stopped or self.interruption.is_pressed:
             return {}
         means = self._means(log, number)

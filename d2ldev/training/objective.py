@@ -193,7 +193,8 @@ class Objective:
         key = *shapes, y.dtype
         if key in self._known:
             return
-        first, second, third = shapes
+        # As tuples: ``torch.Size`` has another text.
+        first, second, third = (None if each is None else tuple(each) for each in shapes)
         if first is not None and second is not None:
             if name == "cross_entropy":
                 check_labels(first, second, self._framework.tensors.dtype_of(y))

@@ -27,7 +27,7 @@ def begin_epoch(data: Any, epoch: int) -> None:
 
     ``torch.utils.data.DistributedSampler`` shuffles by this number.
     """
-    framework = framework_of_loader(data, "sharded_types")
+    framework = framework_of_loader(data)
     training = Training() if framework is None else framework.training
     training.begin_epoch(data, epoch)
 
@@ -55,7 +55,9 @@ class Order:
             self._kind = "its own state"
             self._state = data.state_dict
             self._check = lambda state: lambda: data.load_state_dict(state)
-        elif (framework := framework_of_loader(data)) is not None:
+        elif (
+            framework := framework_of_loader(data)
+        ) is not None and framework.training.loader_state(data) is not None:
             self._kind, self.is_common = "generators", True
             self._state = partial(framework.training.loader_state, data)
             self._check = partial(framework.training.check_loader_state, data)

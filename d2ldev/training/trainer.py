@@ -634,7 +634,7 @@ class Trainer(TrainerState):
             return data
         if isinstance(data, ArrayLoader):
             return data.shard(peers.rank, peers.world_size)
-        framework = framework_of_loader(data, "sharded_types")
+        framework = framework_of_loader(data)
         if framework is None:
             raise shard_refusal(data)
         loader: Iterable[T] = framework.training.shard_loader(data, peers.rank, peers.world_size)

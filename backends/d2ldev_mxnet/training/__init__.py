@@ -32,7 +32,7 @@ class MXNetTraining(Training):
     besides.
     """
 
-    sharded_types = (mx.gluon.data.DataLoader,)
+    loader_types = (mx.gluon.data.DataLoader,)
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework

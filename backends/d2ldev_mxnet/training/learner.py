@@ -129,12 +129,15 @@ class MXNetLearner(Learner):
             self._add(self._find_factor(inputs, y))
             self.pending += 1
             if self.pending == self.settings.accumulate_grad_batches:
-                self.flush()
+                self._apply_sums()
         return loss, prediction
 
     def flush(self) -> None:
-        if not self.pending:
-            return
+        if self.pending:
+            self._apply_sums()
+
+    def _apply_sums(self) -> None:
+        """Take a step with the gradients of the batches since the last one."""
         with NumPySemantics():
             for number, total in self._sums.items():
                 parameter = self._trainer._params[number]

@@ -197,7 +197,9 @@ class MXNetGroupLearner(MXNetLearner):
             self._begin()
         return super().step(inputs, y)
 
-    def end_epoch(self) -> None:
+    def flush(self) -> None:
+        super().flush()
+        # In each step it would cost a message.
         statistics = [x for x in self._parameters() if not x._differentiable]
         self._servers.spread([x.data() for x in statistics if x._data is not None])
 

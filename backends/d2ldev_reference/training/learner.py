@@ -166,7 +166,7 @@ class ReferenceLearner(Learner):
         """Return the least and the greatest label that is no class, or ``NO_LABEL``."""
         is_right = counts != 0
         if weights is not None:
-            is_right = is_right | (with_axes(weights, y.ndim) == 0)
+            is_right = is_right | (with_axes(xp.astype(weights, counts.dtype), y.ndim) == 0)
         y = xp.astype(y, xp.int64)
         others = xp.where(is_right, xp.full_like(y, NO_LABEL), y)
         return (xp.min(others), xp.max(others)) if y.size else ()

@@ -1,4 +1,4 @@
-"""Training: ``GradientTape``, Keras optimizers, ``tf.function``; prefetching by ``tf.data``."""
+"""Training: ``GradientTape``, Keras optimizers, ``tf.function``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from d2ldev.framework import (
-    CPU,
     NO_LABEL,
     Device,
     Framework,
@@ -20,7 +19,7 @@ from d2ldev.framework import (
     describe,
     state_refusal,
 )
-from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
+from d2ldev_tensorflow.devices import place_of
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.datasets import ShardedDataset
 
@@ -30,7 +29,7 @@ _log = logging.getLogger("d2ldev")
 class TensorFlowTraining(Training):
     """Training of Keras models and ``tf.Module``s."""
 
-    sharded_types = pipeline_types = (tf.data.Dataset,)
+    loader_types = (tf.data.Dataset,)
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -76,20 +75,6 @@ class TensorFlowTraining(Training):
             is_right = tf.reduce_sum(tf.cast(found == labels, tf.float32))
             counted = tf.reduce_sum(tf.cast(labels != NO_LABEL, tf.float32))
             return is_right / tf.maximum(counted, 1.0), counted
-
-    def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
-        # ``tf.data`` fails on a tensor that a GPU's memory cannot hold.
-        if not isinstance(batches, tf.data.Dataset) or not all(
-            isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
-            for spec in tf.nest.flatten(batches.element_spec)
-        ):
-            return None
-        # TensorFlow's own threads read ahead, also where eager execution would wait for each batch.
-        # They end with the iterator.
-        if device is CPU:
-            return batches.prefetch(depth)
-        native = self._framework.devices.native(device)
-        return batches.apply(tf.data.experimental.prefetch_to_device(native, depth))
 
     def random_state(self, device: Device) -> Any:
         generator = tf.random.get_global_generator()

@@ -31,7 +31,7 @@ class TorchTraining(Training):
         devices: its area of devices.
     """
 
-    loader_types = sharded_types = (torch.utils.data.DataLoader,)
+    loader_types = (torch.utils.data.DataLoader,)
 
     def __init__(self, framework: Framework, devices: TorchDevices) -> None:
         self._framework, self._devices = framework, devices

@@ -66,14 +66,10 @@ class Training:
     A framework that cannot train leaves all of it out, and says so in ``Framework.cannot``.
 
     Attributes:
-        loader_types: the classes of its loaders that ``loader_state`` knows.
-        sharded_types: those that ``shard_loader`` takes.
-        pipeline_types: those that ``prefetch`` may take.
+        loader_types: the classes of its loaders, for the methods that take one.
     """
 
     loader_types: tuple[type, ...] = ()
-    sharded_types: tuple[type, ...] = ()
-    pipeline_types: tuple[type, ...] = ()
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         """Return a learner for a placed model; the settings are checked.
@@ -149,10 +145,10 @@ class Training:
         """Return a loader that reads this process's shard of each batch, and yields ``Sharded``.
 
         Called by ``Trainer.shard_data``. The batches have the same order, and the loader is one of
-        ``loader_types`` if the other one is.
+        ``loader_types``.
 
         Args:
-            loader: of ``sharded_types``.
+            loader: of ``loader_types``.
             rank, size: the number of the process, from 0, and how many there are.
 
         Raises:
@@ -164,19 +160,12 @@ class Training:
         """Tell a loader and its samplers the number of the epoch, where they have ``set_epoch``.
 
         For a framework whose loaders call their samplers otherwise; the loader is of
-        ``sharded_types``, or any other data.
+        ``loader_types``, or any other data.
         """
         batches = getattr(loader, "batch_sampler", None)
         # A ``batch_sampler`` of the user's has the sampler itself.
         inner = getattr(batches, "sampler", None)
         tell_epoch(epoch, loader, getattr(loader, "sampler", None), batches, inner)
-
-    def prefetch(self, batches: Any, device: Device, depth: int) -> Any:
-        """Return the batches of the framework's own pipeline, which copies them ahead.
-
-        ``depth`` of them, 1 or more, are there ahead. None where d2ldev is to do it.
-        """
-        return None
 
     # -- resuming ---------------------------------------------------------------------------------
 
@@ -199,7 +188,7 @@ class Training:
         """Return the states of the generators of a loader of ``loader_types``.
 
         A nesting that ``save`` takes. With ``random_state`` and the random numbers of Python and
-        NumPy it decides the order of the next epoch.
+        NumPy it decides the order of the next epoch. None is for a loader without generators.
         """
         return None
 

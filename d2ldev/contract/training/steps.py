@@ -155,12 +155,12 @@ class Learner(ABC, Generic[TensorT]):
     (4, 1)
     """
 
-    portion: Portion | None = None
     weight: Any = None
 
     def __init__(self, settings: TrainingSettings) -> None:
         self.settings = settings
         self.pending = 0
+        self.portion: Portion | None = None
         self._signature: Signature | None = None  # at the first batch that is a mapping
         self._has_warned = False
         if settings.optimizer is None:
@@ -275,15 +275,10 @@ class Learner(ABC, Generic[TensorT]):
     def flush(self) -> None:
         """Run the optimizer's step for the batches since its last step, if there are any.
 
-        Called at the end of an epoch, whose last batches may be fewer than
-        ``accumulate_grad_batches``. The step takes the mean of their gradients, each with the
+        Called at the end of each epoch, whose last batches may be fewer than
+        ``accumulate_grad_batches``. A framework whose processes have running statistics of their
+        own then takes those of rank 0. The step takes the mean of their gradients, each with the
         weight of its batch: see ``Objective.weigh``.
-        """
-
-    def end_epoch(self) -> None:
-        """Synchronise with the other processes after the last step of an epoch.
-
-        For running statistics, which each process has computed from its own examples.
         """
 
     @abstractmethod

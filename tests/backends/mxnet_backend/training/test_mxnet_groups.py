@@ -45,7 +45,7 @@ def learner_of(backend, net):
 def test_the_end_of_an_epoch_brings_the_running_statistics_of_the_first(backend, first):
     net = normalize()
     before = net[1].weight.data().asnumpy()
-    learner_of(backend, net).end_epoch()
+    learner_of(backend, net).flush()
     assert first.shapes == [[net[0].running_mean.shape, net[0].running_var.shape]]
     for statistic in (net[0].running_mean, net[0].running_var):
         np.testing.assert_array_equal(statistic.data().asnumpy(), 7)
@@ -53,14 +53,14 @@ def test_the_end_of_an_epoch_brings_the_running_statistics_of_the_first(backend,
 
 
 def test_a_model_without_statistics_gets_none_at_the_end_of_an_epoch(backend, first):
-    learner_of(backend, mlp()).end_epoch()
+    learner_of(backend, mlp()).flush()
     assert first.shapes == [[]]
 
 
 def test_statistics_without_shapes_are_left_out_at_the_end_of_an_epoch(backend, first):
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(3))
-    learner_of(backend, initialise_all(net)).end_epoch()
+    learner_of(backend, initialise_all(net)).flush()
     assert first.shapes == [[]]
 
 

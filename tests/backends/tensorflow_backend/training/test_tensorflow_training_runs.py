@@ -610,15 +610,6 @@ def test_all_of_a_batch_is_on_the_device(backend, dataset, device):
         assert found == {device}
 
 
-def test_tf_data_brings_a_dataset_to_the_device(backend, dataset, monkeypatch):
-    copies = []
-    monkeypatch.setattr(
-        framework_of(backend).tensors, "transfer", lambda *given, **_: copies.append(given)
-    )
-    batches = list(backend.prefetch(dataset, "gpu:1"))
-    assert (len(batches), copies) == (3, [])
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_error_of_a_dataset_comes_in_the_place_of_its_batch(backend, device):
     batches = backend.prefetch(fail_midway(), device)
@@ -632,11 +623,6 @@ def test_a_dataset_without_end_can_be_left(backend, dataset):
     next(batches)
     batches.close()
     assert list(batches) == []
-
-
-def test_without_depth_tf_data_is_not_asked(backend, dataset):
-    batches = list(backend.prefetch(dataset, "gpu:1", depth=0))
-    assert {backend.device_of(batch["y"]) for batch in batches} == {gpu(1)}
 
 
 def test_an_error_of_what_the_backend_refuses_names_it(backend):
