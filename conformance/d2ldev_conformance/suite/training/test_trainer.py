@@ -159,12 +159,12 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
 def _count_calls(moved, depth, method):
     """Return a method that notes its name when it is called, but not inside such a method."""
 
-    def count(*args):
+    def count(*args, **options):
         if not depth:
             moved.append(method.__name__)
         depth.append(method)
         try:
-            return method(*args)
+            return method(*args, **options)
         finally:
             depth.pop()
 
