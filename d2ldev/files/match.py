@@ -301,6 +301,7 @@ class Match:
             for name, (place, x) in reversed(mine.items())
             if self._renamed.get(name, name) in theirs and self._has_one_value(place, x)
         }
+        lacking: set[int] = set()  # a tensor with several names is missing once, under the first
         for name, (place, x) in list(mine.items()):
             if not isinstance(x, np.ndarray) and self._framework.state.kinds[type(x)] is not TENSOR:
                 continue
@@ -313,7 +314,8 @@ class Match:
                 self._match_tensor(name, Place(place, id(x)), x, theirs[its_name])
                 if isinstance(place, str) and name not in unlisted:
                     self.listed.add(id(x))
-            else:
+            elif id(x) not in lacking or not self._has_one_value(place, x):
+                lacking.add(id(x))
                 self.missing.append(name)
 
     def _compare_settings(self, unlisted: AbstractSet[str]) -> set[str]:

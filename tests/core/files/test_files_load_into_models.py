@@ -304,6 +304,14 @@ def test_without_known_layouts_the_names_have_to_be_the_same(framework, turned_f
         framework.load_into(net, turned_file)
 
 
+def test_a_missing_tensor_with_two_names_is_named_once(framework):
+    x = framework.zeros(2)
+    loaded = framework.load_into(Cell(first=x, second=x), {}, strict=False)
+    assert loaded.missing == ["first"]
+    with pytest.raises(CheckpointError, match="it lacks first; it has unexpected other"):
+        framework.load_into(Cell(first=x, second=x), {"other": np.ones(2, "float32")})
+
+
 def test_models_and_optimizers_that_were_read_are_listed(framework, path):
     framework.save({"net": Cell(a=framework.ones(2)), "o": Optimizer(5, framework.ones(3))}, path)
     mine = {"net": Cell(a=framework.zeros(2), b=framework.zeros(2)), "p": framework.zeros(1)}

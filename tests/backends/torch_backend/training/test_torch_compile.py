@@ -222,7 +222,7 @@ def test_a_compiled_model_and_a_plain_one_read_each_other_s_files(torch_backend,
 def test_another_program_s_file_of_a_compiled_model_is_read_by_the_line_of_the_error(
     torch_backend, path
 ):
-    saved, other = network()[:2], network()[:2]
+    saved, other = network(), network()
     save_file(torch.compile(saved, backend="eager").state_dict(), path)
     with pytest.raises(CheckpointError) as caught:
         torch_backend.load_into(other, path)
