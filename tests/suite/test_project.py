@@ -1,5 +1,6 @@
 """What stands beside the code: the licence, and CI that runs what tox runs."""
 
+import ast
 import itertools
 import re
 import tomllib
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from book import EXCEPTIONS
+from processes import BUILT_IN
+
+import d2ldev
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -107,3 +111,35 @@ def test_the_extra_for_cuda_has_a_wheel_for_each_library_that_mxnet_loads():
     wheels = {each.split("==")[0] for each in extra if each.startswith("nvidia-")}
     assert wheels == {f"nvidia-{name.replace('_', '-')}-cu11" for name in libraries}
     assert len(libraries) == 10
+
+
+PACKAGES = "d2ldev", *(f"d2ldev_{name}" for name in BUILT_IN)
+PUBLIC = ("errors", "framework", "framework.testing", "native", "results", "typing")
+
+
+def imports_internals(path):
+    """Return whether a test imports what neither users nor authors of backends can import.
+
+    ``provision`` of a backend is set-up of tests itself.
+    """
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module]
+            if node.module in PACKAGES:
+                public = {*d2ldev.__all__, *BUILT_IN, *PUBLIC, "__version__", "provision"}
+                modules = [alias.name for alias in node.names if alias.name not in public]
+                modules = [f"{node.module}.{name}" for name in modules]
+        else:
+            continue
+        for module in modules:
+            package, _, rest = module.partition(".")
+            if package in PACKAGES and rest not in {"", *PUBLIC, *BUILT_IN, "provision"}:
+                return True
+    return False
+
+
+def test_few_tests_import_internals_so_that_the_packages_can_change():
+    found = [path for path in sorted((ROOT / "tests").rglob("*.py")) if imports_internals(path)]
+    assert len(found) <= 85, found
