@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from d2ldev.distributed.spawning import shield_processes
+
 END = object()
 """A mark in place of a batch, after the last one."""
 
@@ -100,17 +102,3 @@ class _Shielded:
     def __iter__(self) -> Iterator[Any]:
         with shield_processes():
             return iter(self.data)
-
-
-@contextmanager
-def shield_processes() -> Iterator[None]:
-    """Let processes that start in a block ignore Ctrl-C, if the system can do it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    # Processes inherit the mask. A signal in the block waits for its end.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from d2ldev._backend import Backend, framework_of
 from d2ldev.contract import Learner
 from d2ldev.device import Device
+from d2ldev.distributed.random_states import check_random_states, random_states
 from d2ldev.errors import (
     CheckpointError,
     D2LDevError,
@@ -38,7 +39,7 @@ from d2ldev.options import KEEPS, Keep, nearest, problem_of
 from d2ldev.training.callbacks import check_states
 from d2ldev.training.feed import Feed
 from d2ldev.training.log import DeviceLog
-from d2ldev.training.order import Order, check_random_states, random_states
+from d2ldev.training.order import Order
 from d2ldev.training.team import Team
 
 _FORMAT = "d2ldev training state 8"

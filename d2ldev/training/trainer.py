@@ -29,6 +29,7 @@ from d2ldev.contract.parallel import gpu_of_process
 from d2ldev.contract.training import shard_refusal
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.distributed.membership import join_group
+from d2ldev.distributed.spawning import Outcome, find_result_path, train_in_processes
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
 from d2ldev.nesting.kinds import TENSOR
@@ -74,7 +75,6 @@ from d2ldev.training.module import (
 )
 from d2ldev.training.progress import show_progress
 from d2ldev.training.run import Run, Saving
-from d2ldev.training.spawning import Outcome, find_result_path, train_in_processes
 from d2ldev.training.team import ProcessGroup, Team
 from d2ldev.typing import Callback, DataModule, DeviceLike, History, T
 
@@ -435,7 +435,12 @@ class Trainer(TrainerState):
                 settings = settings._replace(optimizer=optimizer)
                 data = (model, train_data, val_data)
                 outcome = stack.enter_context(
-                    train_in_processes(self, data, settings.to_arguments(), interruption)
+                    train_in_processes(
+                        self,
+                        data,
+                        settings.to_arguments(),
+                        lambda: interruption.is_pressed,
+                    )
                 )
                 settings = settings._replace(saving=Saving(outcome.state), resume=True)
             stack.enter_context(team.work())

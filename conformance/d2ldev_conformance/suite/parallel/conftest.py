@@ -9,8 +9,8 @@ from multiprocessing import forkserver
 import pytest
 
 from d2ldev import Backend, settings
+from d2ldev.distributed import spawning
 from d2ldev.framework.testing import framework_of
-from d2ldev.training import spawning
 from d2ldev_conformance.machines import machines  # noqa: F401  # a fixture
 
 # Imported by the process that is copied, not here.

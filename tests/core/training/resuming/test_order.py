@@ -7,7 +7,8 @@ import pytest
 
 import d2ldev
 from d2ldev import CheckpointError, Trainer
-from d2ldev.training.order import Order, check_random_state, random_state
+from d2ldev.distributed.random_states import check_random_state, random_state
+from d2ldev.training.order import Order
 
 EPOCHS = 4
 X = np.arange(6, dtype="float32").reshape(6, 1)

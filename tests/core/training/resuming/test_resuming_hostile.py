@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import d2ldev
 from d2ldev import CheckpointError, Trainer
+from d2ldev.distributed.random_states import check_random_state, random_state
 from d2ldev.errors import D2LDevError
-from d2ldev.training.order import check_random_state, random_state
 
 REFERENCE = d2ldev.get_backend("reference")
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")

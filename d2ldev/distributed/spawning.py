@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,10 +27,9 @@ from typing import Any, BinaryIO, NamedTuple
 from d2ldev._backend import Backend, framework_of
 from d2ldev.contract.parallel import first_failure
 from d2ldev.device import gpus_in_words
+from d2ldev.distributed.random_states import check_random_states, random_states
 from d2ldev.errors import PeerLostError, UnsupportedValueError, text_of
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
-from d2ldev.training.interruption import Interruption, shield_processes
-from d2ldev.training.order import check_random_states, random_states
 
 # Seconds for the other processes to end by themselves after the failure of one.
 PATIENCE = 5.0
@@ -72,14 +71,17 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def train_in_processes(
-    trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any], interruption: Interruption
+    trainer: Any,
+    operands: Sequence[Any],
+    settings: Mapping[str, Any],
+    is_interrupted: Callable[[], bool],
 ) -> Iterator[Outcome]:
     """Train in one process for each GPU of a trainer; give the outcome to a block.
 
     Args:
         trainer: each process calls its ``fit``, with one GPU. Its ``should_stop`` ends the run.
         operands, settings: the arguments of ``fit``, by position and by name.
-        interruption: the state of Ctrl-C, which also ends the run.
+        is_interrupted: returns whether Ctrl-C ends the run.
 
     Raises:
         UnsupportedValueError: if an object cannot be sent to another process.
@@ -113,7 +115,7 @@ def train_in_processes(
                     sender.close()  # the pipe then ends with the process
                     processes.append(process)
                     receivers.append(receiver)
-            failure = _watch(processes, receivers, trainer, interruption)
+            failure = _watch(processes, receivers, trainer, is_interrupted)
         finally:
             for process in processes:
                 process.kill()
@@ -215,7 +217,7 @@ def _watch(
     processes: Sequence[Any],
     receivers: Sequence[Connection],
     trainer: Any,
-    interruption: Interruption,
+    is_interrupted: Callable[[], bool],
 ) -> BaseException | None:
     """Wait until all processes have ended; return the error of one, or None."""
     ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
@@ -224,7 +226,7 @@ def _watch(
     deadline = float("inf")
     is_told = False
     while ranks and time.monotonic() < deadline:
-        if not is_told and (trainer.should_stop or interruption.is_pressed):
+        if not is_told and (trainer.should_stop or is_interrupted()):
             is_told = True
             with suppress(OSError):  # the process may have ended
                 receivers[0].send_bytes(_STOP)
@@ -279,6 +281,20 @@ def _refuse_sending(number: int, problem: str) -> UnsupportedValueError:
         f"--processes {number} train.py, with Trainer(max_epochs, num_gpus=1). A class can leave "
         "out an object that pickle cannot send, such as a lock, in its __getstate__",
     )
+
+
+@contextmanager
+def shield_processes() -> Iterator[None]:
+    """Let processes that start in a block ignore Ctrl-C, if the system can do it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Processes inherit the mask. A signal in the block waits for its end.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # -- in the others --------------------------------------------------------------------------------
