@@ -152,7 +152,7 @@ def test_the_versions_of_d2ldev_of_the_framework_and_of_python_are_compared(refe
 
 def test_data_that_ends_early_is_an_error_of_all_where_an_engine_waits_at_the_end_of_an_epoch():
     def body(rank):
-        ReferenceGroupLearner.end_epoch = lambda learner: time.sleep(rank * LIMIT)
+        ReferenceGroupLearner.flush = lambda learner: time.sleep(rank * LIMIT)
         return fit(data=batches()[: 4 - rank])
 
     for each in together(body, timeout=TIMEOUT):
