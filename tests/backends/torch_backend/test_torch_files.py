@@ -62,16 +62,6 @@ def test_loaded_arrays_can_be_written_to_and_trained(torch_backend, path):
     assert x.tolist() == [-1, -1, -1]
 
 
-def test_buffers_are_saved_and_what_was_tied_is_one_tensor(torch_backend, path):
-    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    net.append(net[0])
-    net(torch.rand(4, 3))
-    torch_backend.save(net, path)
-    loaded = torch_backend.load(path)
-    assert {"1.running_mean", "1.num_batches_tracked"} <= loaded.keys()
-    assert bits(loaded["1.running_mean"]) == bits(net[1].running_mean)
-
-
 def test_the_parts_of_a_long_name_are_not_all_looked_for_among_the_names_of_a_shared_module(
     torch_backend, path
 ):

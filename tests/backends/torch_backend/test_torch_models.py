@@ -262,12 +262,6 @@ def keep(**attributes):
     return module
 
 
-def test_a_plain_tensor_attribute_moves(ledger):
-    net = ledger.place(keep(mask=torch.tensor([1, 2])), gpu(1))
-    assert ledger.device_of(net.mask) is gpu(1)
-    assert net.mask.tolist() == [1, 2]
-
-
 def test_modules_in_a_plain_list_move(ledger):
     layers = [nn.Linear(1, 1), nn.Linear(1, 1)]
     net = ledger.place(keep(layers=layers), gpu())
@@ -312,23 +306,6 @@ def test_a_frozen_parameter_stays_the_same_object_and_frozen(ledger):
     ledger.place(net, gpu())
     assert net.weight is weight
     assert not weight.requires_grad
-
-
-def test_a_gradient_moves_with_its_parameter(ledger):
-    net = nn.Linear(2, 1)
-    net(torch.tensor([[2.0, 3.0]])).sum().backward()
-    ledger.place(net, gpu(1))
-    assert ledger.device_of(net.weight.grad) is gpu(1)
-    assert net.weight.grad.tolist() == [[2, 3]]
-
-
-def test_gradients_accumulate_on_the_moved_ones(ledger):
-    net = nn.Linear(2, 1)
-    x = torch.tensor([[2.0, 3.0]])
-    net(x).sum().backward()
-    ledger.place(net, gpu())
-    net(x).sum().backward()
-    assert net.weight.grad.tolist() == [[4, 6]]
 
 
 def test_the_gradient_of_a_tensor_that_stays_is_moved_to_it(ledger):

@@ -110,12 +110,6 @@ def test_an_object_with_to_is_moved_by_it(virtual, x, cls):
     assert virtual.device_of(moved["graph"].x) is virtual.device_of(moved["y"]) is gpu(1)
 
 
-def test_a_copy_leaves_the_object_that_was_given(virtual, x):
-    graph = Graph(x)
-    virtual.to([graph], gpu(0))
-    assert graph.x is x
-
-
 @pytest.mark.parametrize("cls", [Graph, InPlace, Forgetful])
 def test_what_says_that_it_is_there_comes_back_itself(virtual, x, cls):
     batch = {"graph": cls(x.to("vgpu:0")), "n": 1}
@@ -154,12 +148,6 @@ def test_nothing_in_a_batch_has_moved_when_another_value_is_refused(virtual, x):
     with pytest.raises(UnsupportedValueError, match="at other"):
         virtual.to({"graph": graph, "other": object()}, gpu(0))
     assert graph.x is x
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_prefetch_moves_objects(virtual, x, depth):
-    (moved,) = virtual.prefetch([{"graph": Graph(x)}], gpu(0), depth=depth)
-    assert virtual.device_of(moved["graph"].x) is gpu(0)
 
 
 def test_the_trainer_takes_objects(virtual, x):

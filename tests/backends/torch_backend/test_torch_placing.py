@@ -305,14 +305,6 @@ def test_a_model_made_in_inference_mode_moves(ledger):
 # -- ties and cycles -------------------------------------------------------------------------------
 
 
-def test_a_tied_weight_stays_tied(ledger, copies):
-    net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-    net[1].weight = net[0].weight
-    ledger.place(net, gpu())
-    assert net[1].weight is net[0].weight
-    assert len(copies.copied) == 1
-
-
 def test_a_tied_buffer_stays_tied(ledger):
     net = nn.Sequential(nn.Module(), nn.Module())
     table = torch.ones(2)

@@ -13,8 +13,6 @@ from training_batches import linear_model_and_batch
 from d2ldev import Trainer, UnsupportedValueError, gpu
 from d2ldev.framework.testing import framework_of
 
-RANDOM = np.random.default_rng(0)
-
 
 def sync_and_read(learner):
     """Return the model and the optimizer as they are after the last step."""
@@ -402,11 +400,6 @@ def test_linens_train_state_is_refused_with_the_fix(backend):
     state = TrainState.create(apply_fn=len, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1))
     with pytest.raises(UnsupportedValueError, match="ToNNX"):
         backend.learner(state)
-
-
-def test_a_model_without_parameters_is_refused(backend):
-    with pytest.raises(UnsupportedValueError, match="nothing to train"):
-        backend.learner(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize(

@@ -181,16 +181,6 @@ class Either(mx.gluon.Block):
         return (self.a if uses_a else self.b)(x)
 
 
-def test_a_parameter_without_a_gradient_in_this_step_stays_as_it_is(backend):
-    net = initialize(backend, Either, "cpu")
-    learner = backend.learner(net, optimizer="momentum")
-    x, y = backend.ones((3, 2)), backend.zeros((3, 1))
-    learner.step((x, True), y)
-    before = net.a.weight.data().asnumpy()
-    learner.step((x, False), y)
-    np.testing.assert_array_equal(net.a.weight.data().asnumpy(), before)
-
-
 def test_a_gradient_of_an_earlier_step_is_not_clipped_with(backend):
     net = initialize(backend, Either, "cpu")
     learner = backend.learner(net, lr=0.0, gradient_clip_val=0.5)

@@ -179,24 +179,6 @@ def test_a_callback_that_leaves_evaluation_mode_on_does_not_end_training(torch_b
     assert not torch.equal(net.features[1].running_mean, before)
 
 
-def test_a_parameter_without_a_gradient_in_this_step_stays_as_it_is(torch_backend):
-    class Either(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(2, 1), nn.Linear(2, 1)
-
-        def forward(self, x, use_a):
-            return (self.a if use_a else self.b)(x)
-
-    net = Either()
-    learner = torch_backend.learner(net, optimizer="adam", gradient_clip_val=1.0)
-    x, y = torch.ones(3, 2), torch.zeros(3, 1)
-    learner.step((x, True), y)
-    before = net.a.weight.clone()
-    learner.step((x, False), y)
-    assert torch.equal(net.a.weight, before)
-
-
 @pytest.mark.parametrize("method", ["step", "evaluate"])
 def test_the_results_of_a_step_have_no_graph(torch_backend, method):
     class Two(nn.Linear):
