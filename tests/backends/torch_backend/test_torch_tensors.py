@@ -622,20 +622,3 @@ def test_a_number_that_does_not_fit_is_given_a_dtype_of_its_kind(
         torch_backend.full((1,), number, like=torch.ones(1, dtype=dtype))
     assert caught.value.fix == f"dtype='{wide}'"
     torch_backend.full((1,), number, dtype=wide)
-
-
-@pytest.mark.parametrize("make", ["torch.ones(3)", "torch.nn.Parameter(torch.ones(3))"])
-def test_a_compiled_function_may_ask_first_for_the_backend_of_a_tensor(make):
-    # In a process of its own, in which d2ldev knows no class of tensors yet.
-    program = f"""
-import torch, d2ldev
-
-@torch.compile(fullgraph=True, backend="eager")
-def double(x):
-    return d2ldev.backend_of(x).ones(3) + x
-
-print(double({make}).tolist())
-"""
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "[2.0, 2.0, 2.0]\n"

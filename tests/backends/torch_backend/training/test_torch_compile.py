@@ -1,5 +1,6 @@
 """``torch.compile``: functions that use d2ldev in one graph, and models that are compiled."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from processes import run_interpreter
 from safetensors.torch import save_file
 from torch_versions import needs_torch
 
@@ -76,26 +78,61 @@ def test_a_function_is_compiled_as_one_graph(compiler, name, how):
     assert torch.equal(y, FUNCTIONS[name](x))
 
 
-def test_it_may_be_the_first_use_of_the_handle():
-    code = (
-        "import torch; from d2ldev import backend\n"
+# Each in a process in which nothing else has used d2ldev: what it prints.
+FIRST_USES = {
+    "the handle": (
+        "from d2ldev import backend\n"
         "f = torch.compile(lambda x: backend.to(x, 'cpu') * 2, backend='eager', fullgraph=True)\n"
-        "print(f(torch.ones(2)).tolist(), backend.name)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split("\n")[0] == "[2.0, 2.0] torch", done.stderr
-
-
-def test_it_may_be_the_first_use_of_a_device():
-    code = (
-        "import torch; from d2ldev import backend\n"
+        "print(f(torch.ones(2)).tolist(), backend.name)",
+        "[2.0, 2.0] torch",
+    ),
+    "a device": (
+        "from d2ldev import backend\n"
         "f = torch.compile(lambda x: backend.to(x, 'gpu:1'), backend='eager', fullgraph=True)\n"
-        "print(f(torch.ones(2)).device)"
-    )
+        "print(f(torch.ones(2)).device)",
+        "vgpu:1",
+    ),
+    **{
+        f"the backend of {name}": (
+            "import d2ldev\n"
+            "ask = lambda x: d2ldev.backend_of(x).ones(3) + x\n"
+            "f = torch.compile(ask, backend='eager', fullgraph=True)\n"
+            f"print(f({made}).tolist())",
+            "[2.0, 2.0, 2.0]",
+        )
+        for name, made in [
+            ("a tensor", "torch.ones(3)"),
+            ("a parameter", "torch.nn.Parameter(torch.ones(3))"),
+        ]
+    },
+}
+# torch and its compiler are imported once, and then there is a child for each program.
+CHILDREN = """
+import json, os, sys, traceback, torch, torch._dynamo
+for code in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        try:
+            exec(code)
+        except BaseException:
+            print(traceback.format_exc().splitlines()[-1])
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def first_uses():
+    codes = json.dumps([code for code, _ in FIRST_USES.values()])
     environment = {**os.environ, "D2LDEV_VIRTUAL_GPUS": "2"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.stdout.split("\n")[0] == "vgpu:1", done.stderr
+    done = run_interpreter("-c", CHILDREN, codes, env=environment)
+    return dict(zip(FIRST_USES, done.stdout.splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("name", FIRST_USES)
+def test_it_may_be_the_first_use_of(first_uses, name):
+    assert first_uses[name] == FIRST_USES[name][1]
 
 
 def scale(x):
