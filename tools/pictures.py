@@ -229,7 +229,6 @@ def draw_batch() -> str:
         "core",
         "Feed.draw",
         "casts the floats,",
-        "reads the labels,",
         "takes the share of",
         "this process",
     )

@@ -46,7 +46,6 @@ from d2ldev.contract.training import (
     bounds,
     shard_refusal,
     state_refusal,
-    tell_epoch,
 )
 from d2ldev.dependencies import import_optional
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
@@ -220,7 +219,6 @@ __all__ = [
     "shard_copy",
     "shard_refusal",
     "state_refusal",
-    "tell_epoch",
     "text_of",
     "to",
     "turn",

@@ -171,7 +171,7 @@ class Objective:
         noted, self._noted = self._noted, []
         tensors, by_place = self._framework.tensors, {}
         for wrong, classes in noted:
-            for x in wrong:
+            for x in filter(tensors.has_values, wrong):  # others are only traced
                 place = tensors.device_of(x), tensors.dtype_of(x)
                 by_place.setdefault(place, ([], []))
                 by_place[place][0].append(x)

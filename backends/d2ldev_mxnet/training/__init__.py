@@ -17,7 +17,6 @@ from d2ldev.framework import (
     describe,
     shard_copy,
     state_refusal,
-    tell_epoch,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
@@ -48,10 +47,14 @@ class MXNetTraining(Training):
             _iter=None,  # batches that ``auto_reload`` has read ahead
         )
 
-    def begin_epoch(self, loader: Any, epoch: int) -> None:
+    def begin_epoch(self, loader: Any, epoch: int) -> bool:
         batches = loader._batch_sampler
-        if tell_epoch(epoch, loader, batches, _sampler_of(batches)):
+        is_told = super().begin_epoch(loader, epoch) | super().begin_epoch(batches, epoch)
+        if not hasattr(batches, "sampler"):  # of Gluon's own batch sampler
+            is_told |= super().begin_epoch(_sampler_of(batches), epoch)
+        if is_told:
             loader.clean()  # drops the batches of another epoch that ``auto_reload`` has read
+        return is_told
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         from d2ldev_mxnet.training.learner import MXNetLearner  # only training needs it

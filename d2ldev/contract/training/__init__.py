@@ -14,7 +14,6 @@ from d2ldev.contract.training.batches import (
     WeightedLoss,
     bounds,
     shard_refusal,
-    tell_epoch,
 )
 from d2ldev.contract.training.calls import (
     Signature,
@@ -56,7 +55,6 @@ __all__ = [
     "separate",
     "shard_refusal",
     "state_refusal",
-    "tell_epoch",
 ]
 
 
@@ -156,16 +154,24 @@ class Training:
         """
         raise shard_refusal(loader)
 
-    def begin_epoch(self, loader: Any, epoch: int) -> None:
+    def begin_epoch(self, loader: Any, epoch: int) -> bool:
         """Tell a loader and its samplers the number of the epoch, where they have ``set_epoch``.
 
         For a framework whose loaders call their samplers otherwise; the loader is of
         ``loader_types``, or any other data.
+
+        Returns:
+            Whether one of them has ``set_epoch``.
         """
         batches = getattr(loader, "batch_sampler", None)
         # A ``batch_sampler`` of the user's has the sampler itself.
         inner = getattr(batches, "sampler", None)
-        tell_epoch(epoch, loader, getattr(loader, "sampler", None), batches, inner)
+        told = loader, getattr(loader, "sampler", None), batches, inner
+        setters = {id(each): getattr(each, "set_epoch", None) for each in told}
+        found = [setter for setter in setters.values() if callable(setter)]
+        for set_epoch in found:
+            set_epoch(epoch)
+        return bool(found)
 
     # -- resuming ---------------------------------------------------------------------------------
 

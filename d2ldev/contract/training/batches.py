@@ -105,20 +105,3 @@ def shard_refusal(
         problem,
         "trainer.fit(net, data): each process reads the batches and takes its shard of them",
     )
-
-
-def tell_epoch(epoch: int, *told: Any) -> bool:
-    """Tell objects with ``set_epoch`` the number of the epoch, each once.
-
-    Args:
-        epoch: the number, from 0.
-        told: data, its samplers, or anything else.
-
-    Returns:
-        Whether one of them has ``set_epoch``.
-    """
-    setters = {id(each): getattr(each, "set_epoch", None) for each in told}
-    found = [setter for setter in setters.values() if callable(setter)]
-    for set_epoch in found:
-        set_epoch(epoch)
-    return bool(found)

@@ -62,13 +62,12 @@ def test_a_traced_step_has_no_copy_between_devices(backend, model):
         build(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam"
     )
     learner.step(inputs, y)
-    for step in learner._steps:
-        nodes = list(_nodes(step.get_concrete_function(*inputs, y)))
-        kinds = {node.op for node in nodes}
-        assert kinds.isdisjoint({"_Send", "_Recv", "PyFunc", "EagerPyFunc", "NumpyFunction"})
-        computing = {"MatMul", "ResourceApplyAdam", "AssignSubVariableOp", "ReadVariableOp"}
-        places = {x.device for x in nodes if x.op in computing and x.device}
-        assert set(map(backend.device, places)) == {gpu(1)}
+    nodes = list(_nodes(learner._step.get_concrete_function(*inputs, y)))
+    kinds = {node.op for node in nodes}
+    assert kinds.isdisjoint({"_Send", "_Recv", "PyFunc", "EagerPyFunc", "NumpyFunction"})
+    computing = {"MatMul", "ResourceApplyAdam", "AssignSubVariableOp", "ReadVariableOp"}
+    places = {x.device for x in nodes if x.op in computing and x.device}
+    assert set(map(backend.device, places)) == {gpu(1)}
 
 
 def _nodes(function):
@@ -347,78 +346,6 @@ def test_labels_of_which_enough_is_known_are_refused_when_a_function_is_traced(b
     traced = _trace(backend.accuracy, shapes)
     with pytest.raises(UnsupportedValueError, match="one label for each row"):
         traced.get_concrete_function()
-
-
-# -- labels that the host has seen -----------------------------------------------------------------
-
-
-class Columns(tf.Module):
-    """Has as many classes as the inputs have columns."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = tf.Variable(1.0)
-
-    def __call__(self, x):
-        return x * self.factor
-
-
-@pytest.fixture
-def columns(backend):
-    """Learns from rows of random numbers and labels; tells its factor after the step."""
-    net = Columns()
-    learner = backend.learner(net, loss="cross_entropy", lr=0.1)
-    rng = np.random.default_rng(0)
-
-    def step(number, labels):
-        x = tf.constant(rng.standard_normal((len(labels), number)).astype("float32"))
-        learner.step((x,), tf.constant(labels))
-        return values(net.factor)
-
-    step.counts = lambda: [each.experimental_get_tracing_count() for each in learner._steps]
-    return step
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 3)], ids=str)
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_the_mask_of_labels_changes_no_bit_where_all_are_classes(backend, shape, is_weighted):
-    rng = np.random.default_rng(0)
-    net = keras.Sequential([keras.Input((*shape[1:], 4)), keras.layers.Dense(7)])
-    begun = net.get_weights()
-    learner = backend.learner(net, loss="cross_entropy", lr=0.1)
-    data = []
-    for _ in range(3):
-        x = tf.constant(rng.standard_normal((*shape, 4)).astype("float32"))
-        y = tf.constant(rng.integers(0, 7, shape))
-        data.append((x, Weighted(y, tf.constant(rng.random(5))) if is_weighted else y))
-    learner.step((data[0][0],), data[0][1])
-    found = []
-    for step in learner._steps:
-        net.set_weights(begun)
-        losses = [float(step(x, y)[0]) for x, y in data]
-        found.append((losses, [x.tobytes() for x in net.get_weights()]))
-    assert found[0] == found[1]
-    assert found[0][1] != [x.tobytes() for x in begun]
-
-
-def test_each_batch_runs_the_step_for_what_is_known_of_its_labels(columns):
-    for labels in ([0, 1, 2, 0], [2, 1, 0, 1]):
-        columns(3, labels)
-    assert columns.counts() == [0, 1]
-    for labels in ([0, -100, 2, 0], [2, 1, 0, 1], [-100, 1, 1, 1]):
-        columns(3, labels)
-    assert columns.counts() == [1, 1]
-
-
-@pytest.mark.parametrize("first", [[], [(3, [0, 1, 2])], [(3, [0, 1, 2]), (6, [2, 0, 1])]], ids=len)
-def test_a_label_that_is_not_a_class_is_named_also_after_another_trace(columns, first):
-    for number, labels in first:
-        columns(number, labels)
-    for _ in range(2):
-        with pytest.raises(UnsupportedValueError, match="label 4"):
-            columns(3, [0, 4, 1])
-        assert np.isfinite(columns(3, [1, 2, 0]))
-        assert np.isfinite(columns(5, [4, 2, 0]))
 
 
 # -- batches that share a step, and fewer bits -----------------------------------------------------
