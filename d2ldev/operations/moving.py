@@ -182,10 +182,12 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
         if target is not None:
             changed[key] = _move_by_itself(framework, made, target, attempted, flat)
     # The tensors of one device are copied together, which costs less in some frameworks.
-    groups: dict[Device, dict[int, Tensor]] = {}
-    for key, tensor in flat.tensors.items():
-        groups.setdefault(target or device_of(tensor), {})[key] = tensor
-    for place, there in groups.items():
+    tensors = flat.tensors
+    places = set(map(device_of, tensors.values())) if target is None else {target}
+    for place in places:
+        there = tensors
+        if len(places) > 1:
+            there = {key: x for key, x in tensors.items() if device_of(x) is place}
         new = transfer(framework, list(there.values()), place, attempted, copy=True)
         changed.update(zip(there, new, strict=True))
     return flat.unflatten(changed)

@@ -74,8 +74,8 @@ class VirtualTensors(TorchTensors):
         return memory.without_lenders([*super().live()])
 
     def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
-        if native is NATIVE_CPU and xs and xs[0].is_cpu:
-            return super().transfer(xs, native, copy=copy)
+        if native is NATIVE_CPU and xs[0].is_cpu:  # without the questions of a move
+            return [x.clone() if x.is_cpu else x.to(native) for x in xs]
         return copies(xs, native)
 
 
