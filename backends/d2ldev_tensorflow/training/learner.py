@@ -120,7 +120,7 @@ class TensorFlowLearner(Learner):
             lambda x: tf.constant(x) if isinstance(x, np.ndarray) else x,
             self._make_operands(inputs),
         )
-        placed = [x for x in tf.nest.flatten(operands) if isinstance(x, tensors.types)]
+        placed: list[Any] = [x for x in tf.nest.flatten(operands) if isinstance(x, tensors.types)]
         numbers = [x for x in placed if x.dtype not in OF_THE_HOST]
         device = tensors.device_of(numbers[0]) if numbers else CPU
         if not self._has_variables():
