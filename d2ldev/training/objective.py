@@ -169,16 +169,17 @@ class Objective:
     def check_labels(self) -> None:
         """Read the labels that are noted; see ``Learner.check_labels``."""
         noted, self._noted = self._noted, []
-        tensors, by_place = self._framework.tensors, {}
+        tensors = self._framework.tensors
+        by_place: dict[Any, tuple[list[Any], list[int]]] = {}
         for wrong, classes in noted:
             for x in filter(tensors.has_values, wrong):  # others are only traced
                 place = tensors.device_of(x), tensors.dtype_of(x)
-                by_place.setdefault(place, ([], []))
-                by_place[place][0].append(x)
-                by_place[place][1].append(classes)
-        for xs, numbers in by_place.values():
-            labels = tensors.to_numpy(tensors.stack(xs)).tolist()
-            for label, classes in zip(labels, numbers, strict=True):
+                labels, numbers = by_place.setdefault(place, ([], []))
+                labels.append(x)
+                numbers.append(classes)
+        for labels, numbers in by_place.values():
+            found = tensors.to_numpy(tensors.stack(labels)).tolist()
+            for label, classes in zip(found, numbers, strict=True):
                 if label != NO_LABEL:
                     raise _label_refusal(label, classes)
 
