@@ -30,14 +30,12 @@ import jax
 import numpy as np
 from jax._src.xla_bridge import backends_are_initialized
 
+from d2ldev import Device, DeviceUnavailableError, gpu
 from d2ldev.framework import (
     CPU,
-    Device,
     Devices,
-    DeviceUnavailableError,
     Memory,
     check_room,
-    gpu,
     gpus_in_words,
     memory_of_the_machine,
     nvml,

@@ -24,7 +24,8 @@ import numpy as np
 from jax._src import dispatch, stages
 from jax._src.array import ArrayImpl
 
-from d2ldev.framework import Device, DeviceMismatchError, Stray, Watch, replace
+from d2ldev import Device, DeviceMismatchError
+from d2ldev.framework import Stray, Watch, replace
 from d2ldev_jax import tensors
 
 _MAKERS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (

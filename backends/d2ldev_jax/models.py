@@ -19,15 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from d2ldev.framework import (
-    Models,
-    NoTensor,
-    Role,
-    Slot,
-    Tensor,
-    UnsupportedValueError,
-    import_optional,
-)
+from d2ldev import UnsupportedValueError
+from d2ldev.framework import Models, NoTensor, Role, Slot, Tensor, import_optional
 from d2ldev_jax import keras
 from d2ldev_jax.keras import KerasObject
 

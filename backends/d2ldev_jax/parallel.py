@@ -19,18 +19,15 @@ import numpy as np
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
+from d2ldev import D2LDevError, Device, UnsupportedValueError, gpu
 from d2ldev.framework import (
     BatchNorm,
-    D2LDevError,
-    Device,
     Framework,
     Learner,
     Parallel,
     TrainingSettings,
-    UnsupportedValueError,
     clone_keras_model,
     deep_copy,
-    gpu,
     gpu_of_process,
     twin_refusal,
 )

@@ -13,7 +13,7 @@ import jax
 # Private, and the only source for the value in threads without their own context.
 from jax._src.config import default_matmul_precision
 
-from d2ldev.framework import ScopeError
+from d2ldev import ScopeError
 
 # None is JAX's default: TensorFloat-32 on NVIDIA's GPUs, bfloat16 on TPUs.
 _THEIRS = {"highest": "highest", "high": "high", "medium": "bfloat16"}

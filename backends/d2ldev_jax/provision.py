@@ -14,7 +14,7 @@ from flax.training.train_state import TrainState
 from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 
-from d2ldev.framework import Device
+from d2ldev import Device
 from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 
 CANNOT = {

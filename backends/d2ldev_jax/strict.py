@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax._src import stages
 
-from d2ldev.framework import Device, Devices, Operand, Strict, mismatch, replace
+from d2ldev import Device
+from d2ldev.framework import Devices, Operand, Strict, mismatch, replace
 
 if TYPE_CHECKING:
     from d2ldev.framework import Watch

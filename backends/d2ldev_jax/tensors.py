@@ -36,17 +36,8 @@ from jax._src.lib import xla_client
 from jax._src.tree_util import _registry
 from jax.core import ShapedArray
 
-from d2ldev.framework import (
-    CPU,
-    Container,
-    Description,
-    Device,
-    Tensor,
-    Tensors,
-    UnsupportedValueError,
-    describe,
-    description_of,
-)
+from d2ldev import Device, UnsupportedValueError
+from d2ldev.framework import CPU, Container, Description, Tensor, Tensors, describe, description_of
 from d2ldev_jax.devices import LONG, JaxDevices, is_initialized
 
 if TYPE_CHECKING:

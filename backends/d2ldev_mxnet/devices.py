@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
-from d2ldev.framework import CPU, Device, Devices, DeviceUnavailableError, Memory, gpu, nvml
+from d2ldev import Device, DeviceUnavailableError, gpu
+from d2ldev.framework import CPU, Devices, Memory, nvml
 from d2ldev_mxnet.framework import mx
 
 # MXNet has no exception for it. These are the words of the CPU's, C++'s and the GPU's allocators.

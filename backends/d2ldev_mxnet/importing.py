@@ -21,7 +21,8 @@ from types import ModuleType
 
 import numpy as np
 
-from d2ldev.framework import BackendNotInstalledError, nvml
+from d2ldev import BackendNotInstalledError
+from d2ldev.framework import nvml
 
 # The modules whose functions read ``numpy.bool``, and the name by which they know NumPy.
 _READERS = {

@@ -16,16 +16,8 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from d2ldev.framework import (
-    Device,
-    Devices,
-    Models,
-    NoTensor,
-    Role,
-    Slot,
-    Tensor,
-    UnsupportedValueError,
-)
+from d2ldev import Device, UnsupportedValueError
+from d2ldev.framework import Devices, Models, NoTensor, Role, Slot, Tensor
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter

@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from d2ldev import Device
 from d2ldev.framework import (
     BatchNorm,
-    Device,
     Framework,
     Learner,
     Parallel,

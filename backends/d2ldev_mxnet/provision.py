@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from d2ldev.framework import Device, Tensor
+from d2ldev import Device
+from d2ldev.framework import Tensor
 from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import NumPyBlock, NumPySequential, initialise

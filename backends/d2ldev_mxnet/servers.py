@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from d2ldev.framework import UnsupportedValueError
+from d2ldev import UnsupportedValueError
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 if TYPE_CHECKING:

@@ -24,17 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from d2ldev.framework import (
-    Device,
-    DeviceMismatchError,
-    Framework,
-    Operand,
-    Strict,
-    UnsupportedValueError,
-    mismatch,
-    operands_of,
-    replace,
-)
+from d2ldev import Device, DeviceMismatchError, UnsupportedValueError
+from d2ldev.framework import Framework, Operand, Strict, mismatch, operands_of, replace
 from d2ldev_mxnet.framework import mx
 
 Function = Callable[..., Any]

@@ -14,17 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.framework import (
-    ON_CPU,
-    ON_CUDA,
-    Device,
-    Devices,
-    Tensor,
-    Tensors,
-    UnsupportedValueError,
-    describe,
-    gpu,
-)
+from d2ldev import Device, UnsupportedValueError, gpu
+from d2ldev.framework import ON_CPU, ON_CUDA, Devices, Tensor, Tensors, describe
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _NDArray = mx.nd.NDArray

@@ -6,7 +6,8 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.framework import CPU, Device, Devices, gpu
+from d2ldev import Device, gpu
+from d2ldev.framework import CPU, Devices
 
 NATIVE = {CPU: xp.Device("CPU_DEVICE"), gpu(0): xp.Device("device1"), gpu(1): xp.Device("device2")}
 DEVICES = {native: device for device, native in NATIVE.items()}

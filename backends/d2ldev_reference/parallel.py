@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.framework import Device, Framework, Learner, Parallel, TrainingSettings
+from d2ldev import Device
+from d2ldev.framework import Framework, Learner, Parallel, TrainingSettings
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group

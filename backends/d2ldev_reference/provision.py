@@ -7,7 +7,7 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.framework import Device
+from d2ldev import Device
 
 _WITHOUT_LAYERS = (
     *("networks", "networks_with_batch_norm", "freezables", "loops", "own_optimizers"),

@@ -13,7 +13,8 @@ from typing import Any
 import array_api_strict as xp
 import numpy as np
 
-from d2ldev.framework import Device, Tensor, Tensors, UnsupportedValueError, describe
+from d2ldev import Device, UnsupportedValueError
+from d2ldev.framework import Tensor, Tensors, describe
 from d2ldev_reference.devices import DEVICES
 
 _PREFIX = "array_api_strict."

@@ -20,16 +20,12 @@ from tensorflow.python import pywrap_tfe
 # Private, but nothing else tells whether TensorFlow has started, and which scope is in force.
 from tensorflow.python.eager.context import async_wait, context
 
+from d2ldev import Device, DeviceInitializationWarning, DeviceUnavailableError, gpu
 from d2ldev.framework import (
     CPU,
-    UNKNOWN_MEMORY,
-    Device,
-    DeviceInitializationWarning,
     Devices,
-    DeviceUnavailableError,
     Memory,
     check_room,
-    gpu,
     memory_of_the_machine,
     nvml,
     user_has_chosen,
@@ -206,7 +202,7 @@ class TensorFlowDevices(Devices):
 
     def memory(self, device: Device) -> Memory:
         if self.virtual_gpus:
-            return UNKNOWN_MEMORY
+            return Memory(None, None, None)
         total = nvml.memory_of(device.index) if tf.test.is_built_with_cuda() else None
         if not has_started():  # the next call would start it
             return Memory(0, 0, total)

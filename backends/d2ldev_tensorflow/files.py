@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     Files,
     Framework,
     Layer,
     Tensor,
-    UnsupportedValueError,
     describe,
     list_named_tensors,
     to,

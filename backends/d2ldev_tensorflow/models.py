@@ -23,16 +23,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.context import anonymous_name
 
-from d2ldev.framework import (
-    Device,
-    Models,
-    NoTensor,
-    Role,
-    Slot,
-    Tensor,
-    UnsupportedValueError,
-    make_keras_kind,
-)
+from d2ldev import Device, UnsupportedValueError
+from d2ldev.framework import Models, NoTensor, Role, Slot, Tensor, make_keras_kind
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 from d2ldev_tensorflow.strict import allow_mixing
 

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
     BatchNorm,
-    Device,
     Framework,
     Inventory,
     Learner,
     Parallel,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     clone_keras_model,
     deep_copy,
     describe,

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from d2ldev.framework import Device, Tensor
+from d2ldev import Device
+from d2ldev.framework import Tensor
 from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 
 CANNOT = {"gradients": "TensorFlow's tapes return gradients, and no variable keeps one"}

@@ -25,16 +25,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
     CPU,
     DICT,
     LIST,
     ON_CPU,
     Container,
-    Device,
     Tensor,
     Tensors,
-    UnsupportedValueError,
     describe,
     description_of,
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from d2ldev.framework import DeviceUnavailableError, Framework
+from d2ldev import DeviceUnavailableError
+from d2ldev.framework import Framework
 
 requires = ("torch",)
 

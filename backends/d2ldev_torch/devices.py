@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from d2ldev.framework import CPU, Device, Devices, Memory, gpu, nvml
+from d2ldev import Device, gpu
+from d2ldev.framework import CPU, Devices, Memory, nvml
 from d2ldev_torch.precision import matmul_precision, set_matmul_precision
 
 NATIVE_CPU = torch.device("cpu")

@@ -30,14 +30,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
 
-from d2ldev.framework import (
-    Device,
-    DeviceMismatchError,
-    Stray,
-    UnsupportedValueError,
-    Watch,
-    replace,
-)
+from d2ldev import Device, DeviceMismatchError, UnsupportedValueError
+from d2ldev.framework import Stray, Watch, replace
 
 _Tensor = torch.Tensor
 _MOVES = (_Tensor.to, _Tensor.cpu, _Tensor.cuda)

@@ -15,16 +15,8 @@ from typing import Any
 
 import torch
 
-from d2ldev.framework import (
-    Device,
-    Devices,
-    Models,
-    Role,
-    Slot,
-    Tensor,
-    UnsupportedValueError,
-    text_of,
-)
+from d2ldev import Device, UnsupportedValueError
+from d2ldev.framework import Devices, Models, Role, Slot, Tensor, text_of
 from d2ldev_torch import optimizers
 from d2ldev_torch.writing import extent, plan_writes
 

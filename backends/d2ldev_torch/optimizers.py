@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from d2ldev.framework import Kinds, Slot, UnsupportedValueError, map_tensors, text_of
+from d2ldev import UnsupportedValueError
+from d2ldev.framework import Kinds, Slot, map_tensors, text_of
 from d2ldev_torch.devices import NATIVE_CPU
 
 _PLAIN = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from d2ldev import D2LDevError, UnsupportedValueError
 from d2ldev.framework import (
     BatchNorm,
-    D2LDevError,
     Framework,
     Learner,
     Parallel,
     TrainingSettings,
-    UnsupportedValueError,
     count_gpus,
     deep_copy,
     list_named_tensors,

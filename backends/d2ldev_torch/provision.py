@@ -11,7 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from d2ldev.framework import Device, Tensor
+from d2ldev import Device
+from d2ldev.framework import Tensor
 from d2ldev.framework.testing import Contents, Orders, wrap_mlps
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

@@ -29,14 +29,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from d2ldev import D2LDevError, Device, DeviceMismatchError, gpu
 from d2ldev.framework import (
-    D2LDevError,
-    Device,
-    DeviceMismatchError,
     Framework,
     Operand,
     Strict,
-    gpu,
     locate_tensors,
     mismatch,
     operands_of,

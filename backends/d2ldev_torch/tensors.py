@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
     CPU,
     ON_CPU,
     Container,
-    Device,
     Tensor,
     Tensors,
-    UnsupportedValueError,
     describe,
     description_of,
     import_optional,

@@ -1,11 +1,13 @@
-"""All that authors of backends import: the classes to implement, and the helpers of the core.
+"""What authors of backends import: the classes to implement, and the helpers of the core.
 
 A backend is a distribution with a subclass of ``Framework``. An entry point of the group
 ``d2ldev.backends`` names the class. The class states the version of this interface that it was
 written for: ``interface = 1``. d2ldev refuses a class with another version than ``INTERFACE``.
 
-The names below are public, and so are the methods of their classes. A backend imports nothing else
-of d2ldev. ``d2ldev.framework.testing`` has the types of the fixtures of the conformance suite.
+The names below are public, and so are the methods of their classes. What users have too is in
+``d2ldev``, such as ``Device`` and the errors, and its types are in ``d2ldev.typing``. A backend
+imports nothing else of d2ldev. ``d2ldev.framework.testing`` has the types of the fixtures of the
+conformance suite.
 
 Held by ``tests/core/framework/test_author_names.py``, and by the contract "A backend imports the
 public interface" of import-linter.
@@ -15,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract import INTERFACE, Framework
-from d2ldev.contract.devices import UNKNOWN_MEMORY, Devices, Memory
+from d2ldev.contract.devices import Devices, Memory
 from d2ldev.contract.files import SPARSE, Files, Layer, Layout, same, turn, turn_after_flattening
 from d2ldev.contract.framework import count_gpus
 from d2ldev.contract.models import Models, NoTensor, Role, Slot
@@ -42,39 +44,25 @@ from d2ldev.contract.training import (
     Training,
     TrainingSettings,
     Weighted,
-    WeightedLoss,
     bounds,
     shard_refusal,
     state_refusal,
 )
 from d2ldev.dependencies import import_optional
-from d2ldev.device import CPU, Device, gpu, gpus_in_words
+from d2ldev.device import CPU, gpus_in_words
 from d2ldev.errors import (
-    BackendNotInstalledError,
-    CheckpointError,
-    D2LDevError,
-    D2LDevWarning,
-    DeviceInitializationWarning,
-    DeviceMismatchError,
-    DeviceUnavailableError,
     NotBegunError,
-    OutOfDeviceMemoryError,
-    ScopeError,
-    UnsupportedValueError,
     describe,
     quote,
     text_of,
     warn,
 )
-from d2ldev.locks import Lock
-from d2ldev.nesting.containers import DICT, LIST, TUPLE, Broadcast, Container
+from d2ldev.nesting.containers import DICT, LIST, Container
 from d2ldev.nesting.keras import make_keras_kind
-from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind, Kinds
+from d2ldev.nesting.kinds import Kinds
 from d2ldev.nesting.walk import (
     flatten,
     join_path,
-    label_children,
-    leaves,
     map_tensors,
     unwrap_broadcasts,
 )
@@ -92,15 +80,15 @@ from d2ldev.operations.keras import clone_keras_model
 from d2ldev.operations.mixing import Operand, locate_tensors, mismatch, operands_of, replace
 from d2ldev.operations.moving import is_text, to
 from d2ldev.operations.placing import place
-from d2ldev.scopes import Contexts, Scopes
-from d2ldev.typing import DeviceLike, DTypeLike, Inputs, Shape
+from d2ldev.scopes import Scopes
+from d2ldev.typing import Inputs
 
 if TYPE_CHECKING:
     from d2ldev.contract.group import Group
     from d2ldev.contract.leaks import Stray, Watch
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
     from d2ldev.training.keras_inputs import join_keras_inputs, read_keras_signature
-    from d2ldev.training.objective import LEAST_WEIGHT, BatchWeight, Objective
+    from d2ldev.training.objective import LEAST_WEIGHT, Objective
     from d2ldev.training.programs import Programs, ProgramUsers
     from d2ldev.training.steps import read_signature
 
@@ -115,59 +103,36 @@ __all__ = [
     "LIST",
     "MOMENTUM",
     "NO_LABEL",
-    "OBJECT",
     "ON_CPU",
     "ON_CUDA",
-    "PLAIN",
     "SPARSE",
-    "TENSOR",
-    "TUPLE",
-    "UNKNOWN_MEMORY",
     "WEIGHT_DECAY",
-    "BackendNotInstalledError",
     "BatchNorm",
     "BatchShard",
-    "BatchWeight",
-    "Broadcast",
-    "CheckpointError",
     "Container",
-    "Contexts",
-    "D2LDevError",
-    "D2LDevWarning",
-    "DTypeLike",
     "Description",
-    "Device",
-    "DeviceInitializationWarning",
-    "DeviceLike",
-    "DeviceMismatchError",
-    "DeviceUnavailableError",
     "Devices",
     "Files",
     "Framework",
     "Group",
     "Inputs",
     "Inventory",
-    "Kind",
     "Kinds",
     "Layer",
     "Layout",
     "Learner",
-    "Lock",
     "Memory",
     "Models",
     "NoTensor",
     "NotBegunError",
     "Objective",
     "Operand",
-    "OutOfDeviceMemoryError",
     "Parallel",
     "Portion",
     "ProgramUsers",
     "Programs",
     "Role",
-    "ScopeError",
     "Scopes",
-    "Shape",
     "ShardSampler",
     "Sharded",
     "Signature",
@@ -178,10 +143,8 @@ __all__ = [
     "Tensors",
     "Training",
     "TrainingSettings",
-    "UnsupportedValueError",
     "Watch",
     "Weighted",
-    "WeightedLoss",
     "bounds",
     "check_room",
     "clone_keras_model",
@@ -190,15 +153,12 @@ __all__ = [
     "describe",
     "description_of",
     "flatten",
-    "gpu",
     "gpu_of_process",
     "gpus_in_words",
     "import_optional",
     "is_text",
     "join_keras_inputs",
     "join_path",
-    "label_children",
-    "leaves",
     "list_named_tensors",
     "list_needed_tensors",
     "locate_tensors",

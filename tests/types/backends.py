@@ -15,8 +15,9 @@ import torch
 
 from d2ldev import Backend, Device, backend, get_backend, use_backend
 from d2ldev import torch as d2l
-from d2ldev.framework import DeviceLike, DTypeLike, Group, Learner, Memory, Shape
+from d2ldev.framework import Group, Learner, Memory
 from d2ldev.results import LiveTensor, Loaded, Timing
+from d2ldev.typing import DeviceLike, DTypeLike, Shape
 
 Batch = dict[str, torch.Tensor]
 

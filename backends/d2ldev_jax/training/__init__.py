@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     NO_LABEL,
     Framework,
@@ -17,7 +18,6 @@ from d2ldev.framework import (
     Tensor,
     Training,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     import_optional,
 )

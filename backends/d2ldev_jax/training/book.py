@@ -15,6 +15,7 @@ import jax
 from flax import linen
 from flax.training.train_state import TrainState
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     Framework,
     Inputs,
@@ -23,7 +24,6 @@ from d2ldev.framework import (
     Signature,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     read_signature,
 )

@@ -12,11 +12,11 @@ from typing import Any
 import optax
 from flax import nnx
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     Signature,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     join_keras_inputs,
     read_keras_signature,

@@ -24,6 +24,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from d2ldev import D2LDevError, UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -33,7 +34,6 @@ from d2ldev.framework import (
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
-    D2LDevError,
     Framework,
     Inputs,
     Learner,
@@ -43,7 +43,6 @@ from d2ldev.framework import (
     Signature,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     is_text,
     list_named_tensors,

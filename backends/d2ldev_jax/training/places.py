@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from d2ldev.framework import Broadcast, Portion, Tensor, bounds
+from d2ldev import Broadcast
+from d2ldev.framework import Portion, Tensor, bounds
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group

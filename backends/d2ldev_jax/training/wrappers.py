@@ -13,15 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from d2ldev.framework import (
-    D2LDevError,
-    Signature,
-    Tensor,
-    TrainingSettings,
-    UnsupportedValueError,
-    read_signature,
-    text_of,
-)
+from d2ldev import D2LDevError, UnsupportedValueError
+from d2ldev.framework import Signature, Tensor, TrainingSettings, read_signature, text_of
 
 SWITCHES = ("train", "training", "deterministic", "rngs")
 """The parameters of a call that choose a mode of the module."""

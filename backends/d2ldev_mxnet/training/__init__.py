@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from d2ldev import Device
 from d2ldev.framework import (
     NO_LABEL,
-    Device,
     Framework,
     Learner,
     ShardSampler,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     Framework,
     Inputs,
@@ -13,7 +14,6 @@ from d2ldev.framework import (
     Signature,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     Weighted,
     describe,
     place,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -12,7 +13,6 @@ from d2ldev.framework import (
     WEIGHT_DECAY,
     Framework,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     place,
 )

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
     LEAST_WEIGHT,
-    Device,
     Framework,
     Inputs,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     flatten,
     list_needed_tensors,
     shard_batch,

@@ -13,6 +13,7 @@ from typing import Any
 
 import array_api_strict as xp
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -27,7 +28,6 @@ from d2ldev.framework import (
     Signature,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     read_signature,
 )

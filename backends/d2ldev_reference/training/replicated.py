@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import array_api_strict as xp
 import numpy as np
 
+from d2ldev import Device
 from d2ldev.framework import (
     LEAST_WEIGHT,
     BatchShard,
-    Device,
     Framework,
     Inputs,
     Tensor,

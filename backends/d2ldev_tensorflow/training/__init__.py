@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from d2ldev import Device
 from d2ldev.framework import (
     NO_LABEL,
-    Device,
     Framework,
     Learner,
     Tensor,

@@ -6,7 +6,8 @@ import sys
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from d2ldev.framework import UnsupportedValueError, describe, warn
+from d2ldev import UnsupportedValueError
+from d2ldev.framework import describe, warn
 from d2ldev_tensorflow.models import is_of_keras
 
 

@@ -12,10 +12,10 @@ from weakref import ref
 import numpy as np
 import tensorflow as tf
 
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
     CPU,
     LEAST_WEIGHT,
-    Device,
     Framework,
     Inputs,
     Learner,
@@ -25,7 +25,6 @@ from d2ldev.framework import (
     Signature,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     join_keras_inputs,
     list_named_tensors,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -11,7 +12,6 @@ from d2ldev.framework import (
     MOMENTUM,
     WEIGHT_DECAY,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
 )
 

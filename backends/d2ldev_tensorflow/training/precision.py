@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
-from d2ldev.framework import TrainingSettings, UnsupportedValueError, describe, warn
+from d2ldev import UnsupportedValueError
+from d2ldev.framework import TrainingSettings, describe, warn
 from d2ldev_tensorflow.models import (
     is_of_keras,
     list_layers,

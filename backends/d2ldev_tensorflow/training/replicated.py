@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
-    Device,
     Framework,
     Inputs,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     shard_batch,
     unwrap_broadcasts,

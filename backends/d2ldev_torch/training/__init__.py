@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from d2ldev import Device
 from d2ldev.framework import (
     NO_LABEL,
-    Device,
     Framework,
     Learner,
     Tensor,

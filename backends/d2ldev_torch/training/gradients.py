@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.framework import UnsupportedValueError
+from d2ldev import UnsupportedValueError
 
 Hook = Callable[[torch.Tensor], Any]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from d2ldev import D2LDevError, UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -16,7 +17,6 @@ from d2ldev.framework import (
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
-    D2LDevError,
     Framework,
     Inputs,
     Learner,
@@ -24,7 +24,6 @@ from d2ldev.framework import (
     Signature,
     Tensor,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     flatten,
     map_tensors,

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils import backend_registration
 
-from d2ldev.framework import Device, DeviceUnavailableError, Memory, Tensor
+from d2ldev import Device, DeviceUnavailableError
+from d2ldev.framework import Memory, Tensor
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.tensors import TorchTensors
 from d2ldev_torch.virtual import (

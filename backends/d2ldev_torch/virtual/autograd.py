@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.autograd.variable import Variable
 
-from d2ldev.framework import UnsupportedValueError
+from d2ldev import UnsupportedValueError
 from d2ldev_torch.virtual.kernels import Operands, Schema, autocast_of_kernels
 from d2ldev_torch.virtual.memory import as_cpu, as_virtual
 

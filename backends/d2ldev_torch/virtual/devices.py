@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from d2ldev.framework import CPU, DeviceUnavailableError, gpu
+from d2ldev import DeviceUnavailableError, gpu
+from d2ldev.framework import CPU
 
 NAME = "vgpu"
 """The ``type`` of a virtual GPU's ``torch.device``."""

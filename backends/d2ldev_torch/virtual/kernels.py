@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from d2ldev.framework import DeviceMismatchError, mismatch
+from d2ldev import DeviceMismatchError
+from d2ldev.framework import mismatch
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.memory import (

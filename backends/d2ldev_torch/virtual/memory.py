@@ -14,7 +14,8 @@ from weakref import ref
 
 import torch
 
-from d2ldev.framework import ON_CPU, UnsupportedValueError, description_of
+from d2ldev import UnsupportedValueError
+from d2ldev.framework import ON_CPU, description_of
 from d2ldev_torch.virtual.devices import NAME
 
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

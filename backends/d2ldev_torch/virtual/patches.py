@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.framework import UnsupportedValueError
+from d2ldev import UnsupportedValueError
 from d2ldev_torch.virtual import torch_module
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.memory import as_virtual, bytes_of, forget_origin

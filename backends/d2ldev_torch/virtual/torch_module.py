@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.cpu import Event, stream
 
-from d2ldev.framework import DeviceUnavailableError
+from d2ldev import DeviceUnavailableError
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.devices import count as device_count
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import tinygrad
-from d2ldev.framework import CPU, Device, Devices, gpu
+from d2ldev import Device, gpu
+from d2ldev.framework import CPU, Devices
 from tinygrad.tensor import all_tensors
 
 MAX_VIRTUAL_GPUS = 8

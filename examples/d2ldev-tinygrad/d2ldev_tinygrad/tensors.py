@@ -7,14 +7,8 @@ from math import pi, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from d2ldev.framework import (
-    Device,
-    Tensors,
-    UnsupportedValueError,
-    check_room,
-    describe,
-    memory_of_the_machine,
-)
+from d2ldev import Device, UnsupportedValueError
+from d2ldev.framework import Tensors, check_room, describe, memory_of_the_machine
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
 from tinygrad.tensor import all_tensors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -12,7 +13,6 @@ from d2ldev.framework import (
     MOMENTUM,
     NO_LABEL,
     WEIGHT_DECAY,
-    Device,
     Framework,
     Inputs,
     Learner,
@@ -20,7 +20,6 @@ from d2ldev.framework import (
     Signature,
     Training,
     TrainingSettings,
-    UnsupportedValueError,
     describe,
     place,
     read_signature,
