@@ -4,8 +4,8 @@ A backend is a distribution with a subclass of ``Framework``. An entry point of 
 ``d2ldev.backends`` names the class. The class states the version of this interface that it was
 written for: ``interface = 1``. d2ldev refuses a class with another version than ``INTERFACE``.
 
-The names below are public, and so are the methods of their classes. What users have too is in
-``d2ldev``, such as ``Device`` and the errors, and its types are in ``d2ldev.typing``. A backend
+The names below are public, and so are the methods of their classes. Names that users have, such as
+``Device`` and the errors, are in ``d2ldev``, and their types in ``d2ldev.typing``. A backend
 imports nothing else of d2ldev. ``d2ldev.framework.testing`` has the types of the fixtures of the
 conformance suite.
 

@@ -77,7 +77,7 @@ def _mean_cross_entropy(classes: int, _thread: int) -> Any:
 
 @lru_cache
 def _wrong_labels(classes: int, _thread: int) -> Any:
-    """Return a block that computes the least and the greatest label that is no class.
+    """Return a block that computes the least and the greatest label outside the classes.
 
     Each is ``NO_LABEL`` if there is none. See ``_mean_cross_entropy``.
     """

@@ -163,7 +163,7 @@ class ReferenceLearner(Learner):
         return xp.sum(_times(losses, parts)), weight, wrong
 
     def _find_wrong(self, y: Tensor, weights: Any, counts: Tensor) -> tuple[Tensor, ...]:
-        """Return the least and the greatest label that is no class, or ``NO_LABEL``."""
+        """Return the least and the greatest label outside the classes, or ``NO_LABEL``."""
         is_right = counts != 0
         if weights is not None:
             is_right = is_right | (with_axes(xp.astype(weights, counts.dtype), y.ndim) == 0)

@@ -42,7 +42,7 @@ show_as('learned', losses[-1] < 0.5 * losses[0], len(again.board.points['val_los
 
 
 def run_book(name, epochs, placed, virtual_gpus, of_gpus=""):
-    """Run docs/d2l.md for a framework, and then the book's epochs; return what they have shown.
+    """Run docs/d2l.md for a framework, and then the book's epochs; return what they have expect.
 
     Args:
         name: of the framework.
@@ -67,7 +67,7 @@ def run_book(name, epochs, placed, virtual_gpus, of_gpus=""):
     return results
 
 
-def shown(virtual_gpus):
+def expect(virtual_gpus):
     """Return what the programs show with a number of GPUs: the same on each framework."""
     devices = [f"gpu:{i}" for i in range(virtual_gpus)] or ["cpu"]
     first = devices[0]

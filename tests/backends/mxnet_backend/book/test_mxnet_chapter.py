@@ -1,7 +1,7 @@
 """The book's code for MXNet: docs/d2l.md on the CPU and on virtual GPUs, and the epochs of 3.4."""
 
 import pytest
-from book import run_book, run_tour, shown
+from book import expect, run_book, run_tour
 
 EPOCHS = """
 from mxnet import autograd
@@ -66,7 +66,7 @@ if d2l.num_gpus():
 
 @pytest.mark.parametrize("virtual_gpus", [0, 2])
 def test_the_books_code_runs(virtual_gpus):
-    assert run_book("mxnet", EPOCHS, "trainer.model", virtual_gpus) == shown(virtual_gpus)
+    assert run_book("mxnet", EPOCHS, "trainer.model", virtual_gpus) == expect(virtual_gpus)
 
 
 def test_in_the_tour_every_result_is_where_its_cell_says():

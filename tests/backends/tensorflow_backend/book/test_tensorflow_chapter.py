@@ -1,7 +1,7 @@
 """The book's code for TensorFlow: docs/d2l.md on the CPU and virtual GPUs, the epochs of 3.4."""
 
 import pytest
-from book import run_book, run_tour, shown
+from book import expect, run_book, run_tour
 
 import d2ldev
 from d2ldev.native import NativeDevices
@@ -43,7 +43,7 @@ with d2l.try_gpu():
 
 @pytest.mark.parametrize("virtual_gpus", [0, 2])
 def test_the_books_code_runs(virtual_gpus):
-    assert run_book("tensorflow", EPOCHS, "trainer.model", virtual_gpus) == shown(virtual_gpus)
+    assert run_book("tensorflow", EPOCHS, "trainer.model", virtual_gpus) == expect(virtual_gpus)
 
 
 def test_in_the_tour_every_result_is_where_its_cell_says():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from book import run_book, run_tour, shown
+from book import expect, run_book, run_tour
 from processes import run_python
 
 from d2ldev import Trainer
@@ -50,7 +50,7 @@ def fit_epoch(self):
 def test_the_books_code_runs(virtual_gpus):
     of_gpus = "print(Y + X.cuda(1))\n"
     found = run_book("torch", EPOCHS, "trainer.model", virtual_gpus, of_gpus)
-    assert found == shown(virtual_gpus)
+    assert found == expect(virtual_gpus)
 
 
 OWN_COUNT = """
