@@ -13,6 +13,7 @@ from book import EXCEPTIONS
 from processes import BUILT_IN
 
 import d2ldev
+from d2ldev import framework
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -114,6 +115,17 @@ def test_the_extra_for_cuda_has_a_wheel_for_each_library_that_mxnet_loads():
 
 
 PACKAGES = "d2ldev", *(f"d2ldev_{name}" for name in BUILT_IN)
+AREAS = (
+    "Framework",
+    "Devices",
+    "Tensors",
+    "Models",
+    "Files",
+    "Strict",
+    "Training",
+    "Learner",
+    "Parallel",
+)
 PUBLIC = ("errors", "framework", "framework.testing", "native", "results", "typing")
 
 
@@ -143,3 +155,19 @@ def imports_internals(path):
 def test_few_tests_import_internals_so_that_the_packages_can_change():
     found = [path for path in sorted((ROOT / "tests").rglob("*.py")) if imports_internals(path)]
     assert len(found) <= 85, found
+
+
+def names_in(cls):
+    return {name for name in {*vars(cls), *vars(cls).get("__annotations__", {})} if name[0] != "_"}
+
+
+def test_the_contract_stays_on_a_page():
+    """Each method that an author may write is one that a reader has to know."""
+    areas = [getattr(framework, name) for name in AREAS]
+    assert sum(len(names_in(area)) for area in areas) <= 122
+    assert len(framework.__all__) <= 95
+
+
+def test_what_users_import_and_call_stays_small():
+    assert len(d2ldev.__all__) <= 40
+    assert len(names_in(d2ldev.Backend)) <= 56
