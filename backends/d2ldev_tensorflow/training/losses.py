@@ -21,19 +21,21 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor,
     logits, y = _mask_uncounted(widen(prediction), tf.cast(y, tf.int64), weights)
     none = tf.constant(NO_LABEL, tf.int64)
     # A label that is not a class raises an error on the CPU, and gives NaN on a GPU.
-    counts = (y >= 0) & (y < tf.shape(logits, tf.int64)[-1])
+    classes = logits.shape[-1]
+    counts = (y >= 0) & (y < (tf.shape(logits, tf.int64)[-1] if classes is None else classes))
     others = tf.where(counts, none, y)
     # Of an empty batch, too.
     wrong = tf.minimum(tf.reduce_min(others), none), tf.maximum(tf.reduce_max(others), none)
     y = tf.where(counts, y, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
     counts = tf.cast(counts, losses.dtype)
-    if weights is not None:
-        weights = tf.cast(weights, losses.dtype)
-        for _ in range(y.shape.rank - weights.shape.rank):
-            weights = weights[..., tf.newaxis]
-        counts *= weights
-    return *_mean(losses, counts), wrong
+    if weights is None:
+        number = tf.reduce_sum(counts)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses * counts), number), number, wrong
+    weights = tf.cast(weights, losses.dtype)
+    for _ in range(y.shape.rank - weights.shape.rank):
+        weights = weights[..., tf.newaxis]
+    return *_mean(losses, counts * weights), wrong
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
