@@ -183,7 +183,7 @@ class Tensors(ABC):
         """Return tensors on a device: one for each, for which ``is_on`` is true.
 
         Args:
-            xs: the tensors, on any devices.
+            xs: one or more tensors, on any devices.
             native: the device.
             copy: whether each is in new memory. Otherwise a tensor whose memory is there already
                 may share it. ``to``, ``place`` and batches ask so.

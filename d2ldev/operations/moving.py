@@ -73,7 +73,7 @@ def begin_move(framework: Framework, flat: Flattened, target: Device) -> Callabl
     native = devices.native(framework, target, attempted)
     xs = list(flat.tensors.values())
     with _translate(framework, xs, native, attempted):
-        finish = framework.tensors.transfer_ahead(xs, native)
+        finish = framework.tensors.transfer_ahead(xs, native) if xs else list
 
     def end() -> Any:
         with _translate(framework, xs, native, attempted):
@@ -183,7 +183,7 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
             changed[key] = _move_by_itself(framework, made, target, attempted, flat)
     # The tensors of one device are copied together, which costs less in some frameworks.
     tensors = flat.tensors
-    places = set(map(device_of, tensors.values())) if target is None else {target}
+    places = set(map(device_of, tensors.values())) if target is None or not tensors else {target}
     for place in places:
         there = tensors
         if len(places) > 1:
