@@ -12,13 +12,12 @@ another value there. The value is a tensor, a nesting of tensors, or another obj
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
-
-import numpy as np
 
 from d2ldev.contract import Framework, Layout, Models, NoTensor, Role, Slot
 from d2ldev.contract.files import same
@@ -396,7 +395,8 @@ class Inventory(Search):
             x = self.framework.files.borrow(x).tolist()
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(self._in_words, x))}]"
-        return repr(x.item() if isinstance(x, np.generic) else x)
+        numpy = sys.modules.get("numpy")  # there is no number of it where it is not imported
+        return repr(x.item() if numpy is not None and isinstance(x, numpy.generic) else x)
 
 
 def is_model(framework: Framework, x: Any) -> bool:

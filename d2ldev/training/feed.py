@@ -60,7 +60,7 @@ class Feed:
         self._number = 0  # of the batches so far
         self._cast: Cast | None = None
         self._dtype: str | None = None
-        # Whether the floats of all batches are cast: the first batch of the data decides. Until
+        # Whether the floats of all batches are cast: the first batch with floats decides. Until
         # then a batch is cast as well.
         self._is_cast = self._is_decided = False
         self._has_warned = self._is_built = False
@@ -198,7 +198,8 @@ class Feed:
         if cast is not None and self._is_cast:
             is_cast = cast.convert(flat)
             self._warn(cast)
-            if not self._is_decided and self._is_complete and not self._is_overridden:
+            may_decide = not self._is_decided and self._is_complete and not self._is_overridden
+            if may_decide and is_cast is not None:
                 self._is_cast, self._is_decided = is_cast, True
         return flat
 

@@ -46,23 +46,24 @@ class Cast:
         self.others: dict[str, None] = {}
         self.has_met_data = False
 
-    def convert(self, flat: Flattened) -> bool:
-        """Replace the floats of a batch that are of another dtype; return whether there are any."""
-        leaves = {**flat.tensors, **flat.others}
+    def convert(self, flat: Flattened) -> bool | None:
+        """Replace the floats of a batch that are of another dtype.
+
+        Returns:
+            Whether there are any; None for a batch without floats.
+        """
         if not self.has_met_data:
             self.has_met_data = not all(map(_is_of_numbers, flat.others.values()))
-        found = {key: self._cast(x) for key, x in leaves.items() if self._differs(x)}
+        leaves = {**flat.tensors, **flat.others}
+        names = {key: name for key, x in leaves.items() if is_float(name := self._name_of(x))}
+        found = {key: self._cast(leaves[key]) for key, name in names.items() if name != self._name}
         flat.replace(found)
-        return bool(found)
+        return bool(found) if names else None
 
-    def _differs(self, x: Any) -> bool:
+    def _name_of(self, x: Any) -> str:
         if self._kinds[type(x)] is TENSOR:
-            name = self._dtype_of(x)
-        elif isinstance(x, np.ndarray):
-            name = x.dtype.name
-        else:
-            return False
-        return name != self._name and is_float(name)
+            return self._dtype_of(x)
+        return x.dtype.name if isinstance(x, np.ndarray) else ""
 
     def _cast(self, x: Any) -> Any:
         tensors = self._framework.tensors

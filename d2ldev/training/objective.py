@@ -358,7 +358,7 @@ def _label_refusal(wrong: int, classes: int) -> UnsupportedValueError:
     if wrong > 0:
         fix = f"a model with at least {wrong + 1} classes, or {fix}"
     return UnsupportedValueError(
-        f"train on a batch with the label {wrong}",
+        f"compute the loss of a batch with the label {wrong}",
         f"its prediction has {classes} classes; the label was left out, like {NO_LABEL}",
         fix,
     )

@@ -168,6 +168,8 @@ class Run:
         # A file does not hold gradients that wait for a step of the optimizer.
         if self._path is not None and self._is_due and not self._learner.pending:
             self._is_due = False
+            # A run that resumes from the file would not hear of them.
+            self._learner.check_labels()
             position = {
                 "batches": batches,
                 "log": self._team.log_state(log),

@@ -344,8 +344,8 @@ class Trainer(TrainerState):
 
         Raises:
             UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used. For
-                a label that is neither a class nor -100, with ``'cross_entropy'``. The error comes
-                after the label's step. For data on a GPU it comes at the end of the epoch. The
+                a label that is neither a class nor -100, with ``'cross_entropy'``. For the first
+                batch the error comes after its step, and for others at the end of the epoch. The
                 model has learned from the other labels.
             CheckpointError: if the file is broken, or belongs to another kind of run.
             PeerLostError: if another process of the launch ends, or gives no sign of life for

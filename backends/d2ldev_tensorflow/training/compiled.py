@@ -33,14 +33,7 @@ class CompiledLoss:
         # In the scope Keras reads the variables from here.
         variables = (*model.variables, *model.metrics_variables)
         with keras.StatelessScope([(x, x.value) for x in variables]):
-            try:
-                loss = model.compute_loss(y=y_true, y_pred=y_pred, sample_weight=sample_weight)
-            except (KeyError, TypeError, ValueError) as error:
-                raise UnsupportedValueError(
-                    f"train {describe(model)} with the loss that it was compiled with",
-                    str(error),
-                    "compile(..., loss='mse'), or {name: loss} with the names model.output_names",
-                ) from error
+            loss = model.compute_loss(y=y_true, y_pred=y_pred, sample_weight=sample_weight)
             self.is_built = True
             return loss - sum(model.losses) if model.losses else loss
 

@@ -30,11 +30,6 @@ from d2ldev_torch.virtual.memory import as_virtual, bytes_of, forget_origin
 
 _CAN_RESIZE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
-NO_RESIZE = (
-    f"torch {torch.__version__} cannot give other memory to a storage of a backend in Python; "
-    "torch 2.12 and later can"
-)
-
 
 def install(aten: Any) -> None:
     """Replace the functions for the whole process.

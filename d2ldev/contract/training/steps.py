@@ -150,6 +150,7 @@ class Learner(ABC, Generic[TensorT]):
     >>> X, y = backend.ones((4, 2), device='gpu:0'), backend.zeros((4, 1), device='gpu:0')
     >>> for _ in range(3):
     ...     loss, prediction = learner.step((X,), y)
+    >>> learner.check_labels()                          # for 'cross_entropy': waits, and may raise
     >>> learner.sync()                                  # the user's model is as after the last step
     >>> learner.predict((X,)).shape
     (4, 1)

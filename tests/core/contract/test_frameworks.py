@@ -9,8 +9,9 @@ from reference_backend import ReferenceDevices, ReferenceFramework, ReferenceTen
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.errors import NotBegunError
-from d2ldev.framework import PLAIN, Files, Framework
+from d2ldev.framework import Files, Framework
 from d2ldev.framework.testing import framework_of
+from d2ldev.nesting.kinds import PLAIN
 
 BUILT_IN = ("torch", "jax", "tensorflow", "mxnet", "reference")
 MODULES = ("devices", "tensors", "models", "files", "training", "strict", "parallel", "provision")

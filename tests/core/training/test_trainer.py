@@ -337,3 +337,15 @@ def test_targets_and_weights_that_are_not_arrays_are_refused(reference, net, cal
 def test_an_invalid_target_is_refused(reference, net):
     with pytest.raises(UnsupportedValueError, match="whose y is None"):
         Trainer(1, backend=reference).fit(net, [(BATCH[0], None)])
+
+
+def test_a_run_that_resumes_hears_of_a_wrong_label_again(reference, path):
+    """The checkpoint within the epoch is not written past the batch of the label."""
+    x, y = np.ones((4, 2), "float32"), np.zeros(4, "int64")
+    batches = [(x, y), (x, y + 9), (x, y)]
+    saving = {"checkpoint": path, "checkpoint_every": 2, "resume": True}
+    for _ in range(2):
+        with pytest.raises(UnsupportedValueError, match="with the label 9"):
+            Trainer(1, backend=reference).fit(
+                reference.mlp([2, 3]), batches, loss="cross_entropy", **saving
+            )

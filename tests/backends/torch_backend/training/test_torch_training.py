@@ -469,3 +469,19 @@ def test_floats_are_cast_to_the_dtype_of_the_parameters(virtual):
     data = [(np.ones((4, 2)), np.ones((4, 1)))]
     with pytest.warns(D2LDevWarning, match="float64 is cast to float32"):
         Trainer(1, 0, backend=virtual).fit(net, data)
+
+
+def test_a_first_batch_without_floats_does_not_decide_that_floats_stay(virtual):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.dense = nn.Embedding(4, 3), nn.Linear(2, 3)
+
+        def forward(self, ids, x=None):
+            return self.tokens(ids) if x is None else self.tokens(ids) + self.dense(x)
+
+    ids = np.arange(4)
+    batches = [{"ids": ids, "y": ids % 3}, {"ids": ids, "x": np.ones((4, 2)), "y": ids % 3}]
+    with pytest.warns(D2LDevWarning, match="data of float64 is cast to float32"):
+        history = Trainer(1, 0, backend=virtual).fit(Model(), batches, loss="cross_entropy")
+    assert len(history["loss"]) == 1

@@ -8,8 +8,9 @@ from reference_backend import NATIVE, ReferenceDevices
 
 from d2ldev.contract import Strictness
 from d2ldev.errors import ScopeError
-from d2ldev.framework import CPU, Contexts, Scopes
+from d2ldev.framework import CPU, Scopes
 from d2ldev.registry import selection
+from d2ldev.scopes import Contexts
 from mutants import Mutant
 
 
