@@ -187,7 +187,9 @@ class MXNetLearner(Learner):
             if isinstance(total, mx.np.ndarray):
                 total = avoid_zero(total)
             for gradient in self._list_fresh():
-                gradient /= total
+                # MXNet divides in place by an array of the same dtype only.
+                is_array = isinstance(total, mx.np.ndarray)
+                gradient /= total.astype(gradient.dtype) if is_array else total
         if self.settings.gradient_clip_val:
             self._clip(self.settings.gradient_clip_val)
         # By 1: the loss is a mean already.

@@ -303,4 +303,5 @@ class MXNetGroupLearner(MXNetLearner):
             for parameter, users in zip(self._trainer._params, self._users.tolist(), strict=True):
                 if users:
                     parameter.list_data()[0]._fresh_grad = True
-        super()._update(None if total is None else self._whole)
+        # As a scalar: it divides the gradients of scalars, too.
+        super()._update(None if total is None else self._whole.reshape(()))

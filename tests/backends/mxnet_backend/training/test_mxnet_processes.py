@@ -104,7 +104,7 @@ def run_cases(cases, folder, size, num_gpus):
     program = [process_runs.__file__, str(folder), str(num_gpus), *cases]
     processes, port = start(program, size, D2LDEV_VIRTUAL_GPUS=str(num_gpus))
     for each in end_processes(processes):
-        assert (each.status, each.errors) == (0, "")
+        assert (each.status, each.errors) == (0, ""), each.errors
     assert not find_survivors(port)
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(size)]
 

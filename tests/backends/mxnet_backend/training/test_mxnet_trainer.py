@@ -463,17 +463,3 @@ def test_arrays_of_numpy_go_to_a_real_gpu_by_way_of_tensors_which_nobody_waits_f
     for batch, expected in zip(moved, arrays, strict=True):
         for x, array in zip(batch, expected, strict=True):
             np.testing.assert_array_equal(backend.to_numpy(x), array)
-
-
-@pytest.mark.parametrize(("label", "classes", "comparisons"), [(1, 23, 0), (-100, 24, 1)])
-def test_only_a_label_that_may_be_left_out_makes_a_loss_with_a_mask(
-    backend, monkeypatch, label, classes, comparisons
-):
-    """The mask is part of a graph, which is made once for a number of classes."""
-    made = []
-    mod = mx.sym.np.mod
-    monkeypatch.setattr(mx.sym.np, "mod", lambda *x: made.append(x) or mod(*x))
-    net = backend.mlp([4, classes])
-    labels = np.array([0, 22, label], "int32")
-    Trainer(2, backend=backend).fit(net, [(X[:3], labels)] * 2, loss="cross_entropy")
-    assert len(made) == comparisons
