@@ -3,11 +3,13 @@
 import doctest
 import inspect
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 
 import pytest
 from leaky_libraries import import_library
 
 import d2ldev
+import d2ldev.results
 
 # The examples name the lines.
 LIBRARY = (
@@ -31,11 +33,11 @@ def library(tmp_path_factory):
         yield module
 
 
-@pytest.mark.parametrize("name", ["Leaks", "ScopeError", "find_leaks"])
+@pytest.mark.parametrize("name", ["results.Leaks", "ScopeError", "find_leaks"])
 def test_the_examples_of_a_docstring_are_true(name, virtual, library):
     names = {"backend": virtual, "d2ldev": d2ldev, "find_leaks": d2ldev.find_leaks}
     names["ThreadPoolExecutor"] = ThreadPoolExecutor
-    text = inspect.getdoc(getattr(d2ldev, name))
+    text = inspect.getdoc(attrgetter(name)(d2ldev))
     found = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     for example in found.examples:  # the core's tests, which have no PyTorch, skip them
         example.options.pop(doctest.SKIP, None)
