@@ -26,7 +26,7 @@ from typing import Any
 
 import typer
 from d2ldev_conformance.catalogue import list_explanations
-from d2ldev_conformance.explanation import Explanation
+from d2ldev_conformance.explanation import Explanation, read_paragraphs
 from d2ldev_conformance.methods import Verdict, judge_methods, list_methods
 from d2ldev_conformance.progress import count_by_module
 from d2ldev_conformance.runs import Run, name_gpus, platform_of, select_newest
@@ -143,7 +143,7 @@ def interface_rows() -> Iterator[str]:
     """Return a table for each class that authors of backends derive from."""
     for area in AREAS:
         document = inspect.getdoc(area) or ""
-        yield from (f"### {area.__name__}", "", _write_code(_first_paragraph(document)), "")
+        yield from (f"### {area.__name__}", "", _write_code(read_paragraphs(area)[0]), "")
         yield "| | |"
         yield "|---|---|"
         for names, told in _ATTRIBUTE.findall(document.partition("\nAttributes:\n")[2]):
@@ -162,12 +162,8 @@ _ATTRIBUTE = re.compile(r"^    ([a-z]\w*(?:, \w+)*): (.+(?:\n     +\S.*)*)", re.
 
 def _tell(method: Any) -> str:
     """Return what a method does, in a cell of a table, and whether an author has to write it."""
-    told = _write_code(_first_paragraph(inspect.getdoc(method) or ""))
+    told = _write_code(read_paragraphs(method)[0])
     return f"**Required.** {told}" if getattr(method, "__isabstractmethod__", False) else told
-
-
-def _first_paragraph(document: str) -> str:
-    return " ".join(document.partition("\n\n")[0].split())
 
 
 def _list_arguments(function: Any) -> str:

@@ -64,7 +64,7 @@ def explain(test: Callable[..., Any]) -> Explanation | None:
         return None
     found = Requirement(*mark.args)
     file = _read_file(test.__module__)
-    asks, reason, *_ = *_read_paragraphs(test), "", ""
+    asks, reason, *_ = *read_paragraphs(test), "", ""
     source, link = link_source(mark.kwargs["source"] or file.source, found.section)
     return Explanation(found.id, asks, reason or file.reason, source, link, file)
 
@@ -80,12 +80,12 @@ def describe(test: Callable[..., Any]) -> str:
 def _read_file(name: str) -> SuiteFile:
     module = sys.modules[name]
     path = Path(str(module.__file__))
-    title, reason, *_ = *_read_paragraphs(module), "", ""
+    title, reason, *_ = *read_paragraphs(module), "", ""
     words = path.stem.removeprefix("test_").replace("_", " ").replace("gpu", "GPU")
     return SuiteFile(module_of(path), words, title, reason, getattr(module, "SOURCE", ""))
 
 
-def _read_paragraphs(obj: object) -> list[str]:
+def read_paragraphs(obj: object) -> list[str]:
     """Return the paragraphs of a docstring, each as one line."""
     text = inspect.getdoc(obj) or ""
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]

@@ -18,7 +18,7 @@ from d2ldev.operations.inventory import list_named_tensors
 from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
 from d2ldev.options import Loss
-from d2ldev.training.objective import check_labels
+from d2ldev.training.objective import check_shapes_of_labels
 from d2ldev.training.steps import output_refusal
 from d2ldev.typing import Inputs
 
@@ -205,7 +205,7 @@ def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> tuple[Tenso
     require(framework, "train", attempted)
     rows = creation.shape_of(prediction, attempted, is_known=False)
     shape = creation.shape_of(y, attempted, is_known=False)
-    check_labels(rows, shape, framework.tensors.dtype_of(y))
+    check_shapes_of_labels(rows, shape, framework.tensors.dtype_of(y))
     try:
         return framework.training.accuracy(prediction, y)
     except Exception as error:  # of sparse tensors above all

@@ -198,7 +198,7 @@ class Objective:
         first, second, third = (None if each is None else tuple(each) for each in shapes)
         if first is not None and second is not None:
             if name == "cross_entropy":
-                check_labels(first, second, self._framework.tensors.dtype_of(y))
+                check_shapes_of_labels(first, second, self._framework.tensors.dtype_of(y))
             elif not _are_same(first, second):
                 raise UnsupportedValueError(
                     "compare a prediction with y",
@@ -314,7 +314,7 @@ def _are_same(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> 
     return all(a == b for a, b in pairs if a is not None and b is not None)
 
 
-def check_labels(
+def check_shapes_of_labels(
     logits: tuple[int | None, ...], labels: tuple[int | None, ...], dtype: str
 ) -> None:
     """Check that labels are compared with their own logits: frameworks would broadcast.

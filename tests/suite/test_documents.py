@@ -108,7 +108,7 @@ def test_a_program_runs_on_two_virtual_gpus(program, reference):
 
 @pytest.fixture(scope="module")
 def tool():
-    return runpy.run_path(str(ROOT / "tools" / "tables.py"))
+    return TOOL
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

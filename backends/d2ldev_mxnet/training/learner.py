@@ -184,11 +184,11 @@ class MXNetLearner(Learner):
     def _update(self, total: Any = None) -> None:
         """Take a step with the gradients, divided by ``total`` unless it is None."""
         if total is not None and not (isinstance(total, float) and total == 1):
-            if isinstance(total, mx.np.ndarray):
+            is_array = isinstance(total, mx.np.ndarray)
+            if is_array:
                 total = avoid_zero(total)
             for gradient in self._list_fresh():
                 # MXNet divides in place by an array of the same dtype only.
-                is_array = isinstance(total, mx.np.ndarray)
                 gradient /= total.astype(gradient.dtype) if is_array else total
         if self.settings.gradient_clip_val:
             self._clip(self.settings.gradient_clip_val)

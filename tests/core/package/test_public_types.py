@@ -54,18 +54,7 @@ OPAQUE_RESULTS = {
     "Trainer.prepare_model": OVERRIDE,
 }
 # Users get these classes, and do not call them.
-WITHOUT_CALLS = {
-    "Backend",
-    "Group",
-    "Leak",
-    "Leaks",
-    "Learner",
-    "LiveTensor",
-    "Loaded",
-    "Memory",
-    "Summary",
-    "Timing",
-}
+WITHOUT_CALLS = {"Backend", *results.__all__} - {"History"}
 
 
 def methods_of(cls):
