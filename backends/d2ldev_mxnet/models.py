@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import Devices, Models, NoTensor, Role, Slot, Tensor
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
+from d2ldev_mxnet.tensors import address_of
 
 _Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter
 _ParameterDict, _Trainer = mx.gluon.ParameterDict, mx.gluon.Trainer
@@ -114,9 +115,7 @@ class MXNetModels(Models):
         gradient = x.grad
         if gradient is None or not isinstance(gradient, mx.np.ndarray):
             return gradient  # MXNet's other classes have no weak references
-        pointer = ctypes.c_void_p()
-        mx.base.check_call(_library.MXNDArrayGetData(gradient.handle, ctypes.byref(pointer)))
-        address = pointer.value or 0
+        address = address_of(gradient)
         known = self._gradients.get(address)
         if known is None or known.shape != gradient.shape or known.dtype != gradient.dtype:
             self._gradients[address] = known = gradient

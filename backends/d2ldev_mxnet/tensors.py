@@ -68,10 +68,7 @@ class MXNetTensors(Tensors):
         return getattr(mx.np, name)
 
     def address(self, x: Tensor) -> int:
-        x.wait_to_read()
-        pointer = ctypes.c_void_p()
-        mx.base.check_call(_library.MXNDArrayGetData(x.handle, ctypes.byref(pointer)))
-        return pointer.value or 0
+        return address_of(x)
 
     def nbytes(self, x: Tensor) -> int:
         return math.prod(x.shape) * int(np.dtype(x.dtype).itemsize)  # a sparse one has no ``size``
@@ -186,6 +183,18 @@ class Exported:
         # MXNet returns when no queued operation reads or writes the memory. So the consumer's
         # stream need not wait. The capsules are unversioned.
         return self._array.to_dlpack_for_write()
+
+
+def address_of(x: Any) -> int:
+    """Return the address of an array's memory, when its queued operations are done.
+
+    Without the wait, MXNet's engine and this call could each allocate memory for a new array. The
+    operation would write into the one, and readers would get the other, which has no values.
+    """
+    x.wait_to_read()
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(_library.MXNDArrayGetData(x.handle, ctypes.byref(pointer)))
+    return pointer.value or 0
 
 
 @cache  # NumPy builds the name in Python, which takes ten times as long as this cache

@@ -57,6 +57,18 @@ def test_a_moved_gradient_is_the_one_that_is_written_to(backend):
     assert backend.to_numpy(net.weight.grad()).tolist() == [[2.0] * 3] * 2
 
 
+def test_a_gradient_that_was_just_attached_is_read_whole(backend):
+    """Read it while MXNet's engine may still take memory for it.
+
+    Without a wait, some five of the 20,000 gradients had the values of memory that nobody wrote.
+    """
+    for _ in range(20_000):
+        x = mx.np.ones(7)
+        x.attach_grad()
+        named = backend.named_tensors({"x": x}, gradients=True)
+        assert not backend.to_numpy(named["x.grad"]).any()
+
+
 @pytest.mark.parametrize(("request_", "expected"), [("write", 4.0), ("add", 8.0)])
 def test_changes_of_gradients_stay(backend, request_, expected):
     net = dense()
