@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 METHODS = ("training_step", "validation_step")
 
 
+def has_state_outside(model: Any) -> bool:
+    """Tell whether a method for steps takes ``params`` and ``state``, as the book's do in JAX.
+
+    Such a model holds no parameters: ``trainer.state`` has them.
+    """
+    return any(_operands_of(getattr(model, name, None)) >= {"params", "state"} for name in METHODS)
+
+
+def _operands_of(method: Any) -> set[str]:
+    try:
+        return set(inspect.signature(method).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
 def read_arguments(frame: FrameType, ignore: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of a frame's method for ``save_hyperparameters``.
 
@@ -71,7 +86,6 @@ def find_own_settings(
     metrics: Sequence[Any],
     *,
     trainer: Any,
-    operands: Sequence[str] = ("batch",),
 ) -> dict[str, Any]:
     """Return ``loss``, ``optimizer`` and ``methods`` for ``backend.learner``.
 
@@ -82,7 +96,6 @@ def find_own_settings(
             without one.
         metrics: the argument of ``fit``; an error with a ``training_step``.
         trainer: becomes ``model.trainer`` for these methods.
-        operands: the names of the arguments of the first two methods.
 
     Raises:
         UnsupportedValueError: if an argument would be ignored, or a method cannot be called.
@@ -94,7 +107,7 @@ def find_own_settings(
     methods = None
     if in_step or in_evaluation:
         methods = METHODS if in_evaluation else (METHODS[0],) * 2
-        _check_methods(model, methods, loss, metrics, operands)
+        _check_methods(model, methods, loss, metrics)
     if configures or methods is not None:
         model.trainer = trainer
     if optimizer is None and configures:
@@ -121,13 +134,7 @@ def restore_loss(model: Any) -> None:
         model.loss = method.__get__(model)
 
 
-def _check_methods(
-    model: Any,
-    methods: Sequence[str],
-    loss: Any,
-    metrics: Sequence[Any],
-    operands: Sequence[str],
-) -> None:
+def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Sequence[Any]) -> None:
     name = type(model).__name__
     attempted = f"train the {name}, which has a {methods[-1]} of its own,"
     if loss is not None or metrics:
@@ -137,6 +144,7 @@ def _check_methods(
             "these methods return the loss, and no prediction to compare",
             f"leave {what}= out, or use a model without {' and '.join(METHODS)}",
         )
+    operands = ("params", "batch", "state") if has_state_outside(model) else ("batch",)
     for method in methods:
         try:
             inspect.signature(getattr(model, method)).bind(*operands)

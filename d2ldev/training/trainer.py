@@ -59,7 +59,7 @@ from d2ldev.training.callbacks import (
     notify,
 )
 from d2ldev.training.context import RunContext
-from d2ldev.training.data import ArrayLoader, check_data
+from d2ldev.training.data import ArrayLoader, check_data, empty_data_refusal
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption
@@ -67,8 +67,10 @@ from d2ldev.training.learning import check_settings, needs_processes
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import check_names, find_metrics
 from d2ldev.training.module import (
+    METHODS,
     find_loader,
     find_own_settings,
+    has_state_outside,
     is_data_module,
     read_arguments,
     restore_loss,
@@ -478,7 +480,9 @@ class Trainer(TrainerState):
         team.compare_models(model)
         # Only now is the optimizer built. Some frameworks move a model by making new tensors, and
         # an older optimizer would hold the old ones.
-        own = self._find_own_settings(model, settings.loss, settings.optimizer, settings.metrics)
+        own = find_own_settings(
+            model, settings.loss, settings.optimizer, settings.metrics, trainer=self
+        )
         self._learner = self.backend.learner(
             model,
             **own,
@@ -577,14 +581,8 @@ class Trainer(TrainerState):
             model.trainer = self  # also if another trainer was there before
         restore_loss(model)
         self.optim = model.configure_optimizers()
-        first_batches: list[Any] = []
-        source = draw_outside(framework_of(self.backend), self.train_dataloader)
-        batches = (call_prepare_batch(self, batch) for batch in _record(source, first_batches))
-        framework_of(self.backend).training.begin_module(model, self.optim, batches)
-        data = self.train_dataloader
-        # An iterator does not yield the first batch again.
-        if first_batches and self.max_epochs == 1 and iter(data) is iter(data):
-            self.train_dataloader = chain(first_batches, data)
+        if has_state_outside(model):
+            self._make_state(model)
         for epoch in range(self.max_epochs):
             self.epoch = epoch
             self.fit_epoch()  # type: ignore[attr-defined]
@@ -592,6 +590,18 @@ class Trainer(TrainerState):
             if self.should_stop:
                 break
         return History()
+
+    def _make_state(self, model: Any) -> None:
+        """Set ``self.state`` for a model that holds no parameters, from the first batch."""
+        data = self.train_dataloader
+        first = next(draw_outside(framework_of(self.backend), data), None)
+        if first is None:
+            raise empty_data_refusal()
+        learner = self.backend.learner(model, optimizer=self.optim, methods=METHODS)
+        learner.build(call_prepare_batch(self, first)[:-1])
+        # An iterator does not yield the first batch again.
+        if self.max_epochs == 1 and iter(data) is iter(data):
+            self.train_dataloader = chain([first], data)
 
     def _find_data(
         self, train_data: Iterable[Any] | DataModule, val_data: Iterable[Any] | None
@@ -676,7 +686,7 @@ class Trainer(TrainerState):
         with self._keep_run("validate", model):
             batches = find_loader(data, "val_dataloader")
             prepared = self._prepare_for_use(model, batches, "validate")
-            settings = self._find_own_settings(prepared, loss, "sgd", metrics)
+            settings = find_own_settings(prepared, loss, "sgd", metrics, trainer=self)
             del settings["optimizer"]  # a name keeps the model from configuring its own
             learner = self._make_evaluator(prepared, **settings)
             self.val_batch_idx = 0
@@ -794,17 +804,6 @@ class Trainer(TrainerState):
             )
         check_data(data, "data", 1)
         return self._call_prepare_model(model)
-
-    def _find_own_settings(self, model: Any, *arguments: Any) -> dict[str, Any]:
-        operands = framework_of(self.backend).training.step_operands(model)
-        return find_own_settings(model, *arguments, trainer=self, operands=operands)
-
-
-def _record(batches: Iterable[Any], record: list[Any]) -> Iterator[Any]:
-    """Yield batches, and append each one to a list first."""
-    for batch in batches:
-        record.append(batch)
-        yield batch
 
 
 def _find_gpus(backend: Backend, wanted: int) -> list[Device]:

@@ -5,7 +5,6 @@ Flax and Optax take longer to import than JAX, and are imported with the first l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -67,20 +66,11 @@ class JaxTraining(Training):
             )
         return super().defaults(model)
 
-    def step_operands(self, model: Any) -> tuple[str, ...]:
-        return ("params", "batch", "state") if is_linen(model) else ("batch",)
-
     def module_class(self, methods: type) -> type:
         check_libraries()
         from d2ldev_jax.training.book import make_module_class
 
         return make_module_class(methods)
-
-    def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
-        if is_linen(model):
-            from d2ldev_jax.training.book import begin
-
-            begin(self._framework, model, optimizer, next(iter(batches))[:-1])
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         # In a dtype that has ``NO_LABEL``.

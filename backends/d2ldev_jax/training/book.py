@@ -8,6 +8,7 @@ Source: D2L, sections 3.2.4 and 3.4, for JAX.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import field
 from typing import Any
 
@@ -128,6 +129,15 @@ class BooksLearner(Learner):
                 "each step uses the gradients that its training_step returns",
                 "leave accumulate_grad_batches out, and yield larger batches",
             )
+        for method in settings.methods or ():
+            try:
+                inspect.signature(getattr(module, method)).bind("params", "batch", "state")
+            except TypeError as error:
+                raise UnsupportedValueError(
+                    f"train {describe(module)}",
+                    f"its {method} cannot be called with parameters, a batch and a state: {error}",
+                    f"def {method}(self, params, batch, state): ...",
+                ) from error
         self._trainer, self._is_built = trainer, not is_trained
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from d2ldev.contract.tensors import Tensor
@@ -89,13 +89,6 @@ class Training:
         """
         return "mse", "sgd"
 
-    def step_operands(self, model: Any) -> tuple[str, ...]:
-        """Return the arguments of the ``training_step`` of a D2L ``Module``, as in the book.
-
-        A framework whose ``Module`` takes more than the batch has its own learner for it.
-        """
-        return ("batch",)
-
     def module_class(self, methods: type) -> type:
         """Return D2L's ``Module`` for the framework: a class of models with the methods.
 
@@ -113,13 +106,6 @@ class Training:
             "the framework has no class of models",
             "from d2ldev.native import torch as d2l",
         )
-
-    def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
-        """Set the attributes of ``model.trainer`` that a user's ``fit_epoch`` reads.
-
-        For a framework whose D2L ``Module`` holds no parameters; ``optimizer`` is what the module's
-        ``configure_optimizers`` returned.
-        """
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the share of labels whose class has the largest logit, and how many count.

@@ -351,6 +351,16 @@ def _of_another_tab(trainer, data):
     trainer.fit(OfTorch(lr=0.1), data)
 
 
+def _wholly_of_another_tab(trainer, data):
+    class OfTorch(LinearRegression):
+        def training_step(self, batch):
+            raise AssertionError
+
+        validation_step = training_step
+
+    trainer.fit(OfTorch(lr=0.1), data)
+
+
 def _without_an_optimizer(trainer, data):
     trainer.fit(LinearRegression(lr=0.1), data, optimizer=object())
 
@@ -380,6 +390,7 @@ REFUSED = {
     r"training_step returned None.*return \(loss, gradients\)": _return_nothing,
     r"validation_step: the loss is of shape \(3,\)": _measure_each_example,
     r"def training_step\(self, params, batch, state\)": _of_another_tab,
+    r"with parameters.*def training_step\(self, params, batch, state\)": _wholly_of_another_tab,
     "not an optax.GradientTransformation": _without_an_optimizer,
     r"trainer.fit\(module, data\)": _not_trained,
     "leave accumulate_grad_batches out": _accumulate,
