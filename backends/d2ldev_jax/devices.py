@@ -28,6 +28,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+# Private: each public function that tells it initialises JAX.
 from jax._src.xla_bridge import backends_are_initialized
 
 from d2ldev import Device, DeviceUnavailableError, gpu
@@ -72,7 +74,7 @@ LONG = 2**30
 
 
 def is_initialized() -> bool:
-    """Return whether JAX has its devices already. JAX's public functions would initialise it."""
+    """Return whether JAX has its devices already."""
     return bool(backends_are_initialized())
 
 
@@ -446,14 +448,20 @@ def _wait(xs: list[Any]) -> None:
             x.block_until_ready()
 
 
+def parts_of(x: jax.Array) -> list[jax.Array]:
+    """Return the part of an array on each device of this process."""
+    # The only shard of an array on one device refers back to it, in a cycle.
+    is_whole = len(x.sharding.device_set) == 1
+    return [x] if is_whole else [shard.data for shard in x.addressable_shards]
+
+
 def _bytes_held(native: jax.Device) -> int:
     """Return the bytes of this process's arrays on a device; shared memory counts once."""
     held: dict[int, int] = {}
     for x in jax.live_arrays(native.platform):
         # A deleted array, or one with a failed computation, has no memory.
         with suppress(RuntimeError):
-            # Not ``x.addressable_shards``: JAX keeps them after the first access, in a cycle.
-            for part in x._arrays:
+            for part in parts_of(x):
                 if part.size and native in part.devices():
                     address = part.unsafe_buffer_pointer()
                     held[address] = max(held.get(address, 0), part.nbytes)

@@ -50,7 +50,7 @@ class JaxFiles(Files):
         keras: Any = sys.modules.get("keras")
         if not isinstance(optimizer, KerasObject) or not isinstance(optimizer, keras.Optimizer):
             return ()
-        # Private; the variables of an optimizer have only numbers.
+        # Private: the public list of an optimizer's variables does not tell what it trains.
         return [("", x.value) for x in getattr(optimizer, "_trainable_variables", ())]
 
     def layers(self, model: Any) -> Sequence[Layer] | None:

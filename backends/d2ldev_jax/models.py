@@ -72,8 +72,8 @@ class JaxModels(Models):
             return
         attributes = vars(obj)
         items: Iterable[tuple[Any, Any]] = attributes.items()
-        is_of_linen = "_state" in attributes and is_linen(obj)
-        if is_of_linen:  # ``_state`` is Flax's own, and not a field
+        is_of_linen = is_linen(obj)
+        if is_of_linen:  # other attributes are Flax's own
             items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
             scope = attributes.get("scope")
             if scope is None:
@@ -120,12 +120,17 @@ def is_linen(model: Any) -> bool:
 
 def value_of(variable: Any) -> Any:
     """Return the raw value of a variable, without the hooks that convert it."""
-    return object.__getattribute__(variable, _attribute(variable))
+    # In flax 0.11 ``raw_value`` is the value. In 0.12 it warns, and there are two methods.
+    get = getattr(type(variable), "get_raw_value", None)
+    return object.__getattribute__(variable, "raw_value") if get is None else get(variable)
 
 
-def _attribute(variable: Any) -> str:
-    # ``raw_value`` in flax 0.11 warns in 0.12, where it is ``_raw_value`` behind two methods.
-    return "_raw_value" if hasattr(type(variable), "get_raw_value") else "raw_value"
+def _put_value(variable: Any, value: Any) -> None:
+    put = getattr(type(variable), "set_raw_value", None)
+    if put is None:
+        object.__setattr__(variable, "raw_value", value)
+    else:
+        put(variable, value)
 
 
 def _slot_of(variable: Any) -> Slot:
@@ -147,7 +152,7 @@ def _slot_of(variable: Any) -> Slot:
     return Slot(
         "value",
         value,
-        partial(object.__setattr__, variable, _attribute(variable)),
+        partial(_put_value, variable),
         Role.PARAMETER if is_parameter else Role.BUFFER,
         is_trained=is_parameter,  # which of them an optimizer changes, it says itself
         is_saved=not is_left,

@@ -7,11 +7,9 @@ https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 
 import jax
-
-# Private, and the only source for the value in threads without their own context.
-from jax._src.config import default_matmul_precision
 
 from d2ldev import ScopeError
 
@@ -39,7 +37,7 @@ def set_matmul_precision(precision: str) -> Callable[[], None]:
     Raises:
         ScopeError: if JAX's own context in this thread is less precise. It overrides the default.
     """
-    before = default_matmul_precision.get_global()
+    before = _get_default()
     _set_default(_THEIRS[precision])
     names = [*_THEIRS]
     if names.index(matmul_precision()) > names.index(precision):
@@ -51,6 +49,16 @@ def set_matmul_precision(precision: str) -> Callable[[], None]:
             "end that block of JAX's first, or use backend.matmul_precision for both",
         )
     return lambda: _set_default(before)
+
+
+def _get_default() -> str | None:
+    """Return the default of all threads."""
+    found: list[str | None] = []
+    # A new thread has no context of its own, which would override it.
+    thread = Thread(target=lambda: found.append(jax.config.jax_default_matmul_precision))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 def _set_default(theirs: str | None) -> None:
