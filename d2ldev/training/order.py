@@ -8,10 +8,10 @@ state that can be read. In the new process it starts again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from d2ldev.contract import Training
+from d2ldev.contract.training import state_refusal
 from d2ldev.distributed.random_states import check_random_state, random_state
 from d2ldev.errors import CheckpointError, describe, quote
 from d2ldev.registry.selection import framework_of_loader
@@ -25,7 +25,15 @@ def begin_epoch(data: Any, epoch: int) -> None:
     """
     framework = framework_of_loader(data)
     training = Training() if framework is None else framework.training
-    training.begin_epoch(data, epoch)
+    setters = [getattr(each, "set_epoch", None) for each in _find_sources(training, data)]
+    for set_epoch in filter(callable, setters):
+        set_epoch(epoch)
+
+
+def _find_sources(training: Training, loader: Any) -> list[Any]:
+    """Return what decides the order of a loader's batches, each object once."""
+    found = {id(each): each for each in training.order_of(loader) if each is not None}
+    return list(found.values())
 
 
 class Order:
@@ -51,12 +59,12 @@ class Order:
             self._kind = "its own state"
             self._state = data.state_dict
             self._check = lambda state: lambda: data.load_state_dict(state)
-        elif (
-            framework := framework_of_loader(data)
-        ) is not None and framework.training.loader_state(data) is not None:
-            self._kind, self.is_common = "generators", True
-            self._state = partial(framework.training.loader_state, data)
-            self._check = partial(framework.training.check_loader_state, data)
+        elif (framework := framework_of_loader(data)) is not None:
+            sources = _find_sources(framework.training, data)
+            if generators := [each for each in sources if hasattr(each, "get_state")]:
+                self._kind, self.is_common = "generators", True
+                self._state = lambda: [each.get_state() for each in generators]
+                self._check = lambda states: _check_states(generators, states)
 
     def state(self) -> dict[str, Any]:
         """Return the state of the next epoch's order, and of the random numbers, for ``save``."""
@@ -98,6 +106,26 @@ class Order:
                 f"{quote(saved['kind'])}, and the order of {describe(self._data)} on {self._kind}"
             )
         return self._check(saved["state"])
+
+
+def _check_states(generators: list[Any], states: Any) -> Callable[[], None]:
+    """Return a function that gives generators their states, or changes none of them."""
+    if not isinstance(states, list) or len(states) != len(generators):
+        raise state_refusal(
+            "loader", f"it has {len(generators)} generators, and not the states {describe(states)}"
+        )
+
+    def put() -> None:
+        before = [each.get_state() for each in generators]
+        try:
+            for each, state in zip(generators, states, strict=True):
+                each.set_state(state)
+        except CheckpointError:
+            for each, state in zip(generators, before, strict=True):
+                each.set_state(state)
+            raise
+
+    return put
 
 
 def _refusal(problem: str) -> CheckpointError:

@@ -47,14 +47,11 @@ class MXNetTraining(Training):
             _iter=None,  # batches that ``auto_reload`` has read ahead
         )
 
-    def begin_epoch(self, loader: Any, epoch: int) -> bool:
+    def order_of(self, loader: Any) -> list[Any]:
         batches = loader._batch_sampler
-        is_told = super().begin_epoch(loader, epoch) | super().begin_epoch(batches, epoch)
-        if not hasattr(batches, "sampler"):  # of Gluon's own batch sampler
-            is_told |= super().begin_epoch(_sampler_of(batches), epoch)
-        if is_told:
-            loader.clean()  # drops the batches of another epoch that ``auto_reload`` has read
-        return is_told
+        sources = [*super().order_of(loader), batches, _sampler_of(batches)]
+        is_told = any(hasattr(each, "set_epoch") for each in sources)
+        return [*sources, _ReadAhead(loader)] if is_told else sources
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         from d2ldev_mxnet.training.learner import MXNetLearner  # only training needs it
@@ -84,6 +81,16 @@ class MXNetTraining(Training):
         if type(state) is not int or state not in _SEEDS:
             raise state_refusal("generator", f"{describe(state)} is not a state of one")
         return lambda: mx.random.seed(state)
+
+
+class _ReadAhead:
+    """The batches of another epoch that ``auto_reload`` has read."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def set_epoch(self, _epoch: int) -> None:
+        self._loader.clean()
 
 
 def _sampler_of(batches: Any) -> Any:

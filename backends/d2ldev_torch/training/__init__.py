@@ -79,27 +79,30 @@ class TorchTraining(Training):
     def shard_loader(self, loader: Any, rank: int, size: int) -> Any:
         return shard_loader(loader, rank, size)
 
-    def loader_state(self, loader: Any) -> list[bytes]:
-        # As bytes, which the file of a run accepts with any framework.
-        return [generator.get_state().numpy().tobytes() for generator in _generators(loader)]
+    def order_of(self, loader: Any) -> list[Any]:
+        sources = super().order_of(loader)
+        own = [getattr(each, "generator", None) for each in sources]
+        generators = [each for each in own if isinstance(each, torch.Generator)]
+        # ``random_state`` covers torch's own, too, but not while another framework trains.
+        each_once = dict.fromkeys([torch.default_generator, *generators])
+        return [*sources, *map(_Generator, each_once)]
 
-    def check_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
-        generators = _generators(loader)
-        if not isinstance(state, list) or not all(isinstance(each, bytes) for each in state):
-            raise state_refusal(
-                "loader", f"{describe(state)} is not a list of states of generators"
-            )
-        if len(generators) != len(state):
-            raise state_refusal("loader", f"it has {len(generators)} generators, not {len(state)}")
-        states = [torch.from_numpy(np.frombuffer(each, "uint8").copy()) for each in state]
-        for generator, each in zip(generators, states, strict=True):
-            _check_state(generator.device, each)
 
-        def put() -> None:
-            for generator, each in zip(generators, states, strict=True):
-                generator.set_state(each)
+class _Generator:
+    """A generator whose state is bytes, which the file of a run accepts with any framework."""
 
-        return put
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def get_state(self) -> bytes:
+        return self._generator.get_state().numpy().tobytes()
+
+    def set_state(self, state: Any) -> None:
+        if not isinstance(state, bytes):
+            raise state_refusal("loader", f"{describe(state)} is not a state of a generator")
+        numbers = torch.from_numpy(np.frombuffer(state, "uint8").copy())
+        _check_state(self._generator.device, numbers)
+        self._generator.set_state(numbers)
 
 
 def _check_state(native: torch.device, state: Any) -> None:
@@ -108,14 +111,3 @@ def _check_state(native: torch.device, state: Any) -> None:
         torch.Generator(native).set_state(state)
     except (RuntimeError, TypeError) as error:
         raise state_refusal("generator", str(error)) from error
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    """Return torch's own generator, the loader's and its sampler's, each once.
-
-    ``random_state`` covers torch's own generator, too, but not while another framework trains.
-    """
-    # A user's ``batch_sampler`` has the sampler itself.
-    holders = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    own = (getattr(holder, "generator", None) for holder in holders)
-    return list(dict.fromkeys([torch.default_generator, *(each for each in own if each)]))

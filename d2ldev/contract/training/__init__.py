@@ -140,24 +140,26 @@ class Training:
         """
         raise shard_refusal(loader)
 
-    def begin_epoch(self, loader: Any, epoch: int) -> bool:
-        """Tell a loader and its samplers the number of the epoch, where they have ``set_epoch``.
+    def order_of(self, loader: Any) -> list[Any]:
+        """Return the objects that decide the order of a loader's batches; None does not count.
 
-        For a framework whose loaders call their samplers otherwise; the loader is of
-        ``loader_types``, or any other data.
+        They are the loader, its samplers and its generators. One with ``set_epoch`` is told the
+        number of each epoch. A run saves the state of one with ``get_state`` and ``set_state``. The
+        state is a nesting that ``save`` takes; a framework wraps a generator where it is not. With
+        ``random_state`` and the random numbers of Python and NumPy it decides the next order.
+        ``set_state`` raises a ``CheckpointError`` for a wrong state, and changes nothing then.
 
-        Returns:
-            Whether one of them has ``set_epoch``.
+        Args:
+            loader: of ``loader_types``, or any other data.
         """
         batches = getattr(loader, "batch_sampler", None)
         # A ``batch_sampler`` of the user's has the sampler itself.
-        inner = getattr(batches, "sampler", None)
-        told = loader, getattr(loader, "sampler", None), batches, inner
-        setters = {id(each): getattr(each, "set_epoch", None) for each in told}
-        found = [setter for setter in setters.values() if callable(setter)]
-        for set_epoch in found:
-            set_epoch(epoch)
-        return bool(found)
+        return [
+            loader,
+            getattr(loader, "sampler", None),
+            batches,
+            getattr(batches, "sampler", None),
+        ]
 
     # -- resuming ---------------------------------------------------------------------------------
 
@@ -173,21 +175,5 @@ class Training:
 
         Raises:
             CheckpointError: if the state is invalid (``state_refusal``).
-        """
-        return lambda: None
-
-    def loader_state(self, loader: Any) -> Any:
-        """Return the states of the generators of a loader of ``loader_types``.
-
-        A nesting that ``save`` takes. With ``random_state`` and the random numbers of Python and
-        NumPy it decides the order of the next epoch. None is for a loader without generators.
-        """
-        return None
-
-    def check_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
-        """Return a function that gives a loader a state that ``loader_state`` returned.
-
-        Raises:
-            CheckpointError: if the state does not fit the loader. Nothing has changed then.
         """
         return lambda: None

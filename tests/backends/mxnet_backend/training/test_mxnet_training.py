@@ -409,7 +409,9 @@ def test_the_sampler_of_a_gluon_loader_is_told_the_number_of_the_epoch(backend, 
     loader = mx.gluon.data.DataLoader(np.arange(4), **options())
     data = loader if size == 1 else framework_of(backend).training.shard_loader(loader, 0, size)
     for epoch in (1, 3, 2):
-        framework_of(backend).training.begin_epoch(data, epoch)
+        for each in framework_of(backend).training.order_of(data):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
         found = [getattr(batch, "operands", batch).asnumpy()[0] for batch in data]
         assert found == [epoch, (epoch + 2) % 4]
     for each in (loader, data):
@@ -434,7 +436,8 @@ def test_a_gluon_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(ba
     loader = OwnLoader(np.arange(4), 2, num_workers=1, thread_pool=True)
     loader.note = ["mine"]
     shard = framework_of(backend).training.shard_loader(loader, 1, 2)
-    framework_of(backend).training.begin_epoch(shard, 3)
+    assert framework_of(backend).training.order_of(shard)[0] is shard
+    shard.set_epoch(3)
     assert isinstance(shard, OwnLoader)
     assert shard.note is loader.note
     assert (shard.scale, len(shard)) == (3, 2)

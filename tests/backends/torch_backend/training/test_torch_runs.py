@@ -24,6 +24,7 @@ from d2ldev import (
     gpu,
 )
 from d2ldev.framework.testing import framework_of
+from d2ldev.training.order import Order
 
 EPOCHS = 3
 
@@ -309,7 +310,9 @@ def test_the_sampler_of_a_sharded_loader_is_told_the_number_of_the_epoch(torch_b
     sampler = data.DistributedSampler(DATASET, num_replicas=1, rank=0)
     loader = DataLoader(DATASET, 4, sampler=sampler)
     training = framework_of(torch_backend).training
-    training.begin_epoch(training.shard_loader(loader, 0, 2), 3)
+    for each in training.order_of(training.shard_loader(loader, 0, 2)):
+        if hasattr(each, "set_epoch"):
+            each.set_epoch(3)
     assert sampler.epoch == 3
 
 
@@ -331,7 +334,8 @@ def test_a_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(torch_ba
     loader = Counted(torch.arange(13), 4)
     loader.note = ["mine"]
     shard = framework_of(torch_backend).training.shard_loader(loader, 0, 2)
-    framework_of(torch_backend).training.begin_epoch(shard, 3)
+    assert framework_of(torch_backend).training.order_of(shard)[0] is shard
+    shard.set_epoch(3)
     assert isinstance(shard, Counted)
     assert shard.note is loader.note
     assert (shard.epoch, shard.batch_size, len(shard)) == (3, 4, 14)
@@ -385,12 +389,16 @@ def test_a_loader_with_fewer_generators_is_refused(torch_backend, path):
         batches_of(torch_backend, LOADERS["torch's generator"](), path, 3, resume=True)
 
 
-@pytest.mark.parametrize("state", [None, [], [3], [b"text"] * 2, [bytes(5056)] * 2])
+# The first generator takes its state before the second one refuses another.
+HALF = [torch.Generator().manual_seed(5).get_state().numpy().tobytes(), b"text"]
+
+
+@pytest.mark.parametrize("state", [None, [], [3], [b"text"] * 2, [bytes(5056)] * 2, HALF])
 def test_invalid_states_of_generators_are_refused(torch_backend, state):
     loader = LOADERS["its own generator"]()
     before = torch.get_rng_state(), loader.generator.get_state()
     with pytest.raises(CheckpointError, match=r"of another (loader|generator)"):
-        framework_of(torch_backend).training.check_loader_state(loader, state)
+        Order(loader).check_own({"kind": "generators", "state": state})()
     after = torch.get_rng_state(), loader.generator.get_state()
     assert all(map(torch.equal, after, before))
 
@@ -401,7 +409,7 @@ def test_a_state_of_a_generator_takes_no_more_memory_than_its_bytes_twice(torch_
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match="of another generator"):
-            framework_of(torch_backend).training.check_loader_state(loader, state)
+            Order(loader).check_own({"kind": "generators", "state": state})()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
