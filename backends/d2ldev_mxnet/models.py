@@ -282,6 +282,7 @@ def keep_on(parameter: Any, contexts: list[Any]) -> None:
 
 
 def _settle_parameter(parameter: Any, context: Any) -> None:
+    """Let a parameter and its ``Trainer`` know that its arrays are on a context now."""
     if parameter._data is not None:
         keep_on(parameter, [mx.Context(context)])
     elif parameter._deferred_init:

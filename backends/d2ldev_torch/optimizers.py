@@ -148,17 +148,23 @@ def _find_tensors(x: Any, seen: dict[int, Any]) -> list[tuple[str, Any]]:
 
 def find_hidden(optimizer: Optimizer) -> list[str]:
     """Return the names of the tensors and generators that ``state_dict`` does not show."""
-    held = _find_tensors(optimizer, {})
     parameters = parameters_of(optimizer)
     gradients = [x.grad for x in parameters if x.grad is not None]
+    held = _find_tensors(optimizer, {})
     shown = [x for _, x in _find_tensors((state_of(optimizer),), {})]
     known = {_address(x) for x in (*shown, *parameters, *gradients)}
-    hidden = {_address(x): (name, x) for name, x in reversed(held) if _address(x) not in known}
-    # A tensor that it shows, and that the optimizer does not hold, may be a copy: of one other.
+    hidden: dict[int, tuple[str, Any]] = {}
+    for name, x in held:
+        if _address(x) not in known:
+            hidden.setdefault(_address(x), (name, x))
+    # A tensor in ``state_dict`` that the optimizer does not hold may be the copy of a hidden one.
     addresses = {_address(x) for _, x in held}
-    for x in [x for x in shown if hidden and _address(x) not in addresses]:
-        hidden.pop(next((key for key, (_, y) in hidden.items() if _is_copy(y, x)), 0), None)
-    return [name for name, _ in reversed(hidden.values())]
+    for shown_copy in (x for x in shown if _address(x) not in addresses):
+        for address, (_, x) in hidden.items():
+            if _is_copy(x, shown_copy):
+                del hidden[address]
+                break
+    return [name for name, _ in hidden.values()]
 
 
 def _address(x: Any) -> int:

@@ -64,7 +64,9 @@ class TorchParallel(Parallel):
         found = [x for _, x in list_named_tensors(self._framework, model, attempted)]
         memo = {id(x): x.detach().clone() for x in found if not x.is_leaf}
         if hooked := [x for x in found if gradients.has_hooks(x)]:
-            return deep_copy((model, gradients.Hooks(hooked)), memo)[0]
+            # Copied together with the model, its hooks are added to the copies of its parameters.
+            twin, _ = deep_copy((model, gradients.Hooks(hooked)), memo)
+            return twin
         return deep_copy(model, memo)
 
     def reduce(self, obj: Any) -> Any:

@@ -76,7 +76,7 @@ def check_array(
     wanted = _kind(name)
     if not array.size or not (given > wanted or is_list or given == wanted == _INTEGER):
         return
-    found = _misfit(array, given, name, wanted)
+    found = _find_misfit(array, given, name, wanted)
     if found is not None:
         raise _refusal(framework, found, name, attempted)
 
@@ -195,12 +195,19 @@ def _holds(name: str, number: Any) -> bool:
     return not _GREATEST.get(name, float("inf")) < abs(number) < float("inf")
 
 
-def _misfit(array: NDArray[Any], given: int, name: str, wanted: int) -> Any:
-    """Return a number of an array that a dtype does not hold; None if there is none."""
+def _find_misfit(array: NDArray[Any], given: int, name: str, wanted: int) -> Any:
+    """Return a number of an array that a dtype does not hold; None if there is none.
+
+    Args:
+        array: the data.
+        given: the kind of its dtype.
+        name: the name of the dtype that may not hold it.
+        wanted: the kind of that dtype.
+    """
     import numpy as np
 
     if given == _COMPLEX and wanted == _COMPLEX:
-        found = (_misfit(each, _FLOAT, name, _FLOAT) for each in (array.real, array.imag))
+        found = (_find_misfit(each, _FLOAT, name, _FLOAT) for each in (array.real, array.imag))
         return next((each for each in found if each is not None), None)
     wrong: Any = False
     if given == _COMPLEX:

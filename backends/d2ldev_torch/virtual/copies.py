@@ -78,7 +78,10 @@ def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
         return [x.to(target, copy=True) for x in xs]
-    return [_copy(x, index) if _is_straightforward(x) else x.to(target, copy=True) for x in xs]
+    return [
+        _copy_straightforward(x, index) if _is_straightforward(x) else x.to(target, copy=True)
+        for x in xs
+    ]
 
 
 def _is_straightforward(x: torch.Tensor) -> bool:
@@ -92,7 +95,8 @@ def _is_straightforward(x: torch.Tensor) -> bool:
     )
 
 
-def _copy(x: torch.Tensor, index: int) -> torch.Tensor:
+def _copy_straightforward(x: torch.Tensor, index: int) -> torch.Tensor:
+    """Return a copy on the virtual GPU with this number, or on the CPU if it is negative."""
     new = (x if x.is_cpu else as_cpu(x)).clone()
     return new if index < 0 else as_virtual(new, index)
 

@@ -171,11 +171,11 @@ def test_hostile_calls_raise_only_errors_of_d2ldev(backend, tmp_path, monkeypatc
 
         wrong = outcome(backend, right, at, make)
         if wrong:
-            call = f"{at.owner.__name__}.{at.function}({at.parameter}={name}, in {wrappers})"
-            found[call] = wrong
+            shown = f"{at.owner.__name__}.{at.function}({at.parameter}={name}, in {wrappers})"
+            found[shown] = wrong
 
     check()
-    assert not found, "\n".join(f"{call}: {wrong}" for call, wrong in found.items())
+    assert not found, "\n".join(f"{shown}: {wrong}" for shown, wrong in found.items())
 
 
 @requirement("errors.hostile-values-of-each-kind", section="6.7.2")
