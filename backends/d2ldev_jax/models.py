@@ -49,17 +49,14 @@ class JaxModels(Models):
 
     types = (FlaxObject, KerasObject)
 
-    def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
-        return n_in, n_out
-
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
         nnx = import_optional("flax.nnx", "make an MLP", extra="jax")
         made: list[Any] = []
         for kernel, bias in layers:
-            n_in, n_out = kernel.shape
+            n_out, n_in = kernel.shape
             # Without memory: the layer draws no numbers, and makes no arrays on another device.
             linear = nnx.eval_shape(lambda i=n_in, o=n_out: nnx.Linear(i, o, rngs=nnx.Rngs(0)))
-            linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
+            linear.kernel, linear.bias = nnx.Param(kernel.T), nnx.Param(bias)
             made += [linear, getattr(jax.nn, activation)]
         return nnx.Sequential(*made[:-1])
 

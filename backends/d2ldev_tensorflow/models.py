@@ -105,9 +105,6 @@ class TensorFlowModels(Models):
 
     # -- making -----------------------------------------------------------------------------------
 
-    def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
-        return n_in, n_out
-
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
         import keras  # imported late, because computing without Keras does not need it
 
@@ -131,9 +128,9 @@ class TensorFlowModels(Models):
         ]
         first = layers[0][0]
         with tf.device(place_of(first)):
-            net = keras.Sequential([keras.Input((first.shape[0],)), *dense], name="mlp")
+            net = keras.Sequential([keras.Input((first.shape[1],)), *dense], name="mlp")
             for layer, (kernel, bias) in zip(dense, layers, strict=True):
-                layer.kernel.assign(kernel)
+                layer.kernel.assign(tf.transpose(kernel))
                 layer.bias.assign(bias)
         return net
 
@@ -153,10 +150,6 @@ class TensorFlowModels(Models):
 
     def find_unsaved(self, model: Any) -> Sequence[str]:
         return [f"{layer.name}.{what}" for layer, what in find_learned_beside_variables(model)]
-
-    def registration(self, obj: Any, name: str) -> str:
-        cls = "keras" if is_of_keras(obj, "Layer") else "tf"
-        return f"self.{name} = {cls}.Variable(x, trainable=False)"
 
     def is_refilled(self, x: Tensor) -> bool:
         return isinstance(x, tf.Variable)
@@ -516,6 +509,8 @@ def _attributes(
     obj: Any, own: frozenset[str], listed: tuple[type, ...], put: Callable[..., object]
 ) -> Iterator[Slot]:
     """Yield the tensors, variables and modules in an object's attributes, and in their lists."""
+    library = "keras" if is_of_keras(obj, "Layer") else "tf"
+    line = f"self.{{}} = {library}.Variable(x, trainable=False)"
     for name, value in list(vars(obj).items()):
         if type(value) in _PLAIN or name in own or name.startswith(_OF_TRACKING):
             continue
@@ -523,7 +518,8 @@ def _attributes(
         if _is_subclass(cls, (*_WITHOUT_TENSORS, *listed)):
             continue
         if not _stays_on_the_host(value):
-            yield Slot(name, value, partial(put, name), Role.ATTRIBUTE, is_saved=False)
+            set_to = partial(put, name)
+            yield Slot(name, value, set_to, Role.ATTRIBUTE, is_saved=False, registration=line)
 
 
 @lru_cache(4096)

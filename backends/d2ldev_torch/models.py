@@ -29,6 +29,7 @@ _SIZE = torch.nn.Module.__basicsize__
 # The only module inside a module that ``torch.compile`` has made.
 WRAPPED = "_orig_mod"
 _PARAMETER, _ATTRIBUTE = Role.PARAMETER, Role.ATTRIBUTE
+_REGISTRATION = "self.register_buffer({!r}, x)"
 # Objects that stay on one device.
 _BOUND = (torch.Generator, torch.Stream)
 # Most attributes have one of these types, and hold no tensor.
@@ -95,24 +96,20 @@ class TorchModels(Models):
                         continue  # a module that moves its tensors itself keeps up with its device
                     put = partial(attributes.__setitem__, name)
                     role = Role.WORKING if name in remade else _ATTRIBUTE
-                    slots.append(Slot(name, value, put, role, is_saved=False))
+                    slots.append(Slot(name, value, put, role, False, False, _REGISTRATION))
         if moves_itself:
             slots.append(_slot_of_own_move(obj, slots))
         if cls.__basicsize__ != _SIZE:
             for name in _slots_of(cls):
                 if hasattr(obj, name):
                     put = partial(object.__setattr__, obj, name)
-                    slots.append(Slot(name, getattr(obj, name), put, _ATTRIBUTE, is_saved=False))
+                    value = getattr(obj, name)
+                    slots.append(Slot(name, value, put, _ATTRIBUTE, False, False, _REGISTRATION))
         return slots
 
     def find_unsaved(self, model: Any) -> Sequence[str]:
         is_optimizer = isinstance(model, torch.optim.Optimizer)
         return optimizers.find_hidden(model) if is_optimizer else ()
-
-    def registration(self, obj: Any, name: str) -> str:
-        if isinstance(obj, torch.nn.Module):
-            return f"self.register_buffer({name!r}, x)"
-        return super().registration(obj, name)
 
     def list_attached(self, x: Tensor) -> Sequence[Slot]:
         if x.is_leaf and x.grad is not None:

@@ -44,6 +44,8 @@ class Slot(NamedTuple):
         is_saved: whether the framework's own files have it. What a call leaves, such as attention
             weights, they lack. Then the tensor may be on one side only, or have another shape,
             unless it is refilled. Without values it is skipped.
+        registration: the line by which the object registers a tensor ``x`` as its own, with ``{}``
+            for a name. A warning has it that names a tensor in ``value`` that stays.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Slot(NamedTuple):
     role: Role = Role.BUFFER
     is_trained: bool = False
     is_saved: bool = True
+    registration: str = "self.{} = x"
 
 
 class NoTensor:
@@ -86,18 +89,14 @@ class Models:
 
     # -- making -----------------------------------------------------------------------------------
 
-    def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
-        """Return the shape of a dense layer's kernel: ``(n_out, n_in)``, or the other way round."""
-        return n_out, n_in
-
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
         """Return a multilayer perceptron of the framework's own dense layers, called as ``net(x)``.
 
         Called by ``backend.mlp``, which brings the values of the parameters to the device.
 
         Args:
-            layers: kernel, of ``kernel_shape``, and bias, of shape ``(n_out,)``, for each layer, in
-                float32. They are the model's own to keep.
+            layers: kernel, of shape ``(n_out, n_in)``, and bias, of shape ``(n_out,)``, for each
+                layer, in float32. They are the model's own to keep.
             activation: one of ``ACTIVATIONS``, between the layers.
 
         Raises:
@@ -113,10 +112,6 @@ class Models:
         Called by ``place``, ``placement``, ``summarize``, ``save`` and ``load_into``.
         """
         return ()
-
-    def registration(self, obj: Any, name: str) -> str:
-        """Return the line by which an object of ``types`` registers a tensor ``x`` as its own."""
-        return f"self.{name} = x"
 
     def find_unsaved(self, model: Any) -> Sequence[str]:
         """Return the names of learned state that files leave out, such as a vocabulary.

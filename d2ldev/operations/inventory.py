@@ -152,14 +152,14 @@ class Search:
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
-        self._add_slots(value, prefix, slots)
+        self._add_slots(prefix, slots)
 
-    def _add_slots(self, owner: Any, prefix: str, slots: Iterable[Slot]) -> None:
+    def _add_slots(self, prefix: str, slots: Iterable[Slot]) -> None:
         kinds = self._kinds
         add_entry, add_slot = self.entries.append, self.slots.append
         working = Role.WORKING if self._is_saved else None
         for slot in slots:
-            name, inner, _, role, _, _ = slot
+            name, inner, _, role, _, _, _ = slot
             full_name = prefix + name
             kind = kinds[type(inner)]
             if role is working:
@@ -172,14 +172,14 @@ class Search:
                 if role is Role.VARIABLE:
                     self.variables.add(id(inner))
             elif kind is UNKNOWN:
-                self._add_other(owner, prefix, full_name, inner)
+                self._add_other(slot, prefix, full_name, inner)
             elif kind is REFUSED:
                 raise self._refusal(full_name, inner)
             elif kind is PLAIN:
                 if isinstance(inner, self.framework.tensors.plain_types):
                     self._note("notes", (full_name, inner))
             elif not self._is_plain(inner):
-                self._add_nesting(owner, prefix, slot)
+                self._add_nesting(prefix, slot)
                 add_slot((full_name, slot))
 
     def check_tensors(self, *, is_saved: bool = False) -> None:
@@ -205,11 +205,11 @@ class Search:
         vars(self).setdefault(attribute, []).append(item)
         self.has_notes = True
 
-    def _add_other(self, owner: Any, prefix: str, name: str, value: Any) -> None:
+    def _add_other(self, slot: Slot, prefix: str, name: str, value: Any) -> None:
         """Note what stays of an object that the framework does not know, in one of its own."""
         cls = type(value)
         if cls in self._scanned:
-            self._scan(owner, prefix, name, value)
+            self._scan(slot, prefix, name, value)
         elif isinstance(value, NoTensor):
             self._note("without_tensors", (name, value))
         elif isinstance(value, Device):
@@ -220,9 +220,9 @@ class Search:
             self._note("notes", (name, value))
         elif cls.__dictoffset__ and not isinstance(value, _NOT_SCANNED):
             self._scanned.add(cls)
-            self._scan(owner, prefix, name, value)
+            self._scan(slot, prefix, name, value)
 
-    def _scan(self, owner: Any, prefix: str, name: str, value: Any) -> None:
+    def _scan(self, slot: Slot, prefix: str, name: str, value: Any) -> None:
         """Find the tensors in the attributes of an object, and in containers there: they stay."""
         attributes = object.__getattribute__(value, "__dict__")
         if not attributes or id(value) in self._seen:
@@ -238,7 +238,7 @@ class Search:
                     self.entries += tensors
                     put = partial(attributes.__setitem__, key)
                     self.slots.append((f"{name}.{key}", Slot(key, inner, put, Role.ATTRIBUTE)))
-                    self._note_uncounted(owner, prefix, tensors)
+                    self._note_uncounted(slot, prefix, tensors)
 
     def _add_attached(self) -> None:
         """Add values that are attached to the found tensors, each once."""
@@ -262,7 +262,7 @@ class Search:
             "make it whole first: super().__init__() in its __init__",
         )
 
-    def _add_nesting(self, owner: Any, prefix: str, slot: Slot) -> None:
+    def _add_nesting(self, prefix: str, slot: Slot) -> None:
         """Add the contents of a container: all of its tensors move, or stay."""
         models, tensors = self.framework.models, []
         is_counted = slot.role is not Role.ATTRIBUTE
@@ -275,18 +275,18 @@ class Search:
                 self._add_object(path, leaf)
                 is_counted = True
             elif kind is UNKNOWN:
-                self._add_other(owner, prefix, path, leaf)
+                self._add_other(slot, prefix, path, leaf)
             elif kind is REFUSED:
                 raise self._refusal(path, leaf)
         self.entries += tensors
         if not is_counted:
-            self._note_uncounted(owner, prefix, tensors)
+            self._note_uncounted(slot, prefix, tensors)
 
-    def _note_uncounted(self, owner: Any, prefix: str, tensors: list[tuple[str, Any]]) -> None:
+    def _note_uncounted(self, slot: Slot, prefix: str, tensors: list[tuple[str, Any]]) -> None:
         uncounted = vars(self).setdefault("uncounted", {})
         for path, x in tensors:
             identifier = path.removeprefix(prefix).replace(".", "_")
-            uncounted[path] = x, self.framework.models.registration(owner, identifier)
+            uncounted[path] = x, slot.registration.format(identifier)
             self.has_notes = True
 
     def _is_plain(self, value: Any) -> bool:

@@ -36,8 +36,8 @@ def mlp(
     place = devices.resolve(framework, place, "make an MLP")
     kernels, biases = [], []
     for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
-        shape = framework.models.kernel_shape(n_in, n_out)
-        uniform: Any = creation.random(framework, "uniform", shape, first_seed + i, "float32", CPU)
+        shape, number = (n_out, n_in), first_seed + i
+        uniform: Any = creation.random(framework, "uniform", shape, number, "float32", CPU)
         with devices.on(framework, CPU):  # where TensorFlow computes
             kernels.append((2 * uniform - 1) / math.sqrt(n_in))
         zeros = creation.fill(framework, 0.0)

@@ -369,7 +369,8 @@ def test_a_tensor_that_stays_is_named_once(backend, route, uncounted, kind):
     name = f"of_{source}_{target}".replace(":", "_")
     net = uncounted(nest(x), source, name)
     identifier = f"{name}_{place}".replace(".", "_")
-    line = re.escape(framework_of(backend).models.registration(net, identifier))
+    slots = {slot.name: slot for slot in framework_of(backend).models.members(net)}
+    line = re.escape(slots[name].registration.format(identifier))
     words = rf"{name}\.{place} is on {source}, and stays there; {line} registers it"
     with pytest.warns(D2LDevWarning, match=words):
         net = backend.place(net, target)
