@@ -121,17 +121,14 @@ class MXNetModels(Models):
             self._gradients[address] = known = gradient
         return known
 
-    def is_refilled(self, x: Tensor) -> bool:
-        return x.grad is not None
-
-    def refill(self, x: Tensor, new: Tensor) -> None:
-        x.handle, new.handle = new.handle, x.handle
+    def find_refill(self, x: Tensor) -> Callable[[Tensor], object] | None:
+        return None if x.grad is None else partial(_swap_memory, x)
 
     def plan_writes(
         self, values: Sequence[tuple[Tensor, Tensor, bool]]
     ) -> list[Callable[[], object] | None]:
         # The memory has the mark of a gradient, and stays.
-        return [partial(_write, x, new) if self.is_refilled(x) else None for x, new, _ in values]
+        return [None if x.grad is None else partial(_write, x, new) for x, new, _ in values]
 
     @contextmanager
     def place_context(self, device: Device) -> Iterator[None]:
@@ -161,6 +158,10 @@ class NumPyBlock(mx.gluon.Block):
 
 class NumPySequential(NumPyBlock, mx.gluon.nn.HybridSequential):
     """Layers, one after the other, that are called with NumPy arrays."""
+
+
+def _swap_memory(x: Tensor, new: Tensor) -> None:
+    x.handle, new.handle = new.handle, x.handle
 
 
 def _write(x: Tensor, new: Tensor) -> None:

@@ -151,16 +151,15 @@ class TensorFlowModels(Models):
     def find_unsaved(self, model: Any) -> Sequence[str]:
         return [f"{layer.name}.{what}" for layer, what in find_learned_beside_variables(model)]
 
-    def is_refilled(self, x: Tensor) -> bool:
-        return isinstance(x, tf.Variable)
-
-    def refill(self, x: Tensor, new: Tensor) -> None:
-        _refill(x, new)
+    def find_refill(self, x: Tensor) -> Callable[[Tensor], object] | None:
+        return partial(_refill, x) if isinstance(x, tf.Variable) else None
 
     def plan_writes(
         self, values: Sequence[tuple[Tensor, Tensor, bool]]
     ) -> list[Callable[[], object] | None]:
-        return [partial(assign, x, new) if self.is_refilled(x) else None for x, new, _ in values]
+        return [
+            partial(assign, x, new) if isinstance(x, tf.Variable) else None for x, new, _ in values
+        ]
 
     def finish(self, obj: Any) -> None:
         # Functions that were traced with the old memory are traced again.

@@ -116,12 +116,12 @@ class TorchModels(Models):
             return (Slot("grad", x.grad, partial(setattr, x, "grad"), Role.WORKING),)
         return ()
 
-    def is_refilled(self, x: Tensor) -> bool:
+    def find_refill(self, x: Tensor) -> Callable[[Tensor], object] | None:
         # Other objects may hold these as their parameter, also frozen ones.
-        return bool(
-            x.is_leaf
-            and (x.requires_grad or isinstance(x, torch.nn.Parameter) or x.grad is not None)
+        is_held = x.is_leaf and (
+            x.requires_grad or isinstance(x, torch.nn.Parameter) or x.grad is not None
         )
+        return partial(_refill, x) if is_held else None
 
     def overlaps(self, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, bool]]:
         # Private. It takes a third of the time of the code below: most models share no memory.
@@ -145,18 +145,6 @@ class TorchModels(Models):
                 yield (last, x, False) if first is x else (first, x, True)
             if begin and begin + length > end:
                 end, last = begin + length, x
-
-    def refill(self, x: torch.Tensor, new: torch.Tensor) -> None:
-        new = new.detach()
-        if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
-            x.data = new
-            return
-        # Its memory belongs to the tensors that it wraps, and ``data`` would not move them. As in
-        # ``Module.to``, the two tensors swap.
-        if isinstance(x, torch.nn.Parameter):
-            new = torch.nn.Parameter(new, x.requires_grad)
-        swap: Any = torch.utils.swap_tensors
-        swap(x, new.requires_grad_(x.requires_grad))
 
     def plan_writes(
         self, values: Sequence[tuple[Tensor, Tensor, bool]]
@@ -186,6 +174,19 @@ class TorchModels(Models):
             native = self._devices.native(device)
             # Such a module may make a tensor for the function, which shows it the device.
             obj._apply(lambda x: x if x.device == native else x.to(native))
+
+
+def _refill(x: torch.Tensor, new: torch.Tensor) -> None:
+    new = new.detach()
+    if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        x.data = new
+        return
+    # Its memory belongs to the tensors that it wraps, and ``data`` would not move them. As in
+    # ``Module.to``, the two tensors swap.
+    if isinstance(x, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, x.requires_grad)
+    swap: Any = torch.utils.swap_tensors
+    swap(x, new.requires_grad_(x.requires_grad))
 
 
 @lru_cache(1024)

@@ -124,13 +124,16 @@ class Models:
         """Return the tensors that must stay on a tensor's device: its gradient. Not saved."""
         return ()
 
-    def is_refilled(self, x: Tensor) -> bool:
-        """Return whether ``place`` keeps the tensor object and gives it other memory.
+    def find_refill(self, x: Tensor) -> Callable[[Tensor], object] | None:
+        """Return the function that gives a tensor object other memory, on any device.
 
-        An optimizer that holds such a parameter still holds it after a move. A tensor that is not
-        refilled is replaced by another object.
+        An optimizer that holds such a parameter still holds it after a move. The function gets a
+        tensor that is nobody else's, and takes its memory. It must not fail.
+
+        Returns:
+            None for a tensor that is not refilled: another object replaces it.
         """
-        return False
+        return None
 
     def overlaps(self, xs: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor, bool]]:
         """Return pairs of different tensors that share memory, and whether they share all of it.
@@ -140,12 +143,6 @@ class Models:
         pair is never the second one of a pair that shares all.
         """
         return ()
-
-    def refill(self, x: Tensor, new: Tensor) -> None:
-        """Replace the memory of ``x`` by the memory of ``new``, on any device. It must not fail.
-
-        Called only where ``is_refilled(x)``; ``new`` is nobody else's.
-        """
 
     def plan_writes(
         self, values: Sequence[tuple[Tensor, Tensor, bool]]

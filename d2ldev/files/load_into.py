@@ -326,8 +326,8 @@ class _Putting:
         for (key, (x, new, _)), plan in zip(values.items(), plans, strict=True):
             if plan is not None:
                 yield key, plan
-            elif match.is_refilled(x):
-                yield key, partial(models.refill, x, new)
+            elif refill := models.find_refill(x):
+                yield key, partial(refill, new)
 
     def prepare(self, obj: Any, puts: Sequence[Callable[[], object]]) -> Callable[[], Any]:
         """Make the containers; return a function that cannot fail, see ``prepare`` above."""

@@ -357,7 +357,7 @@ class Match:
 
     def is_refilled(self, x: Any) -> bool:
         is_tensor = self._framework.state.kinds[type(x)] is TENSOR
-        return is_tensor and self._framework.models.is_refilled(x)
+        return is_tensor and self._framework.models.find_refill(x) is not None
 
     def _fits(self, x: Any, found: Any) -> bool:
         try:

@@ -270,7 +270,7 @@ class Search:
         for path, leaf, kind in found:
             if kind is TENSOR:
                 tensors.append((path, leaf))
-                is_counted = is_counted or models.is_refilled(leaf)
+                is_counted = is_counted or models.find_refill(leaf) is not None
             elif kind is OBJECT:
                 self._add_object(path, leaf)
                 is_counted = True
@@ -331,7 +331,7 @@ class Inventory(Search):
         for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
             if kind is TENSOR and not self.framework.tensors.has_values(leaf):
                 self.without_values[id(leaf)] = leaf
-            elif kind is TENSOR and not self.framework.models.is_refilled(leaf):
+            elif kind is TENSOR and self.framework.models.find_refill(leaf) is None:
                 self.unlisted.add(path)
 
     def _take_out(self) -> None:

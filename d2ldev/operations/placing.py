@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -53,12 +54,12 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     copied = [x for x in elsewhere if id(x) not in firsts] if firsts else elsewhere
     news = moving.transfer(framework, copied, device, attempted, copy=False)
     copies = {id(x): new for x, new in zip(copied, news, strict=True)}
-    refilled: list[tuple[Any, Any]] = []
+    refills: list[Callable[[], object]] = []
     replaced: dict[int, Any] = {}
     for old in elsewhere:
         new = copies[id(firsts.get(id(old), old))]
-        if models.is_refilled(old):
-            refilled.append((old, new))
+        if refill := models.find_refill(old):
+            refills.append(partial(refill, new))
         else:
             replaced[id(old)] = new
 
@@ -76,8 +77,8 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     if search.has_notes or apart:
         _tell_what_stays(search, obj, device, elsewhere, apart)
     # Nothing from here on can fail.
-    for tensor, new in refilled:
-        models.refill(tensor, new)
+    for refill in refills:
+        refill()
     for (_, slot), new in zip(slots, values, strict=True):
         if slot.put is not None and new is not slot.value:
             slot.put(new)
@@ -135,7 +136,7 @@ def _find_broken_ties(
     names = {id(x): name for name, x in reversed(checked.entries)}
     found = [(x, names[id(x)], y, names[id(y)]) for x, y in pairs if {id(x), id(y)} <= names.keys()]
     for x, name, y, other in found:
-        is_trained = framework.models.is_refilled(x) or framework.models.is_refilled(y)
+        is_trained = framework.models.find_refill(x) or framework.models.find_refill(y)
         if is_trained and checked.unlisted.isdisjoint((name, other)):
             raise UnsupportedValueError(
                 search.attempted,

@@ -19,11 +19,11 @@ def dtype_of_model(framework: Framework, model: Any) -> str | None:
 
     Where the framework tells parameters from other tensors, such as buffers, those count.
     """
-    dtype_of, is_refilled = framework.tensors.dtype_of, framework.models.is_refilled
+    dtype_of, find_refill = framework.tensors.dtype_of, framework.models.find_refill
     found = [x for _, x in list_named_tensors(framework, model)]
     floats = {name for name in map(dtype_of, found) if is_float(name)}
     if len(floats) > 1:
-        floats = {name for name in map(dtype_of, filter(is_refilled, found)) if is_float(name)}
+        floats = {name for name in map(dtype_of, filter(find_refill, found)) if is_float(name)}
     return floats.pop() if len(floats) == 1 else None
 
 

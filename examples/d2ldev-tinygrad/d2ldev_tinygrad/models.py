@@ -70,11 +70,11 @@ class TinygradModels(Models):
         if x.grad is not None:
             yield Slot("grad", x.grad, partial(setattr, x, "grad"), Role.WORKING)
 
-    def is_refilled(self, x: Tensor) -> bool:
-        return True  # an assignment changes a tensor, too
+    def find_refill(self, x: Tensor) -> Callable[[Tensor], object]:
+        def refill(new: Tensor) -> None:
+            x.uop = new.uop
 
-    def refill(self, x: Tensor, new: Tensor) -> None:
-        x.uop = new.uop
+        return refill  # an assignment changes a tensor that is no parameter, too
 
     def finish(self, obj: Any) -> None:
         if isinstance(obj, nn.optim.Optimizer):

@@ -88,15 +88,18 @@ class MetaTensors(TorchTensors):
 class MetaModels(TorchModels):
     """Models that move to torch's ``meta`` device."""
 
-    def refill(self, x, new):
-        # torch gives a CPU parameter a GPU's memory, but not the meta device's: here the two
-        # tensors change places instead, and whoever holds the parameter holds it still.
-        if torch.nn.parameter.is_lazy(x):
-            moved = torch.nn.UninitializedParameter(x.requires_grad, new.device)
-        else:
-            moved = torch.nn.Parameter(new.detach(), x.requires_grad)
-        with torch._C.DisableTorchFunctionSubclass():
-            torch.utils.swap_tensors(x, moved)
+    def find_refill(self, x):
+        def swap(new):
+            # torch gives a CPU parameter a GPU's memory, but not the meta device's: here the two
+            # tensors change places instead, and whoever holds the parameter holds it still.
+            if torch.nn.parameter.is_lazy(x):
+                moved = torch.nn.UninitializedParameter(x.requires_grad, new.device)
+            else:
+                moved = torch.nn.Parameter(new.detach(), x.requires_grad)
+            with torch._C.DisableTorchFunctionSubclass():
+                torch.utils.swap_tensors(x, moved)
+
+        return swap if super().find_refill(x) else None
 
 
 def storage_of(x):

@@ -338,7 +338,8 @@ def test_a_parameter_of_a_subclass_keeps_its_type_and_attributes(ledger):
 def test_a_parameter_that_wraps_tensors_takes_them_with_it(torch_backend):
     net = nn.Module()
     net.weight = weight = nn.Parameter(TwoTensor(torch.ones(2), torch.zeros(2)))
-    framework_of(torch_backend).models.refill(weight, torch.empty_like(weight, device="meta"))
+    refill = framework_of(torch_backend).models.find_refill(weight)
+    refill(torch.empty_like(weight, device="meta"))
     assert net.weight is weight
     assert isinstance(weight, nn.Parameter)
     assert weight.requires_grad

@@ -40,11 +40,11 @@ class CellModels(ReferenceModels):
         for name, x in getattr(obj, "tensors", {}).items():
             yield Slot(name, x, partial(obj.tensors.__setitem__, name))
 
-    def is_refilled(self, x):
-        return self.refilled
+    def find_refill(self, x):
+        def refill(new):
+            x._array[...] = new._array
 
-    def refill(self, x, new):
-        x._array[...] = new._array
+        return refill if self.refilled else None
 
     def finish(self, obj):
         self.finished.append(obj)

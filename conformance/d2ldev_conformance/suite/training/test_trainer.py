@@ -137,7 +137,7 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
     native_batches = [tuple(backend.asarray(array) for array in batch) for batch in batches]
     moved, depth = [], []
     framework = framework_of(backend)
-    for room, names in ((framework.tensors, TRANSFERS), (framework.models, ("refill",))):
+    for room, names in ((framework.tensors, TRANSFERS), (framework.models, ("find_refill",))):
         for name in names:
             monkeypatch.setattr(room, name, _count_calls(moved, depth, getattr(room, name)))
     counts = {}
