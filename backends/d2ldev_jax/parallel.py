@@ -19,7 +19,7 @@ import numpy as np
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
-from d2ldev import D2LDevError, Device, UnsupportedValueError, gpu
+from d2ldev import D2LDevError, Device, UnsupportedValueError
 from d2ldev.framework import (
     BatchNorm,
     Framework,
@@ -151,8 +151,9 @@ class JaxParallel(Parallel):
             SeveralProcesses(group, native).broadcast_first([jax.device_put(np.zeros(1), native)])
         jax.distributed.shutdown()
 
-    def gpu_library(self) -> str:
-        return _LIBRARIES.get(self._devices.platform(gpu(0)), "")
+    def gpu_library(self, device: Device) -> tuple[str, str | None]:
+        library = _LIBRARIES.get(self._devices.platform(device), "")
+        return library, self._devices.uuid(device) if library else None
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         check_libraries()

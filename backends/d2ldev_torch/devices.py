@@ -94,6 +94,7 @@ class TorchDevices(Devices):
         return not self._has_context(device) or self._module.current_stream(device.index).query()
 
     def uuid(self, device: Device) -> str | None:
+        """Return an identifier of a GPU that is the same in all processes."""
         if self.type != "cuda":
             return None
         found = str(getattr(self._module.get_device_properties(device.index), "uuid", ""))

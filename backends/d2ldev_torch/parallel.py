@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from d2ldev import D2LDevError, UnsupportedValueError
+from d2ldev import D2LDevError, Device, UnsupportedValueError
 from d2ldev.framework import (
     BatchNorm,
     Framework,
@@ -153,12 +153,12 @@ class TorchParallel(Parallel):
         is_common = engine == "gloo" or len(found) == 1
         return f"cpu:gloo,{kind}:{engine}" if engine and is_common else "cpu:gloo"
 
-    def gpu_library(self) -> str:
+    def gpu_library(self, device: Device) -> tuple[str, str | None]:
         kind = self._devices.type
         # The program may have started other engines.
         engines = dict(each.split(":") for each in distributed.get_backend_config().split(","))
         engine = engines.get(kind, _ENGINES.get(kind, "gloo"))
-        return engine.upper() if engine in _OF_GPUS else ""
+        return (engine.upper(), self._devices.uuid(device)) if engine in _OF_GPUS else ("", None)
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         _check_engine(model, group)

@@ -103,15 +103,6 @@ class Devices(ABC):
         """Return whether all work queued on a device is done, without waiting for it."""
         return True
 
-    def uuid(self, device: Device) -> str | None:
-        """Return an identifier of a GPU that is the same in all processes: ``'GPU-8932...'``.
-
-        Called for the GPU on which this process trains together with others, where
-        ``Parallel.gpu_library`` has a name. None if nobody says it: an index names another GPU in
-        each process that may see some of them only.
-        """
-        return None
-
     # The defaults are for a framework that always multiplies float32 in float32. A framework that
     # never does has 'multiply in float32' in ``Framework.cannot``.
 

@@ -121,17 +121,19 @@ class Parallel:
             UnsupportedValueError: if the engine cannot be started.
         """
 
-    def gpu_library(self) -> str:
-        """Return the library that sends data between the GPUs of processes, such as ``'NCCL'``.
+    def gpu_library(self, device: Device) -> tuple[str, str | None]:
+        """Return the library that sends data between the GPUs of processes, and the GPU it uses.
 
-        It is called after ``join``, in processes that train on a GPU. Such a library needs a
-        different GPU for each process.
+        It is called after ``join``, for each GPU on which this process trains. Such a library needs
+        a different GPU for each process.
 
         Returns:
-            The name of the library. It is empty if the data goes through the host's memory. Then
-            processes may share a GPU, or use the CPU.
+            The name of the library, such as ``'NCCL'``, and an identifier of the GPU that is the
+            same in all processes: ``'GPU-8932...'``. None if nobody says it: an index names another
+            GPU in each process that may see some of them only. The name is empty if the data goes
+            through the host's memory. Then processes may share a GPU, or use the CPU.
         """
-        return ""
+        return "", None
 
     def learner_of_group(self, model: Any, settings: TrainingSettings, group: Group) -> Learner:
         """Return a model that this process and the others of a group train together.

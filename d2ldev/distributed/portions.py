@@ -44,11 +44,11 @@ def check_devices(framework: Framework, group: Group, devices: Iterable[Device])
         UnsupportedValueError: in all processes, if they cannot train on these devices.
     """
     used = sorted({*devices}) or [CPU]
-    library = "" if used == [CPU] else framework.parallel.gpu_library()
-    is_checked = library and os.environ.get(_SHARING, "0") in ("", "0")
+    ask, may_share = framework.parallel.gpu_library, os.environ.get(_SHARING, "0") not in ("", "0")
+    told = [("", None) if each is CPU else ask(each) for each in used]
+    library = max(name for name, _ in told)
     names = [
-        (str(each), framework.devices.uuid(each) if is_checked and each is not CPU else None)
-        for each in used
+        (str(each), None if may_share else uuid) for each, (_, uuid) in zip(used, told, strict=True)
     ]
     found = [_Place(*each) for each in group.gather("the devices", [names, library])]
     libraries = [each.library for each in found]

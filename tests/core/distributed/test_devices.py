@@ -21,8 +21,7 @@ def train(uuids, library="NCCL", num_gpus=(1, 1), others=None):
 
     def body(rank):
         framework = framework_of(d2ldev.get_backend("reference"))
-        framework.devices.uuid = lambda device: uuids[rank]
-        framework.parallel.gpu_library = lambda: library
+        framework.parallel.gpu_library = lambda device: (library, library and uuids[rank])
         trainer = Trainer(1, num_gpus[rank], backend="reference")
         return len(trainer.fit(trainer.backend.mlp([3, 2]), BATCHES)["loss"])
 
@@ -55,7 +54,7 @@ def test_training_works_where_it_is_possible(uuids, library):
 def test_an_unused_gpu_is_not_asked_for_its_uuid():
     def body(rank):
         framework = framework_of(d2ldev.get_backend("reference"))
-        framework.devices.uuid = framework.parallel.gpu_library = None
+        framework.parallel.gpu_library = None
         trainer = Trainer(1, 0, backend="reference")
         return len(trainer.fit(trainer.backend.mlp([3, 2]), BATCHES)["loss"])
 
@@ -83,8 +82,7 @@ def test_all_processes_name_the_ranks_on_the_cpu_among_gpus(gpu_of):
 def test_the_place_of_a_model_counts_where_no_devices_are_given():
     def body(rank):
         backend = d2ldev.get_backend("reference")
-        framework_of(backend).devices.uuid = lambda device: "GPU-1"
-        framework_of(backend).parallel.gpu_library = lambda: "NCCL"
+        framework_of(backend).parallel.gpu_library = lambda device: ("NCCL", "GPU-1")
         net = backend.place(backend.mlp([3, 2]), "gpu:0")
         backend.learner(net, group=backend.join_group())
 

@@ -356,8 +356,8 @@ def keep(folder: Path, case: str, run: Any) -> None:
 def take_one_gpu(backend: Backend, folder: Path) -> None:
     """Keep what processes are told whose GPUs are one, where their library needs one for each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(framework_of(backend).devices, "uuid", lambda _: "GPU-0123")
-        patch.setattr(framework_of(backend).parallel, "gpu_library", lambda: "NCCL")
+        told = "NCCL", "GPU-0123"
+        patch.setattr(framework_of(backend).parallel, "gpu_library", lambda _: told)
         device = Trainer(1, min(backend.num_gpus(), 1), backend=backend).device
         net, text = backend.place(backend.mlp([3, 3]), device), ""
         try:

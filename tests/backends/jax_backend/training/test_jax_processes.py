@@ -21,7 +21,7 @@ from several_gpus import flat_batches, images, train
 from test_jax_parallel import Dense, Normalized, Own, Scaled
 
 import d2ldev
-from d2ldev import UnsupportedValueError
+from d2ldev import UnsupportedValueError, gpu
 
 HERE = Path(__file__).parent
 PATH = [HERE, HERE.parents[2] / "helpers"]
@@ -122,8 +122,9 @@ def test_jax_does_not_wait_for_the_gpus_of_a_process_without_any(monkeypatch, nu
     [("cuda", "NCCL"), ("rocm", "RCCL"), ("tpu", ""), ("virtual", "")],
 )
 def test_the_library_between_gpus_is_xla_s(platform, library):
-    devices = SimpleNamespace(platform=lambda device: platform)
-    assert JaxParallel(None, devices).gpu_library() == library
+    devices = SimpleNamespace(platform=lambda device: platform, uuid=lambda device: f"its {device}")
+    found = JaxParallel(None, devices).gpu_library(gpu(0))
+    assert found == ((library, "its gpu:0") if library else ("", None))
 
 
 def _end_processes(data, how):

@@ -332,7 +332,9 @@ def test_a_gpu_that_torch_cannot_use_is_named(joined, compiled, monkeypatch):
 )
 def test_the_library_between_gpus_is_the_one_that_was_begun(monkeypatch, kind, engines, library):
     monkeypatch.setattr(parallel.distributed, "get_backend_config", lambda: engines)
-    assert with_module(kind, 1).parallel.gpu_library() == library
+    monkeypatch.setattr(TorchDevices, "uuid", lambda devices, device: f"its {device}")
+    found = with_module(kind, 1).parallel.gpu_library(gpu(0))
+    assert found == ((library, "its gpu:0") if library else ("", None))
 
 
 @pytest.mark.parametrize(
