@@ -58,7 +58,7 @@ class TorchFramework(Framework):
             devices = find_devices()
             self.tensors = TorchTensors(devices)
         self.devices = devices
-        self.models = TorchModels(devices)
+        self.models = TorchModels(devices, self.tensors)
         self.files = TorchFiles(self.tensors, self.state.kinds)
         self.training = TorchTraining(self, devices)
         self.strict = TorchStrict(self)

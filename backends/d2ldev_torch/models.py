@@ -8,7 +8,7 @@ move in place. So references to them stay valid, above all those of an optimizer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache, partial
 from types import MemberDescriptorType
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from d2ldev import Device, UnsupportedValueError
-from d2ldev.framework import Devices, Models, Role, Slot, Tensor, text_of
+from d2ldev.framework import Devices, Models, Role, Slot, Tensor, Tensors, text_of
 from d2ldev_torch import optimizers
-from d2ldev_torch.writing import extent, plan_writes
+from d2ldev_torch.sharing import transfer_together
+from d2ldev_torch.writing import plan_writes
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
@@ -41,8 +42,8 @@ class TorchModels(Models):
 
     types = (torch.nn.Module, torch.optim.Optimizer)
 
-    def __init__(self, devices: Devices) -> None:
-        self._devices = devices
+    def __init__(self, devices: Devices, tensors: Tensors) -> None:
+        self._devices, self._tensors = devices, tensors
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -123,29 +124,6 @@ class TorchModels(Models):
         )
         return partial(_refill, x) if is_held else None
 
-    def overlaps(self, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        # Private. It takes a third of the time of the code below: most models share no memory.
-        with suppress(RuntimeError, ValueError):
-            if len({x.untyped_storage()._cdata for x in xs}) == len(xs):
-                return
-        # The largest at an address first. Of equal ones a tensor that is not trained: the copy of
-        # another one would have a graph.
-        addresses: list[tuple[int, int, bool, int]] = []
-        for index, x in enumerate(xs):
-            with suppress(RuntimeError, ValueError):  # it is sparse, or not initialized
-                length = x.nbytes if x.is_contiguous() else extent(x)
-                addresses.append((x.data_ptr(), length, x.requires_grad, index))
-        end, last = 0, xs[0]
-        firsts: dict[Any, Tensor] = {}  # of each description, in one piece of memory
-        for begin, length, _, index in sorted(addresses, key=lambda x: (x[0], -x[1], *x[2:])):
-            x = xs[index]
-            firsts = firsts if begin < end else {}
-            first = firsts.setdefault(_describe_memory(x), x)
-            if begin < end:
-                yield (last, x, False) if first is x else (first, x, True)
-            if begin and begin + length > end:
-                end, last = begin + length, x
-
     def plan_writes(
         self, values: Sequence[tuple[Tensor, Tensor, bool]]
     ) -> list[Callable[[], object] | None]:
@@ -159,14 +137,14 @@ class TorchModels(Models):
             with suppress(torch.OutOfMemoryError):
                 obj.flatten_parameters()
 
-    def place_context(self, device: Device) -> AbstractContextManager[Any]:
-        if not torch.is_inference_mode_enabled():
-            return nullcontext()
-        # A tensor made in inference mode can never be trained, and a model outlives the mode.
-        stack = ExitStack()
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        return stack
+    @contextmanager
+    def place_context(self, device: Device) -> Iterator[Callable[..., list[Tensor]]]:
+        with ExitStack() as stack:
+            # A tensor made in inference mode can never be trained, and a model outlives the mode.
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.no_grad())
+            yield partial(transfer_together, self._tensors.transfer)
 
     def settle(self, obj: Any, device: Device) -> None:
         cls: type = type(obj)
@@ -230,12 +208,6 @@ def _slot_of_own_move(module: Any, slots: Sequence[Slot]) -> Slot:
         module._apply(lambda x: new_of.get(id(x), x))
 
     return Slot("_apply", beside, put, Role.WORKING)
-
-
-def _describe_memory(x: torch.Tensor) -> tuple[Any, ...]:
-    """Return what two tensors have in common if each element of one is the same of the other."""
-    place = x.data_ptr(), x.shape, x.stride(), x.dtype
-    return *place, type(x.detach()), x.is_conj(), x.is_neg()
 
 
 def original(obj: Any) -> Any:

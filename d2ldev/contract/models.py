@@ -135,15 +135,6 @@ class Models:
         """
         return None
 
-    def overlaps(self, xs: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor, bool]]:
-        """Return pairs of different tensors that share memory, and whether they share all of it.
-
-        Called by ``place`` for what it moves. Two that share all, element by element, get one copy.
-        Copies of others, such as a parameter and its view, share nothing. The first tensor of a
-        pair is never the second one of a pair that shares all.
-        """
-        return ()
-
     def plan_writes(
         self, values: Sequence[tuple[Tensor, Tensor, bool]]
     ) -> Sequence[Callable[[], object] | None]:
@@ -166,8 +157,14 @@ class Models:
     def finish(self, obj: Any) -> None:
         """Update an object of ``types`` whose members were moved or loaded. It must not fail."""
 
-    def place_context(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context around a whole ``place``; its end without an error means success."""
+    def place_context(
+        self, device: Device
+    ) -> AbstractContextManager[Callable[..., list[Tensor]] | None]:
+        """Return a context around a whole ``place``; its end without an error means success.
+
+        Tensors that share memory may have to share it afterwards, too. Then the context gives a
+        function that copies all tensors of a ``place``, in the place of ``Tensors.transfer``.
+        """
         return nullcontext()
 
     def settle(self, obj: Any, device: Device) -> None:

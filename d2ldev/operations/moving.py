@@ -72,11 +72,11 @@ def begin_move(framework: Framework, flat: Flattened, target: Device) -> Callabl
         flat.replace(_tensors_of_data(framework, flat, data, CPU, attempted))
     native = devices.native(framework, target, attempted)
     xs = list(flat.tensors.values())
-    with _translate(framework, xs, native, attempted):
+    with translate(framework, xs, native, attempted):
         finish = framework.tensors.transfer_ahead(xs, native) if xs else list
 
     def end() -> Any:
-        with _translate(framework, xs, native, attempted):
+        with translate(framework, xs, native, attempted):
             changed = dict(zip(flat.tensors, finish(), strict=True))
         return _end_move(framework, flat, changed, by_themselves, target)
 
@@ -339,7 +339,7 @@ def transfer(
 
 
 @contextmanager
-def _translate(
+def translate(
     framework: Framework, xs: list[Tensor], native: Any, attempted: str
 ) -> Generator[None, None, None]:
     """Raise d2ldev's error for a framework's exception in a copy of tensors."""

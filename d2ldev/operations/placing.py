@@ -12,7 +12,7 @@ Held by the requirements ``place.*`` of the conformance suite.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -32,11 +32,19 @@ T = TypeVar("T")
 def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
     """Move everything that ``obj`` holds to a device; see ``Backend.place``."""
     target = devices.resolve(framework, device, "place a model")
-    with framework.models.place_context(target):
-        return _place(framework, obj, target, f"place {type(obj).__name__} on {target}")
+    attempted = f"place {type(obj).__name__} on {target}"
+    with framework.models.place_context(target) as transfer:
+        transfer = transfer or framework.tensors.transfer
+        return _place(framework, obj, target, attempted, transfer)
 
 
-def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> Any:
+def _place(
+    framework: Framework,
+    obj: Any,
+    device: Device,
+    attempted: str,
+    transfer: Callable[..., list[Any]],
+) -> Any:
     models = framework.models
     search, elsewhere = _ask_tensors(framework, obj, attempted, lambda x: _elsewhere(x, device))
     if search.has_notes:
@@ -47,17 +55,12 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
         _settle(search, device)
         return obj
 
-    pairs = list(models.overlaps(elsewhere))
-    apart = _find_broken_ties(search, obj, [(x, y) for x, y, is_whole in pairs if not is_whole])
-    # Tensors of one memory get one copy.
-    firsts = {id(y): x for x, y, is_whole in pairs if is_whole}
-    copied = [x for x in elsewhere if id(x) not in firsts] if firsts else elsewhere
-    news = moving.transfer(framework, copied, device, attempted, copy=False)
-    copies = {id(x): new for x, new in zip(copied, news, strict=True)}
+    native = devices.native(framework, device, attempted)
+    with moving.translate(framework, elsewhere, native, attempted):
+        news = transfer(elsewhere, native, copy=False)
     refills: list[Callable[[], object]] = []
     replaced: dict[int, Any] = {}
-    for old in elsewhere:
-        new = copies[id(firsts.get(id(old), old))]
+    for old, new in zip(elsewhere, news, strict=True):
         if refill := models.find_refill(old):
             refills.append(partial(refill, new))
         else:
@@ -74,8 +77,8 @@ def _place(framework: Framework, obj: Any, device: Device, attempted: str) -> An
     nestings = [(name, slot.value) for name, slot in slots]
     flat = flatten_all([*nestings, ("", obj)], framework.state.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
-    if search.has_notes or apart:
-        _tell_what_stays(search, obj, device, elsewhere, apart)
+    if search.has_notes:
+        _tell_what_stays(search, obj, device, elsewhere)
     # Nothing from here on can fail.
     for refill in refills:
         refill()
@@ -120,43 +123,12 @@ def settle(framework: Framework, obj: Any, device: Device) -> Any:
     return obj
 
 
-def _find_broken_ties(
-    search: Search, obj: Any, pairs: Sequence[tuple[Any, Any]]
-) -> list[tuple[str, str]]:
-    """Return the names of pairs of tensors whose copies do not share the memory that they share.
-
-    Raises:
-        UnsupportedValueError: if one tensor of a pair is trained, and the model lists both. They
-            would differ from then on.
-    """
-    framework = search.framework
-    if not pairs:
-        return []
-    checked = Inventory(framework, obj, search.attempted, is_saved=True)
-    names = {id(x): name for name, x in reversed(checked.entries)}
-    found = [(x, names[id(x)], y, names[id(y)]) for x, y in pairs if {id(x), id(y)} <= names.keys()]
-    for x, name, y, other in found:
-        is_trained = framework.models.find_refill(x) or framework.models.find_refill(y)
-        if is_trained and checked.unlisted.isdisjoint((name, other)):
-            raise UnsupportedValueError(
-                search.attempted,
-                f"{name} and {other} share memory, and are different tensors, so that their copies "
-                "would come apart",
-                "make the view in forward(), or use one parameter under both names",
-            )
-    return [(other, name) for _, name, _, other in found]
-
-
 _told: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
 """What was said of the objects of a class: each thing once, and not at each ``place``."""
 
 
 def _tell_what_stays(
-    search: Search,
-    obj: Any,
-    device: Device,
-    elsewhere: Collection[Any] = (),
-    apart: Sequence[tuple[str, str]] = (),
+    search: Search, obj: Any, device: Device, elsewhere: Collection[Any] = ()
 ) -> None:
     """Warn once of what ``place`` has found and leaves on another device.
 
@@ -165,7 +137,6 @@ def _tell_what_stays(
         obj: the object that the user gave.
         device: where it is placed.
         elsewhere: the tensors that move.
-        apart: what ``_find_broken_ties`` returned.
     """
     framework, cls = search.framework, type(obj)
     found = []
@@ -185,9 +156,6 @@ def _tell_what_stays(
         if noted is not device and noted in sources:
             found.append((name, f"names {noted}, and stays as it is"))
     found += search.foreign
-    found += [
-        (name, f"shares memory with {other}, and is a copy from now on") for name, other in apart
-    ]
     told = _told.setdefault(cls, set())
     news = [(name, text) for name, text in found if f"{name} {text}" not in told]
     if not news:

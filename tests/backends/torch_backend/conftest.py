@@ -113,7 +113,7 @@ def backend_with(devices, tensors, models=TorchModels):
     framework = TorchFramework()
     framework.devices = devices
     framework.tensors = tensors(framework.devices)
-    framework.models = models(framework.devices)
+    framework.models = models(framework.devices, framework.tensors)
     framework.files = TorchFiles(framework.tensors, framework.state.kinds)
     framework.training = TorchTraining(framework, devices)
     return Backend(framework)
