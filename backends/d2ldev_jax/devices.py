@@ -138,6 +138,10 @@ class JaxDevices(Devices):
             default = jax.local_devices(backend=default)[0]
         return default
 
+    def uuid(self, device: Device) -> str | None:
+        """Return an identifier of a GPU that is the same in all processes; None without one."""
+        return None
+
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         return _DefaultDevice(self.native(device))
 
@@ -254,7 +258,6 @@ class HardwareDevices(JaxDevices):
         return "rocm" if "rocm" in str(native.client.platform_version).lower() else "cuda"
 
     def uuid(self, device: Device) -> str | None:
-        """Return an identifier of a GPU that is the same in all processes."""
         # The index is CUDA's: JAX may use only some of the visible GPUs.
         number = self.native(device).local_hardware_id
         return nvml.uuid_of(number) if self.platform(device) == "cuda" else None

@@ -1,6 +1,6 @@
 """Move tensors that share memory so that they share it on the other device, too.
 
-``Module.to`` copies each tensor alone: two parameters over one piece of memory part, and so do a
+``Module.to`` copies each tensor alone. Two parameters over one piece of memory part, and so do a
 buffer and its view.
 """
 

@@ -128,10 +128,10 @@ class Parallel:
         a different GPU for each process.
 
         Returns:
-            The name of the library, such as ``'NCCL'``, and an identifier of the GPU that is the
-            same in all processes: ``'GPU-8932...'``. None if nobody says it: an index names another
-            GPU in each process that may see some of them only. The name is empty if the data goes
-            through the host's memory. Then processes may share a GPU, or use the CPU.
+            The name of the library, such as ``'NCCL'``, and an identifier of the GPU, such as
+            ``'GPU-8932...'``. It is the same in all processes. None if nobody says it: an index
+            names another GPU in each process that may see some of them only. The name is empty if
+            the data goes through the host's memory. Then processes may share a GPU, or use the CPU.
         """
         return "", None
 

@@ -80,8 +80,8 @@ def _place(
     if search.has_notes:
         _tell_what_stays(search, obj, device, elsewhere)
     # Nothing from here on can fail.
-    for refill in refills:
-        refill()
+    for fill in refills:
+        fill()
     for (_, slot), new in zip(slots, values, strict=True):
         if slot.put is not None and new is not slot.value:
             slot.put(new)
