@@ -5,8 +5,9 @@ inputs that a test creates on the tried device, and notes what a library creates
 operation on several devices raises an error, the mode reports the tensors that are elsewhere. Then
 it moves them and calls the operation again: one run finds all leaks.
 
-- Modules are made on the CPU, and moved as by ``module.to(device)`` when their constructor is done.
-  A tensor that is neither a parameter nor a buffer stays where it is.
+- Modules are made on the CPU. ``module.to(device)`` moves them when their constructor is done. What
+  it leaves behind stays where it is: a tensor that is neither a parameter nor a buffer, and a
+  second name of a buffer.
 - No mode sees ``torch.from_numpy`` and ``torch.Tensor(...)``: they are replaced. A backward pass
   runs past all modes, and gets this one.
 - Modes are those of a thread. TorchScript and compiled functions run without them.
@@ -86,7 +87,7 @@ class LeakMode(TorchFunctionMode):
         self._watch, self._mismatch = watch, mismatch
         self._frames = watch.frames
         self._native, self._from_native, self._gpu = native, from_native, gpu
-        self._pending: list[torch.nn.Module] = []
+        self._building: dict[FrameType, torch.nn.Module] = {}
         self._moved = 0
         self._special: dict[Any, Callable[..., Any]] = {
             **dict.fromkeys(_device_constructors(), self._create),
@@ -101,8 +102,6 @@ class LeakMode(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         watch = self._watch
-        if self._pending:
-            self._place_modules(sys._getframe(1))
         if not watch.has_inputs:
             watch.has_inputs = any(x.device == self._native for x in _tensors_in(args))
         call = self._special.get(function)
@@ -190,41 +189,54 @@ class LeakMode(TorchFunctionMode):
 
     # -- modules ----------------------------------------------------------------------------------
 
-    def register(self, module: torch.nn.Module, _name: str, value: Any) -> None:
-        """Remember a module with a new parameter or buffer, to move it when it is complete."""
+    def begin(self, module: torch.nn.Module, caller: FrameType) -> None:
+        """Move a new module of the test by ``module.to(device)``, when its constructor is done.
+
+        Of modules inside of others, the outermost is moved, as only that one is the test's to move.
+        """
+        frame = self._frames.nearest(caller)
+        if frame is None:
+            return
+        is_test = self._frames.is_test(frame)
+        if not (is_test or self._is_constructed(frame) or self._watch.is_input(frame)):
+            return
+        outermost, outer = None, caller
+        while outer is not None:
+            built = _constructed_by(outer)
+            if built is not module and self._frames.is_test(outer):
+                break
+            outermost = outermost if built is None else (outer, built)
+            outer = outer.f_back
+        if outermost is not None:
+            self._building.update([outermost])
+            sys.setprofile(self._end)  # which Python calls when a function returns
+
+    def _end(self, frame: FrameType, event: str, _value: object) -> None:
+        if event == "return" and frame in self._building:
+            self._move_module(self._building.pop(frame))
+            if not self._building:
+                sys.setprofile(None)
+
+    def _move_module(self, module: torch.nn.Module) -> None:
+        with torch._C.DisableTorchFunction(), suppress(Exception):  # what cannot be moved stays
+            module.to(self._native)
+
+    def register(self, _module: torch.nn.Module, _name: str, value: Any) -> None:
+        """Remember a parameter or buffer that a library has created on another device."""
         with torch._C.DisableTorchFunction():
-            if value is None or not isinstance(value, _Tensor) or not value.is_cpu:
+            frame = self._frames.nearest(sys._getframe(1))
+            if frame is None or not isinstance(value, _Tensor) or not value.is_cpu:
                 return
-            caller = sys._getframe(1)
-            frame = self._frames.nearest(caller)
-            if frame is None:
-                return
-            is_input = self._frames.is_test(frame) or self._is_constructed(frame)
-            if is_input or self._watch.is_input(frame):
-                self._pending.append(module)
-            else:
+            if not self._is_constructed(frame):
                 self._note(value, frame)
 
     def _is_constructed(self, frame: FrameType) -> bool:
         """Return whether the test calls a constructor of a module, which runs the frame."""
         inside = outermost = False
         for outer in self._frames.library(frame):
-            outermost = _is_constructor(outer)
+            outermost = _constructed_by(outer) is not None
             inside = inside or outermost
         return outermost or (inside and self._watch.is_input(frame))
-
-    def _place_modules(self, caller: FrameType) -> None:
-        """Move the modules whose constructors are done, as ``module.to(device)`` does."""
-        frame: FrameType | None = caller
-        while frame is not None:
-            if _is_constructor(frame):
-                return
-            frame = frame.f_back
-        pending, self._pending = self._pending, []
-        children = {id(child) for module in pending for child in module.children()}
-        for module in {id(module): module for module in pending}.values():
-            if id(module) not in children:
-                module._apply(self._move_in_place)  # type: ignore[no-untyped-call]
 
     def place(self, values: dict[str, Any]) -> None:
         """Move the tensors and modules among the values of a dict, which stay the same objects.
@@ -246,7 +258,7 @@ class LeakMode(TorchFunctionMode):
         if isinstance(value, _Tensor):
             self._move_in_place(value)
         elif isinstance(value, torch.nn.Module):
-            value._apply(self._move_in_place)  # type: ignore[no-untyped-call]
+            self._move_module(value)
         elif isinstance(value, (list, tuple)):
             for each in value:
                 self._place_value(each)
@@ -435,12 +447,13 @@ def _is_in_place(function: Any) -> bool:
     return is_operator or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-def _is_constructor(frame: FrameType) -> bool:
-    """Return whether a frame runs the ``__init__`` of a module."""
+def _constructed_by(frame: FrameType) -> torch.nn.Module | None:
+    """Return the module whose ``__init__`` a frame runs."""
     code = frame.f_code
     if code.co_name != "__init__" or not code.co_argcount:
-        return False
-    return isinstance(frame.f_locals.get(code.co_varnames[0]), torch.nn.Module)
+        return None
+    module = frame.f_locals.get(code.co_varnames[0])
+    return module if isinstance(module, torch.nn.Module) else None
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -482,6 +495,14 @@ def _replacements(mode: LeakMode) -> list[tuple[Any, str, Any]]:
 
         return take
 
+    initialize = torch.nn.Module.__init__
+
+    @functools.wraps(initialize)
+    def begin(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            mode.begin(module, sys._getframe(1))
+        initialize(module, *args, **kwargs)
+
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     @functools.wraps(run)
@@ -498,6 +519,7 @@ def _replacements(mode: LeakMode) -> list[tuple[Any, str, Any]]:
     names = ("from_numpy", "frombuffer")
     return [
         *((torch, name, take_result(getattr(torch, name))) for name in names),
+        (torch.nn.Module, "__init__", begin),
         (torch, "compile", functools.wraps(torch.compile)(leave_as_it_is)),
         # The tracer crashes where a mode calls functions of its own.
         (torch.jit, "trace", functools.wraps(torch.jit.trace)(leave_untraced)),

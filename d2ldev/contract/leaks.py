@@ -349,12 +349,16 @@ class Watch:
         return _ELSEWHERE if is_elsewhere else _INPUT
 
     def _devices_of(self, frame: FrameType) -> Iterator[tuple[Device, bool]]:
-        """Yield the devices of a call's arguments, and whether each is of an object's attribute."""
+        """Yield the devices of a call's arguments, and whether each is of an object's attribute.
+
+        A variable that the function closes over counts as an argument.
+        """
         code = frame.f_code
         number = code.co_argcount + code.co_kwonlyargcount
         number += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
         known = frame.f_locals
-        waiting = [(known[name], False) for name in code.co_varnames[:number] if name in known]
+        names = (*code.co_varnames[:number], *code.co_freevars)
+        waiting = [(known[name], False) for name in names if name in known]
         seen: set[int] = set()
         for value, is_attribute in waiting:  # which grows meanwhile
             if id(value) in seen:

@@ -142,6 +142,55 @@ class Plain(torch.nn.Module):
 def use_plain(x):
     return Plain()(x)
 
+class TwoNames(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3))  # second name
+        self.scales = [self.scale]
+
+    def forward(self, x):
+        return x * self.scale * self.scales[0]
+
+class Unlisted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [Net()]  # no ModuleList
+
+    def forward(self, x):
+        return self.layers[0](x)
+
+class Total(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(3)
+
+    def _apply(self, function):
+        super()._apply(function)
+        self.total = function(self.total)
+        return self
+
+    def forward(self, x):
+        self.total += x
+        return self.total
+
+class Located(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.device = torch.device("cpu")
+
+    def to(self, device):
+        self.device = device
+        return super().to(device)
+
+    def forward(self, x):
+        return x + torch.ones(3, device=self.device)
+
+def close_over(x):
+    def call():
+        return x + torch.ones(3)  # closed over
+
+    return call
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -274,6 +323,36 @@ def test_a_tensor_from_before_the_block_has_no_line(backend, library):
 def test_an_attribute_that_no_module_moves_is_found(backend, library):
     (leak,) = find(backend, lambda x: library.Plain()(x))
     assert (leak.kind, leak.line.number) == ("mix", number_of("attribute"))
+
+
+def test_a_second_name_of_a_buffer_is_left_behind(backend, library):
+    (leak,) = find(backend, lambda x: library.TwoNames()(x))
+    assert (leak.kind, leak.line.number) == ("mix", number_of("second name"))
+
+
+def test_a_module_that_its_owner_does_not_list_is_left_behind(backend, library):
+    leaks = find(backend, lambda x: library.Unlisted()(x))
+    assert {leak.operation for leak in leaks} == {"linear", "mul", "add"}
+
+
+@pytest.mark.parametrize("name", ["Total", "Located"])
+def test_modules_move_as_by_their_own_methods(backend, library, name):
+    assert list(find(backend, lambda x: getattr(library, name)()(x))) == []
+
+
+def test_a_module_that_is_cast_at_once_is_on_the_device(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        model = library.Net()
+        weight = model.linear.weight
+        model.double()
+        model(torch.ones(3, dtype=torch.float64))
+    assert weight is model.linear.weight
+    assert list(leaks) == []
+
+
+def test_what_a_function_closes_over_is_an_argument(backend, library):
+    leaks = find(backend, lambda x: library.close_over(x)())
+    assert [leak.line.number for leak in leaks] == [number_of("closed over")]
 
 
 @pytest.mark.parametrize(
