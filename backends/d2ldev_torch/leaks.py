@@ -5,9 +5,9 @@ inputs that a test creates on the tried device, and notes what a library creates
 operation on several devices raises an error, the mode reports the tensors that are elsewhere. Then
 it moves them and calls the operation again: one run finds all leaks.
 
-- Modules are made on the CPU. ``module.to(device)`` moves them when their constructor is done. What
-  it leaves behind stays where it is: a tensor that is neither a parameter nor a buffer, and a
-  second name of a buffer.
+- Modules are made on the CPU. ``module.to(device)`` moves them when their constructor is done. It
+  leaves second names of buffers behind, and tensors that are neither parameters nor buffers.
+- The framework's own code may move tensors to the host and back. That counts for nobody.
 - No mode sees ``torch.from_numpy`` and ``torch.Tensor(...)``: they are replaced. A backward pass
   runs past all modes, and gets this one.
 - Modes are those of a thread. TorchScript and compiled functions run without them.
@@ -52,6 +52,11 @@ _LIKE = (
     *(_Tensor.new_tensor, _Tensor.new_empty, _Tensor.new_zeros, _Tensor.new_ones),
     *(_Tensor.new_full, _Tensor.new_empty_strided),
 )
+# From this argument on, CUDA wants integers on the host.
+_HOST_ARGUMENTS = {
+    torch._VF._pack_padded_sequence: 1,  # type: ignore[attr-defined]
+    **dict.fromkeys((torch.tensor_split, _Tensor.tensor_split), 1),
+}
 _COLLATE = "torch.utils.data._utils.collate"
 # Functions that look at a tensor, or copy it, and compute nothing.
 _LOOKS = frozenset(
@@ -96,6 +101,7 @@ class LeakMode(TorchFunctionMode):
             getattr(_Tensor, native.type, _Tensor.to): self._move,
             **dict.fromkeys(_MOVES, self._move),
             **dict.fromkeys(_READS, self._read),
+            **dict.fromkeys(_HOST_ARGUMENTS, self._count),
         }
 
     def __torch_function__(
@@ -200,9 +206,10 @@ class LeakMode(TorchFunctionMode):
         is_test = self._frames.is_test(frame)
         if not (is_test or self._is_constructed(frame) or self._watch.is_input(frame)):
             return
-        outermost, outer = None, caller
+        outermost: tuple[FrameType, torch.nn.Module] | None = None
+        outer: FrameType | None = caller
         while outer is not None:
-            built = _constructed_by(outer)
+            built = _find_new_module(outer)
             if built is not module and self._frames.is_test(outer):
                 break
             outermost = outermost if built is None else (outer, built)
@@ -234,7 +241,7 @@ class LeakMode(TorchFunctionMode):
         """Return whether the test calls a constructor of a module, which runs the frame."""
         inside = outermost = False
         for outer in self._frames.library(frame):
-            outermost = _constructed_by(outer) is not None
+            outermost = _find_new_module(outer) is not None
             inside = inside or outermost
         return outermost or (inside and self._watch.is_input(frame))
 
@@ -288,7 +295,8 @@ class LeakMode(TorchFunctionMode):
         x = args[0]
         was_there = x.device == self._native
         moved = self._call(function, args, kwargs, caller)
-        if was_there and frame is not None and not is_test and moved.device != self._native:
+        leaves = was_there and moved.device != self._native and not _is_of_torch(caller)
+        if leaves and frame is not None and not is_test:
             self._watch.note_stray(moved, frame, "moves")
         return moved
 
@@ -324,6 +332,22 @@ class LeakMode(TorchFunctionMode):
         # The framework converts no tensor of a GPU to NumPy, and the tests are to go on.
         source = x.cpu() if function in _TO_NUMPY else x
         return function(source, *args[1:], **kwargs)
+
+    def _count(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
+    ) -> Any:
+        """Call a function that CUDA refuses where its counts are not on the host."""
+        first = _HOST_ARGUMENTS[function]
+        counts = (*args[first:], *kwargs.values())
+        ids = {id(x) for x in counts if isinstance(x, _Tensor) and not x.is_floating_point()}
+        frame = self._frames.nearest(caller)
+        if ids and frame is not None:
+            is_refused = any(id(x) in ids and x.device == self._native for x in counts)
+            if is_refused and not self._frames.is_test(frame):
+                line, name = self._frames.line(frame), _name(function).strip("_")
+                self._watch.report_line("refusal", line, "reads", self._watch.device, name)
+            args, kwargs = _replace_tensors(lambda x: x.cpu() if id(x) in ids else x, args, kwargs)
+        return self._call(function, args, kwargs, caller)
 
     # -- meet -------------------------------------------------------------------------------------
 
@@ -371,13 +395,20 @@ class LeakMode(TorchFunctionMode):
             return self._repair(error, function, args, kwargs, caller)
         if is_test:
             return result
-        if name not in _LOOKS:
+        made = [*_tensors_in(result), *_tensors_in(args[: _is_in_place(function)])]
+        is_back = any(x.device == self._native for x in made)
+        if is_back and function not in _HOST_ARGUMENTS and not _is_of_torch(caller):
             for x, stray in found:
-                if stray.action == "moves":
-                    self._watch.report("move", stray, self._from_native(x.device), name, frame)
-        for each in result if isinstance(result, (list, tuple)) else (result,):
-            if isinstance(each, _Tensor) and each.device != self._native:
-                self._watch.inherit(each, found[0][1])
+                if stray.operation:
+                    device = self._from_native(x.device)
+                    self._watch.report("move", stray, device, stray.operation, None)
+        stray = next((stray for _, stray in found if stray.operation), found[0][1])
+        if stray.action == "moves" and not stray.operation and name not in _LOOKS:
+            line = None if frame is None else self._frames.line(frame)
+            stray = stray._replace(operation=name.strip("_"), met_at=line)
+        for x in made:
+            if x.device != self._native:
+                self._watch.inherit(x, stray)
         return result
 
     def _repair(
@@ -417,10 +448,8 @@ class LeakMode(TorchFunctionMode):
         if _is_in_place(function) and any(x is first for x in elsewhere):
             self._move_in_place(first)  # type: ignore[arg-type]
         ids = {id(x) for x in elsewhere}
-        args, kwargs = tree_map_only(
-            _Tensor,
-            lambda x: x.to(self._native) if id(x) in ids else x,
-            (list(args), dict(kwargs)),
+        args, kwargs = _replace_tensors(
+            lambda x: x.to(self._native) if id(x) in ids else x, args, kwargs
         )
         return function(*args, **kwargs)
 
@@ -447,13 +476,28 @@ def _is_in_place(function: Any) -> bool:
     return is_operator or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-def _constructed_by(frame: FrameType) -> torch.nn.Module | None:
+def _find_new_module(frame: FrameType) -> torch.nn.Module | None:
     """Return the module whose ``__init__`` a frame runs."""
     code = frame.f_code
     if code.co_name != "__init__" or not code.co_argcount:
         return None
     module = frame.f_locals.get(code.co_varnames[0])
     return module if isinstance(module, torch.nn.Module) else None
+
+
+def _is_of_torch(caller: FrameType) -> bool:
+    """Return whether the framework itself calls a function."""
+    frame: FrameType | None = caller
+    if caller.f_globals.get("__name__") == "torch.overrides" and caller.f_back is not None:
+        frame = caller.f_back.f_back  # past a function in Python, which asks for the mode
+    name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] == "torch"
+
+
+def _replace_tensors(
+    find: Callable[[torch.Tensor], torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    return tree_map_only(_Tensor, find, (list(args), dict(kwargs)))  # type: ignore[no-any-return]
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -27,7 +27,7 @@ from d2ldev.nesting.kinds import PLAIN, TENSOR, Kinds
 KINDS = {
     "mix": "meets a tensor of another device",
     "result": "comes back to the caller on another device than the inputs'",
-    "move": "leaves the device of the inputs, and is computed with elsewhere",
+    "move": "leaves the device of the inputs, is computed with elsewhere, and comes back",
     "refusal": "is read in a way that the framework refuses on that device",
     "read": "is read by the host",
 }
@@ -97,7 +97,7 @@ class Leak(NamedTuple):
             return f"{made} that meets one on {self.expected} in {where}"
         if self.kind == "result":
             return f"{made} that comes back, while the inputs are on {self.expected}"
-        return f"{made} of {self.expected}, and computes with it there in {where}"
+        return f"{made} of {self.expected}, computes with it there in {where}, and takes it back"
 
 
 def place_of(leak: Leak) -> Line | None:
@@ -265,11 +265,15 @@ class Stray(NamedTuple):
         tensor: a weak reference to it.
         line: the line that created or moved it.
         action: ``'creates'`` or ``'moves'``.
+        operation: the first computation with it after it was moved; empty before that.
+        met_at: the line of that computation.
     """
 
     tensor: ref[Any]
     line: Line
     action: str
+    operation: str = ""
+    met_at: Line | None = None
 
 
 _INPUT, _OWN, _ELSEWHERE = "input", "own", "elsewhere"
@@ -384,15 +388,12 @@ class Watch:
 
     def note_stray(self, x: Any, frame: FrameType, action: str) -> None:
         """Remember the line that created a tensor on, or moved it to, another device."""
-        self._add(x, self.frames.line(frame), action)
+        self.inherit(x, Stray(ref(x), self.frames.line(frame), action))
         if action == "moves":
             self._moved = _call_of(self.frames.entry(frame))
 
     def inherit(self, x: Any, stray: Stray) -> None:
         """Remember that a tensor was computed from a stray one."""
-        self._add(x, stray.line, stray.action)
-
-    def _add(self, x: Any, line: Line, action: str) -> None:
         key = id(x)
         strays = self.strays
 
@@ -400,7 +401,7 @@ class Watch:
             if key in strays and strays[key].tensor is dead:
                 del strays[key]
 
-        strays[key] = Stray(ref(x, forget), line, action)
+        strays[key] = stray._replace(tensor=ref(x, forget))
 
     def find_stray(self, x: Any) -> Stray | None:
         """Return what is known of a tensor."""
@@ -425,7 +426,7 @@ class Watch:
             frame: the innermost frame of a test or a library.
         """
         line, action = (None, "creates") if stray is None else (stray.line, stray.action)
-        met_at = None
+        met_at = None if stray is None else stray.met_at
         if frame is not None and self.frames.kind(frame) == LIBRARY:
             met_at = self.frames.line(frame)
         self._report(Leak(kind, line, action, device, self.device, operation, met_at))

@@ -11,12 +11,14 @@ import pytest
 import torch
 from leaky_libraries import find_number, import_library
 from torch.nn.modules import module as modules
+from torch.nn.utils import rnn
 
 import d2ldev
 
 LIBRARY = """
 import numpy as np
 import torch
+from torch.nn.utils import rnn
 
 CONSTANT = torch.ones(3)
 
@@ -101,8 +103,28 @@ def move(x):
 def move_by_name(x):
     return x.to("cpu").exp().to(x.device)  # to
 
+def move_in_place(x):
+    host = x.cpu()  # move in place
+    host += 1
+    out = torch.zeros_like(x)
+    out[:] = host
+    return out
+
+def move_to_count(x):
+    return x - x.cpu().mean()  # number
+
+def move_to_order(x):
+    return x[x.cpu().argsort()]  # order
+
+def move_to_a_module(x):
+    return torch.nn.Softmax(0)(x.cpu()).to(x.device)  # softmax
+
 def move_to_cuda(x):
     return x + x.cuda()  # gpu 0
+
+def pack_there(x):
+    lengths = torch.ones(1, dtype=torch.int64, device=x.device)
+    return rnn.pack_padded_sequence(x[:, None, None], lengths, enforce_sorted=False).data  # pack
 
 def refuse(x):
     return np.sum(x.numpy())  # refusal
@@ -218,6 +240,22 @@ def good_in_place(x):
     total[0] = 3
     return total.mul_(2)
 
+def good_packing(x):
+    lengths = torch.ones(1, dtype=torch.int64, device=x.device).cpu().clamp(max=3)
+    packed = rnn.pack_padded_sequence(x[:, None, None], lengths, enforce_sorted=False)
+    padded, _ = rnn.pad_packed_sequence(packed)
+    return padded.tensor_split(lengths + 1)[0]
+
+def good_mask(x):
+    return x[(x > 0).cpu()]
+
+def good_round_trip(x):
+    return x.cpu().to(x.device)
+
+def hand_over(x):
+    norms = np.linalg.norm(x.cpu().double()[None].numpy(), axis=1)  # hand over
+    return torch.as_tensor(norms, device=x.device)
+
 def stay(x, device):
     made = torch.ones(3, device=device) + torch.zeros_like(x, device=device)
     return x.to(device) + made.to(device=device)
@@ -247,6 +285,11 @@ KINDS = {
     "return_it": ("result", "result", "creates"),
     "move": ("move", "move", "moves"),
     "move_by_name": ("move", "to", "moves"),
+    "move_in_place": ("move", "move in place", "moves"),
+    "move_to_count": ("move", "number", "moves"),
+    "move_to_order": ("move", "order", "moves"),
+    "move_to_a_module": ("move", "softmax", "moves"),
+    "pack_there": ("refusal", "pack", "reads"),
     "move_to_cuda": ("mix", "gpu 0", "moves"),
     "refuse": ("refusal", "refusal", "reads"),
     "draw": ("mix", "draw", "draws"),
@@ -299,6 +342,26 @@ def test_reads_of_the_host_are_a_kind_of_their_own(backend, library):
     assert [(leak.kind, leak.line.number) for leak in leaks] == [("read", number_of("read"))] * 2
     assert leaks.find_failing() == []
     assert leaks.by_line() == [(leaks[0], 2)]
+
+
+def test_a_hand_over_to_numpy_is_a_read(backend, library):
+    (leak,) = find(backend, library.hand_over)
+    assert (leak.kind, leak.line.number) == ("read", number_of("hand over"))
+
+
+def test_a_move_names_what_is_computed_there(backend, library):
+    (leak,) = find(backend, library.move)
+    line = number_of("move")
+    assert str(leak) == (
+        f"leaky_library.py:{line} moves to the CPU a tensor of gpu:1, computes with it there in "
+        f"add at leaky_library.py:{line + 1}, and takes it back"
+    )
+
+
+def test_lengths_that_the_test_packs_are_on_the_host(backend):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        rnn.pack_padded_sequence(torch.ones(3, 1, 1), torch.ones(1, dtype=torch.int64))
+    assert list(leaks) == []
 
 
 def test_leaks_are_in_the_order_of_their_first_occurrence(backend, library):

@@ -86,6 +86,13 @@ class TakesEveryTensorForALeak(Following, caught_by="leaks.staying-on-the-device
                 watch.report("mix", None, CPU, "add", None)
 
 
+class TakesEveryMoveForALeak(Following, caught_by="leaks.a-hand-over-to-numpy-fails-no-test"):
+    class Strict(Following.Strict):
+        def note(self, watch, made, frame):
+            watch.note_stray(made, frame, "moves")
+            watch.report("move", watch.find_stray(made), CPU, "asarray", frame)
+
+
 class FollowsForEver(Following, caught_by="leaks.end-with-the-block"):
     class Strict(Following.Strict):
         def replace(self, replacements):

@@ -25,6 +25,9 @@ def leave(backend, x):
 
 def stay(backend, x):
     return x + backend.to(x, backend.device_of(x))
+
+def hand_over(backend, x):
+    return backend.to_numpy(backend.to(x, "cpu"))
 """
 LINE = 3
 """The line of the library that leaves the device."""
@@ -85,6 +88,13 @@ def test_a_function_that_stays_on_the_device_has_no_leaks(find, library):
     """Report no leak of a function that keeps its inputs' device."""
     leaks, _ = find(library.stay)
     assert list(leaks) == []
+
+
+@requirement("leaks.a-hand-over-to-numpy-fails-no-test", section=SECTION)
+def test_a_function_that_hands_its_input_to_numpy_fails_no_test(find, library):
+    """Report no failing leak of a function that hands its input to NumPy by way of the CPU."""
+    leaks, _ = find(library.hand_over)
+    assert leaks.find_failing() == []
 
 
 @requirement("leaks.end-with-the-block", section=SECTION)
