@@ -54,7 +54,7 @@ _LIKE = (
 )
 # From this argument on, CUDA wants integers on the host.
 _HOST_ARGUMENTS = {
-    torch._VF._pack_padded_sequence: 1,  # type: ignore[attr-defined]
+    torch._VF._pack_padded_sequence: 1,
     **dict.fromkeys((torch.tensor_split, _Tensor.tensor_split), 1),
 }
 _COLLATE = "torch.utils.data._utils.collate"
