@@ -81,7 +81,7 @@ class Feed:
         """
         self._scans.clear()
         if self._cast is None:  # a lazy model has no dtype before its first batch
-            self._dtype = dtype_of_model(self._framework, self._learner.model)
+            self._dtype = dtype_of_model(self._framework, self._learner.sync()["model"])
             if self._dtype is not None:
                 self._cast = Cast(self._framework, self._dtype)
         self._team.begin_data(is_trained=is_trained)

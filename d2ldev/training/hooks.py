@@ -53,8 +53,7 @@ class TrainerState:
         """
         if self._learner is None:
             return self._model
-        self._learner.sync()
-        return self._learner.model
+        return self._learner.sync()["model"]
 
     @model.setter
     def model(self, model: Any) -> None:

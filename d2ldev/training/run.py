@@ -260,7 +260,7 @@ class Run:
         self.save_to(path, device)
 
     def _write(self, path: Path, position: dict[str, Any] | None) -> None:
-        self._learner.sync()
+        components = self._learner.sync()
         if not self._team.is_first:
             return
         state = {
@@ -276,7 +276,7 @@ class Run:
                 **self._epoch_start,
             },
             # Without a model that is not built: the random numbers make its initial values.
-            "components": self._learner.components if self._learner.is_built else None,
+            "components": components if self._learner.is_built else None,
         }
         save(self._framework, state, path)
 
@@ -416,8 +416,7 @@ class Run:
                 learner.build(feed.first_inputs(self._data))
             finally:
                 restore_order()
-        learner.sync()
-        load, _ = prepare(self._framework, checkpoint, learner.components, outline)
+        load, _ = prepare(self._framework, checkpoint, learner.sync(), outline)
         return lambda: learner.replace(load())
 
     def _load_components(self, checkpoint: Checkpoint, outline: Any, feed: Feed) -> None:
@@ -425,7 +424,7 @@ class Run:
         try:
             self._prepare_components(checkpoint, outline, feed)()
         except Exception:
-            components, model = self._learner.components, outline and outline.children()["model"]
+            components, model = self._learner.sync(), outline and outline.children()["model"]
             if model is not None:
                 load, _ = prepare(self._framework, checkpoint, components["model"], model)
                 self._learner.replace({**components, "model": load()})

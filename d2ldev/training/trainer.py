@@ -464,8 +464,9 @@ class Trainer(TrainerState):
                 is_shown = self.enable_progress_bar and team.is_first and outcome is None
                 with show_progress(is_shown, self.max_epochs, run.epoch) as context.progress:
                     yield context
-            learner.sync()
-            self.model = learner.model  # a learner is the only one that uses its optimizer
+            self.model = learner.sync()[
+                "model"
+            ]  # a learner is the only one that uses its optimizer
 
     def _make_learner(
         self,

@@ -140,24 +140,13 @@ class BooksLearner(Learner):
                 ) from error
         self._trainer, self._is_built = trainer, not is_trained
 
-    @property
-    def components(self) -> dict[str, Any]:
-        if not self.is_built:
-            return {"model": self._module, "optimizer": None}
-        state = self._trainer.state
-        return {
-            "model": {"params": state.params, "batch_stats": state.batch_stats},
-            "optimizer": {name: getattr(state, name) for name in _OF_THE_OPTIMIZER},
-        }
-
-    @property
-    def model(self) -> Any:
-        return self._module
+    def sync(self) -> dict[str, Any]:
+        # The state has the parameters and the optimizer; the module has no arrays.
+        state = self._trainer.state if self.is_built else None
+        return {"model": self._module, "optimizer": state}
 
     def replace(self, components: dict[str, Any]) -> None:
-        self._trainer.state = self._trainer.state.replace(
-            **components["model"], **components["optimizer"]
-        )
+        self._trainer.state = components["optimizer"]
 
     @property
     def signature(self) -> Signature:
@@ -227,6 +216,3 @@ class BooksLearner(Learner):
                 f"return {wanted} from it",
             )
         return returned
-
-
-_OF_THE_OPTIMIZER = ("opt_state", "step", "dropout_rng")

@@ -140,8 +140,17 @@ class JaxLearner(Learner):
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
         self.replace({"model": wrapped, "optimizer": _make_optimizer(wrapped, settings)})
 
-    @property
-    def components(self) -> dict[str, Any]:
+    def sync(self) -> dict[str, Any]:
+        if not self._is_synced:
+            model_arrays, optimizer_arrays, _ = self._state
+            self._steps.model_split.put(self._model, self._places.take_local(model_arrays))
+            self._steps.optimizer_split.put(
+                self._optimizer, self._places.take_local(optimizer_arrays)
+            )
+            self._is_synced = True
+            for each in (self._model, self._optimizer):
+                if hasattr(each, "push"):
+                    each.push()
         components = {"model": _unwrap(self._model), "optimizer": _unwrap(self._optimizer)}
         *_, scaler = self._state
         if scaler is not None:
@@ -171,18 +180,6 @@ class JaxLearner(Learner):
         self._sums, self._rate, scaler = self._places.replicate((self._sums, self._rate, scaler))
         self._state = [], [], self._places.broadcast_first(scaler)
         self._take(self._places.replicate_first)
-
-    def sync(self) -> None:
-        if not self._is_synced:
-            model_arrays, optimizer_arrays, _ = self._state
-            self._steps.model_split.put(self._model, self._places.take_local(model_arrays))
-            self._steps.optimizer_split.put(
-                self._optimizer, self._places.take_local(optimizer_arrays)
-            )
-            self._is_synced = True
-            for each in (self._model, self._optimizer):
-                if hasattr(each, "push"):
-                    each.push()
 
     @property
     def takes_marks(self) -> bool:

@@ -58,9 +58,7 @@ class MXNetLearner(Learner):
 
     # -- model and optimizer ----------------------------------------------------------------------
 
-    @property
-    def components(self) -> dict[str, Any]:
-        self.sync()
+    def sync(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._trainer}
 
     def replace(self, components: dict[str, Any]) -> None:

@@ -148,9 +148,13 @@ class MXNetParallelLearner(MXNetLearner):
             for key, parameter in enumerate(self._trainer._params):
                 self._store.init(key, parameter.list_data()[0])
 
-    def sync(self) -> None:
-        if self._store is None:
-            return
+    def sync(self) -> dict[str, Any]:
+        if self._store is not None:
+            self._gather()
+        return super().sync()
+
+    def _gather(self) -> None:
+        """Leave each parameter on the first device alone."""
         with NumPySemantics(), mx.autograd.pause():
             for parameter in self._parameters():
                 first, *others = parameter.list_data()
@@ -202,10 +206,11 @@ class MXNetGroupLearner(MXNetLearner):
         statistics = [x for x in self._parameters() if not x._differentiable]
         self._servers.spread([x.data() for x in statistics if x._data is not None])
 
-    def sync(self) -> None:
+    def sync(self) -> dict[str, Any]:
         # During a run, the group ends a process that waits for a lost one. After the run the
         # program would wait forever when it reads the model.
         self._servers.wait()
+        return super().sync()
 
     def _begin(self) -> None:
         """Give all processes what rank 0 begins with."""
@@ -216,9 +221,8 @@ class MXNetGroupLearner(MXNetLearner):
                 "the optimizer has parameters that the model does not, and they have no shape yet",
                 "name their shapes, such as Dense(8, in_units=3)",
             )
-        found = list_needed_tensors(
-            self._framework, self.components, "begin with the model of rank 0"
-        )
+        components = {"model": self._model, "optimizer": self._trainer}
+        found = list_needed_tensors(self._framework, components, "begin with the model of rank 0")
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([self._settings_in_common(), *((x.shape, str(x.dtype)) for x in arrays)])
         own = None if self._group.rank else progress_of(self._trainer)

@@ -72,8 +72,7 @@ class ReferenceLearner(Learner):
     def _zeros(self) -> Layers:
         return each_of(lambda x: x * 0.0, self._model.layers)
 
-    @property
-    def components(self) -> dict[str, Any]:
+    def sync(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
 
     @property

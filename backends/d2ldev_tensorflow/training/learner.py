@@ -87,13 +87,11 @@ class TensorFlowLearner(Learner):
 
     # -- model and optimizer ----------------------------------------------------------------------
 
-    @property
-    def components(self) -> dict[str, Any]:
+    def sync(self) -> dict[str, Any]:
+        # The user may have built the model meanwhile.
+        if not self._is_ready and self._has_variables():
+            self._get_ready(None)
         return {"model": self._model, "optimizer": self._optimizer}
-
-    @property
-    def model(self) -> Any:
-        return self._model
 
     def replace(self, components: dict[str, Any]) -> None:
         self._model, self._optimizer = components["model"], components["optimizer"]
@@ -102,11 +100,6 @@ class TensorFlowLearner(Learner):
         self._is_told = self._is_layer or "training" in signature(self._model).parameters
         self._is_ready = False
         self.sync()
-
-    def sync(self) -> None:
-        # The user may have built the model meanwhile.
-        if not self._is_ready and self._has_variables():
-            self._get_ready(None)
 
     @property
     def is_built(self) -> bool:

@@ -95,20 +95,15 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         super().__init__(framework, model, settings._replace(optimizer=make_optimizer(settings)))
         self.settings = settings
 
-    def sync(self) -> None:
+    def sync(self) -> dict[str, Any]:
         self._gather()
-        super().sync()
+        return super().sync()
 
     def replace(self, components: dict[str, Any]) -> None:
         self._gather()
         for optimizer in all_optimizers(components["optimizer"]):
             _check_optimizer(optimizer, len(self._devices))
         super().replace(components)
-
-    @property
-    def components(self) -> dict[str, Any]:
-        self._gather()
-        return super().components
 
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         self._gather()

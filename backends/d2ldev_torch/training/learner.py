@@ -259,8 +259,11 @@ class TorchLearner(Learner):
         """Return the gradient scaler for the device of the model."""
         return torch.amp.GradScaler(self._place_of(()).type)
 
-    @property
-    def components(self) -> dict[str, Any]:
+    def sync(self) -> dict[str, Any]:
+        if self._was_training:
+            self._train()
+        else:
+            self._evaluate()
         components: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer}
         if self._scaler is not None:
             components["scaler"] = self._scaler.state_dict()
@@ -273,12 +276,6 @@ class TorchLearner(Learner):
         if self._scaler is not None:
             self._scaler = self._make_scaler()
             self._scaler.load_state_dict(components["scaler"])
-
-    def sync(self) -> None:
-        if self._was_training:
-            self._train()
-        else:
-            self._evaluate()
 
     @property
     def signature(self) -> Signature:

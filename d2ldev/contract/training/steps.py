@@ -151,7 +151,7 @@ class Learner(ABC, Generic[TensorT]):
     >>> for _ in range(3):
     ...     loss, prediction = learner.step((X,), y)
     >>> learner.check_labels()                          # for 'cross_entropy': waits, and may raise
-    >>> learner.sync()                                  # the user's model is as after the last step
+    >>> components = learner.sync()                     # the user's model is as after the last step
     >>> learner.predict((X,)).shape
     (4, 1)
     """
@@ -185,31 +185,23 @@ class Learner(ABC, Generic[TensorT]):
             "backend.learner(model, optimizer='sgd')",
         )
 
-    @property
     @abstractmethod
-    def components(self) -> dict[str, Any]:
-        """Return ``{'model': ..., 'optimizer': ...}`` as they are after ``sync``.
+    def sync(self) -> dict[str, Any]:
+        """Bring the user's own model and optimizer to the state after the last step.
 
-        The optimizer is None as long as it waits for the first batch.
+        A framework may run steps on copies of their arrays, or change their modes.
+
+        Returns:
+            The components ``{'model': ..., 'optimizer': ...}``, and what else ``replace`` takes and
+            a file holds. The optimizer is None as long as it waits for the first batch.
         """
-
-    @property
-    def model(self) -> Any:
-        """Return the model alone, as it is after ``sync``."""
-        return self.components["model"]
 
     @abstractmethod
     def replace(self, components: dict[str, Any]) -> None:
         """Continue with these components, as ``place`` or ``load_into`` returned them.
 
         Args:
-            components: ``{'model': ..., 'optimizer': ...}``.
-        """
-
-    def sync(self) -> None:
-        """Bring the user's own model and optimizer to the state after the last step.
-
-        For a framework whose steps work on copies of their arrays, or change their modes.
+            components: with the keys of those that ``sync`` returns.
         """
 
     @property

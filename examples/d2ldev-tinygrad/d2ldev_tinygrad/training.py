@@ -116,8 +116,7 @@ class TinygradLearner(Learner[Tensor]):
 
     # -- what place, save and load_into take ------------------------------------------------------
 
-    @property
-    def components(self) -> dict[str, Any]:
+    def sync(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer, "sums": self._sums}
 
     def replace(self, components: dict[str, Any]) -> None:

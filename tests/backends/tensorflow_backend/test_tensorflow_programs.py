@@ -260,7 +260,7 @@ def test_learners_that_take_turns_have_optimizers_of_their_own(backend, net, beg
     alone = backend.learner(net, optimizer="adam", lr=0.1)
     for _ in range(3):
         alone.step(*batch)
-    expected = [x.numpy() for x in alone.components["optimizer"].variables]
+    expected = [x.numpy() for x in alone.sync()["optimizer"].variables]
     begin()
     # The weights are shared: both take the same steps from the same weights.
     learners = [backend.learner(net, optimizer="adam", lr=0.1) for _ in "ab"]
@@ -269,7 +269,7 @@ def test_learners_that_take_turns_have_optimizers_of_their_own(backend, net, beg
         for learner in learners:
             net.set_weights(weights)
             learner.step(*batch)
-    after = [[x.numpy() for x in learner.components["optimizer"].variables] for learner in learners]
+    after = [[x.numpy() for x in learner.sync()["optimizer"].variables] for learner in learners]
     for found in after:
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -278,7 +278,7 @@ def test_learners_that_take_turns_have_optimizers_of_their_own(backend, net, beg
 def test_an_optimizer_that_was_taken_from_a_learner_stays_as_it_is(backend, net, train):
     learner = backend.learner(net, optimizer="adam", lr=0.1)
     learner.step((backend.asarray(X),), backend.asarray(X[:, :1]))
-    taken = learner.components["optimizer"]
+    taken = learner.sync()["optimizer"]
     before = [x.numpy() for x in taken.variables]
     del learner
     train(net)
@@ -289,7 +289,7 @@ def test_changes_of_an_optimizer_between_two_steps_count(backend, net):
     learner = backend.learner(net, optimizer="sgd", lr=0.1)
     batch = ((backend.asarray(X),), backend.asarray(X[:, :1]))
     learner.step(*batch)
-    learner.components["optimizer"].learning_rate = 0.0
+    learner.sync()["optimizer"].learning_rate = 0.0
     before = net.get_weights()
     learner.step(*batch)
     assert all(np.array_equal(x, y) for x, y in zip(net.get_weights(), before, strict=True))
@@ -380,7 +380,7 @@ def test_models_that_threads_train_at_once_share_no_optimizer(backend, net):
 
     with ThreadPoolExecutor(4) as pool:
         learners = list(pool.map(make, range(4)))
-    optimizers = [each.components["optimizer"] for each in learners]
+    optimizers = [each.sync()["optimizer"] for each in learners]
     found = {id(x.value) for each in optimizers for x in each.variables}
     assert len(found) == 4 * len(optimizers[0].variables)
     learners[0].step(*batch)

@@ -122,7 +122,9 @@ class ResumesNothingThatWasCalled(Mutant, caught_by="fit.resumes-past-what-a-cal
 class SavesGradients(Mutant, caught_by="io.gradients-are-not-saved"):
     class Learner(NetworkLearner):
         def sync(self):
-            self.framework.trained = self.components["model"]
+            components = super().sync()
+            self.framework.trained = components["model"]
+            return components
 
     class Backend(Backend):
         def save(self, obj, path):

@@ -211,7 +211,7 @@ class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-ex
 class LosesTheRunningMeansOfTheCopies(Mutant, caught_by="several.keep-running-statistics"):
     class ParallelLearner(NetworkParallelLearner):
         def mean_of(self, x):
-            return self.components["model"].mean
+            return self.sync()["model"].mean
 
 
 class GivesEachGpuAllLists(Mutant, caught_by="several.split-sequences"):
@@ -231,10 +231,11 @@ class LosesWhatWasLearned(Mutant, caught_by="several.hand-back-past-what-a-call-
     class ParallelLearner(NetworkParallelLearner):
         def __init__(self, *operands):
             super().__init__(*operands)
-            self.begun = self.components
+            self.begun = super().sync()
 
         def sync(self):
             self.replace(self.begun)
+            return super().sync()
 
 
 class SharesLabelsForNone(Mutant, caught_by="several.leave-out-labels"):
@@ -245,9 +246,8 @@ class SharesLabelsForNone(Mutant, caught_by="several.leave-out-labels"):
 
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
     class ParallelLearner(ReferenceParallelLearner):
-        @property
-        def components(self):
-            components = super().components
+        def sync(self):
+            components = super().sync()
             return {**components, "model": self._framework.backend.to(components["model"], "gpu:1")}
 
 
@@ -255,16 +255,16 @@ class ShowsTheModelOfTheBeginning(Mutant, caught_by="several.show-the-model-in-c
     class ParallelLearner(ReferenceParallelLearner):
         seen = None
 
-        @property
-        def model(self):
-            self.seen = self.seen or super().model
-            return self.seen
+        def sync(self):
+            components = super().sync()
+            self.seen = self.seen or components["model"]
+            return {**components, "model": self.seen}
 
 
 class ForgetsTheOptimizerOfTheFile(Mutant, caught_by="several.resume-with-another-number"):
     class ParallelLearner(ReferenceParallelLearner):
         def replace(self, components):
-            super().replace({**components, "optimizer": self.components["optimizer"]})
+            super().replace({**components, "optimizer": self.sync()["optimizer"]})
 
 
 class AsksNobodyWhetherTwoStop(Mutant, caught_by="several.stop"):
@@ -277,10 +277,11 @@ class LosesWhatTwoHaveLearned(Mutant, caught_by="several.error-in-a-callback"):
     class ParallelLearner(ReferenceParallelLearner):
         def __init__(self, framework, model, settings, devices):
             super().__init__(framework, model, settings, devices)
-            self.begun = self.components
+            self.begun = super().sync()
 
         def sync(self):
             self.replace(self.begun)
+            return super().sync()
 
 
 class BeginsAnew(Mutant, caught_by="several.train-again"):
@@ -347,7 +348,7 @@ class KeepsItsOwnRunningMeans(Mutant, caught_by="processes.end-with-the-same"):
 class LosesTheRunningMeansOfTheProcesses(Mutant, caught_by="processes.keep-running-statistics"):
     class GroupLearner(NetworkGroupLearner):
         def mean_of(self, x):
-            return self.components["model"].mean
+            return self.sync()["model"].mean
 
 
 class AveragesTheRowsOfATokenInAProcess(Mutant, caught_by="processes.add-up-repeated-rows"):
@@ -427,7 +428,7 @@ class CountsItsOwnLabelsAlone(Mutant, caught_by="processes.accumulate-by-weight"
 class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-another-number"):
     class GroupLearner(NetworkGroupLearner):
         def replace(self, components):
-            super().replace({**components, "optimizer": self.components["optimizer"]})
+            super().replace({**components, "optimizer": self.sync()["optimizer"]})
 
 
 class StopsAlone(Mutant, caught_by="processes.stop-together"):

@@ -237,7 +237,7 @@ class AnyLoss(ReferenceLearner):
 
     @property
     def signature(self):
-        model = self.components["model"]
+        model = self.sync()["model"]
         return read_signature(model, by_position=not isinstance(model, WithLoss))
 
     def predict(self, inputs):
@@ -295,13 +295,13 @@ class KeepsMeans(ReferenceLearner):
     """Updates the running mean of a ``Normalized`` model."""
 
     def step(self, inputs, y):
-        before = self.components["model"]
+        before = self.sync()["model"]
         found = super().step(inputs, y)
         if isinstance(before, Normalized):
-            layers = self.components["model"].layers
+            layers = self.sync()["model"].layers
             mean = 0.9 * before.mean + 0.1 * self.mean_of(*inputs)
             after = dataclasses.replace(before, layers=layers, mean=mean)
-            self.replace({**self.components, "model": after})
+            self.replace({**self.sync(), "model": after})
         return found
 
     def mean_of(self, x):
@@ -343,13 +343,13 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
             self.settings = settings._replace(lr=2 * settings.lr)
 
     def step(self, inputs, y):
-        before = self.components["model"]
+        before = self.sync()["model"]
         if self.settings.methods is not None:
             ((x, y),) = inputs
             loss, *_ = self.own_objective().compute(before, *inputs, is_step=True)
             super().step((x,), y)
-            layers = self.components["model"].layers
-            self.replace({**self.components, "model": dataclasses.replace(before, layers=layers)})
+            layers = self.sync()["model"].layers
+            self.replace({**self.sync(), "model": dataclasses.replace(before, layers=layers)})
             return loss, None
         if isinstance(before, Masked):
             return self.evaluate(inputs, y)
@@ -357,22 +357,22 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
             return self.step_of_a_branch(before.choose(*inputs), inputs, y)
         if isinstance(before, Attentive):
             found = super().step(inputs, y)
-            after = Attentive(self.components["model"].layers)
+            after = Attentive(self.sync()["model"].layers)
             after(*inputs)
-            self.replace({**self.components, "model": after})
+            self.replace({**self.sync(), "model": after})
             return found
         if not isinstance(before, Network):
             return super().step(inputs, y)
         loss, prediction = super().step(self.drop_some(inputs), y)
-        layers = self.components["model"].layers
+        layers = self.sync()["model"].layers
         if self.framework.is_frozen:
             layers = [before.layers[0], *layers[1:]]
-        self.replace({**self.components, "model": dataclasses.replace(before, layers=layers)})
+        self.replace({**self.sync(), "model": dataclasses.replace(before, layers=layers)})
         return loss, prediction
 
     def evaluate(self, inputs, y):
         if self.settings.methods is not None:
-            model = self.components["model"]
+            model = self.sync()["model"]
             loss, *_ = self.own_objective().compute(model, *inputs, is_step=False)
             return loss, None
         return super().evaluate(inputs, y)

@@ -91,7 +91,7 @@ class RoundsOtherwise(Sound, passes=["fit.resumes-elsewhere", "fit.resumes-when-
         def step(self, inputs, y):
             found = super().step(inputs, y)
             salt = 1 + os.getpid() % 7 + 10 * len(str(inputs[0].device))
-            for layer in self.components["model"].layers:
+            for layer in self.sync()["model"].layers:
                 layer.update({name: x * (1 + 1e-8 * salt) for name, x in layer.items()})
             return found
 

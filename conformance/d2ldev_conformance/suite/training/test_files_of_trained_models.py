@@ -30,8 +30,7 @@ def test_a_model_that_was_trained_is_saved_without_its_gradients(backend, path, 
     """
     learner = backend.learner(backend.mlp([2, 1], device=place))
     learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
-    learner.sync()
-    backend.save(learner.components["model"], path)
+    backend.save(learner.sync()["model"], path)
     saved = [backend.to_numpy(x) for x in backend.load(path).values()]
     assert sorted(value.size for value in saved) == [1, 2]
 
@@ -40,8 +39,7 @@ def _train(backend, place):
     """Return a network on a device, after a step of training."""
     learner = backend.learner(backend.mlp([2, 1], device=place, seed=1))
     learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
-    learner.sync()
-    return learner.components["model"]
+    return learner.sync()["model"]
 
 
 @requirement("io.named-tensors-are-what-is-saved", section=SECTION)
@@ -91,11 +89,10 @@ def test_a_network_that_waits_for_its_first_batch_gets_shapes_and_values_from_th
     build = networks(backend)[network]
     learner = backend.learner(build(backend.cpu()), loss="cross_entropy")
     learner.step((backend.rand((5, 4), seed=0),), backend.zeros(5, dtype="int32"))
-    learner.sync()
-    backend.save(learner.components["model"], path)
+    backend.save(learner.sync()["model"], path)
     loaded = backend.load_into(build(place), path)
     found = read_saved_values(backend, loaded)
-    wanted = read_saved_values(backend, learner.components["model"])
+    wanted = read_saved_values(backend, learner.sync()["model"])
     assert list(found) == list(wanted)
     for name, value in wanted.items():
         assert_same(found[name], value)

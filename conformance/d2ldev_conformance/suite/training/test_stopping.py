@@ -83,8 +83,7 @@ def _alone(backend, batches, steps):
     learner = backend.learner(_net(backend), loss="mse", optimizer="sgd", lr=0.1)
     for step in range(steps):
         learner.step(*_operands(backend, batches[step % STEPS]))
-    learner.sync()
-    return read_saved_values(backend, learner.model)
+    return read_saved_values(backend, learner.sync()["model"])
 
 
 def _operands(backend, batch):

@@ -115,9 +115,9 @@ def test_arrays_of_integers_and_the_users_own_pytree_stay(backend):
     learner.step(*batch)
     learner.sync()
     assert np.array_equal(model.kernel, before)
-    assert not np.array_equal(learner.model.kernel, before)
-    assert int(learner.model.calls) == 3
-    assert learner.model.activation is jnp.tanh
+    assert not np.array_equal(learner.sync()["model"].kernel, before)
+    assert int(learner.sync()["model"].calls) == 3
+    assert learner.sync()["model"].activation is jnp.tanh
     assert learner.signature.names == ("inputs",)
 
 

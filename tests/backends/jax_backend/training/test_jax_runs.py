@@ -185,8 +185,7 @@ def learner_of(backend, model=Convolutional, optimizer="adam", device="gpu:1", *
 
 def sync_and_read(learner):
     """Return the model and the optimizer as they are after the last step."""
-    learner.sync()
-    return learner.components
+    return learner.sync()
 
 
 def keep(backend, learner, path):
@@ -222,7 +221,7 @@ def test_training_goes_on_to_the_last_bit(backend, path, device, make):
     losses += [float(second.step(*batch)[0]) for batch in data[3:]]
     assert losses == expected
     assert values(backend, second) == values(backend, unbroken)
-    assert set(backend.placement(second.components).values()) == {backend.device(device)}
+    assert set(backend.placement(second.sync()).values()) == {backend.device(device)}
 
 
 @pytest.mark.parametrize(
@@ -299,4 +298,4 @@ def test_a_model_in_which_nothing_is_frozen_is_restored_into_one_in_which_someth
 def test_a_flag_that_is_neither_set_nor_unset_is_left_alone(backend):
     learner = backend.learner(build(backend, Attentive, "cpu"), loss="cross_entropy")
     learner.check_modes(learner.modes())()
-    assert learner.components["model"].attention.deterministic is None
+    assert learner.sync()["model"].attention.deterministic is None

@@ -16,8 +16,7 @@ from d2ldev.framework.testing import framework_of
 
 def sync_and_read(learner):
     """Return the model and the optimizer as they are after the last step."""
-    learner.sync()
-    return learner.components
+    return learner.sync()
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ def test_an_optimizer_of_optax_has_the_names_of_flax_in_files(backend, line):
     net, _ = line
     ours = backend.learner(net, optimizer=optax.adam(0.1))
     flaxs = backend.learner(net, optimizer=nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param))
-    names = [list(backend.placement(each.components["optimizer"])) for each in (ours, flaxs)]
+    names = [list(backend.placement(each.sync()["optimizer"])) for each in (ours, flaxs)]
     assert names[0] == names[1]
 
 
@@ -228,7 +227,7 @@ def test_an_optimizer_with_state_goes_on_from_there(backend, line):
     again = backend.learner(
         sync_and_read(learner)["model"], optimizer=sync_and_read(learner)["optimizer"]
     )
-    assert again.components["optimizer"] is sync_and_read(learner)["optimizer"]
+    assert again.sync()["optimizer"] is sync_and_read(learner)["optimizer"]
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
 

@@ -101,8 +101,8 @@ def test_half_precision_goes_on_with_its_single_precision_copies(backend, set_np
 
     first, again = learner(), learner()
     steps(first)
-    backend.save(first.components, path)
-    again.replace(backend.load_into(again.components, path))
+    backend.save(first.sync(), path)
+    again.replace(backend.load_into(again.sync(), path))
     assert steps(again) == steps(first)
 
 

@@ -93,7 +93,7 @@ def by_learner(backend, net, optimizer, largest, some):
     )
     mx.random.seed(4)
     losses = [learner.step(*batch)[0].item() for batch in some]
-    return losses, values(learner.components["model"])
+    return losses, values(learner.sync()["model"])
 
 
 @pytest.mark.parametrize("where", ["cpu", "gpu:1"])
@@ -313,7 +313,7 @@ def test_the_learning_rate_of_a_trainer_is_its_own(backend, options):
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
     learner = backend.learner(net, optimizer=trainer)
     learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
-    assert learner.components["optimizer"] is trainer
+    assert learner.sync()["optimizer"] is trainer
     assert trainer.learning_rate == 0.5
 
 

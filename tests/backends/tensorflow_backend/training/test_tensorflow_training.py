@@ -51,7 +51,7 @@ def test_everything_stays_on_the_device(backend, model):
         steps = [learner.step(*batch) for batch in data]
         evaluated = learner.evaluate(*data[0])
     assert {backend.device_of(x) for x in (*steps[-1], *evaluated)} == {gpu(1)}
-    assert set(backend.placement(learner.components).values()) == {gpu(1)}
+    assert set(backend.placement(learner.sync()).values()) == {gpu(1)}
     assert (tuple(steps[0][0].shape), steps[0][0].dtype) == ((), tf.float32)
 
 
@@ -143,7 +143,7 @@ def test_a_step_is_traced_once_for_each_shape(backend, model):
     for _ in range(2):  # epochs
         for batch in data:
             learner.step(*batch)
-        assert learner.components["model"]  # as at the end of an epoch
+        assert learner.sync()["model"]  # as at the end of an epoch
     assert traced == [4, 3]
 
 
@@ -175,7 +175,7 @@ def test_users_optimizers_train_on_the_device(backend, line, make):
     with backend.strict():
         losses = [float(learner.step(*batch)[0]) for _ in range(6)]
     assert losses[-1] < losses[0]
-    assert set(backend.placement(learner.components).values()) == {gpu(1)}
+    assert set(backend.placement(learner.sync()).values()) == {gpu(1)}
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -189,7 +189,7 @@ def test_an_optimizer_is_built_before_the_model_is_placed_or_after(backend, befo
     with backend.strict():
         losses = [float(learner.step((x,), y)[0]) for _ in range(3)]
     assert losses[-1] < losses[0]
-    assert learner.components == {"model": net, "optimizer": optimizer}
+    assert learner.sync() == {"model": net, "optimizer": optimizer}
     assert set(backend.placement(optimizer).values()) == {gpu(1)}
 
 

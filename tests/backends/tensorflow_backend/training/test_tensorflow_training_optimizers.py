@@ -266,8 +266,8 @@ def test_parameters_frozen_at_the_beginning_are_trained_when_thawed(backend, bat
         losses(learner, batch, 2)
     assert find_changed(net, before) == [True] * 8
     assert {id(v) for v in optimizer.variables} >= had
-    assert learner.components["optimizer"] is optimizer
-    assert set(backend.placement(learner.components).values()) == {gpu(1)}
+    assert learner.sync()["optimizer"] is optimizer
+    assert set(backend.placement(learner.sync()).values()) == {gpu(1)}
 
 
 def test_a_callback_freezes_and_thaws(backend):

@@ -79,7 +79,7 @@ def by_learner(backend, model, optimizer, largest, device):
         learner.step(tuple(x.to(device) for x in inputs), y.to(device))[0].item()
         for inputs, y in batches(model)
     ]
-    return losses, [x.cpu() for x in learner.components["model"].state_dict().values()]
+    return losses, [x.cpu() for x in learner.sync()["model"].state_dict().values()]
 
 
 @pytest.mark.parametrize("where", ["cpu", "vgpu:1"])
@@ -144,8 +144,7 @@ def test_the_model_is_handed_back_in_the_mode_in_which_it_came(torch_backend, tr
     modes = []
     for teach in (learner.step, learner.evaluate):
         teach(*batch)
-        learner.sync()
-        assert learner.components["model"] is net
+        assert learner.sync()["model"] is net
         modes.extend(module.training for module in net.modules())
     assert set(modes) == {training}
 
@@ -201,7 +200,7 @@ def test_lazy_modules_get_their_shapes_in_the_first_step(virtual, vgpu, optimize
     x = torch.ones(3, 2, device=vgpu)
     losses = [learner.step((x,), torch.zeros(3, 1, device=vgpu))[0].item() for _ in range(4)]
     assert losses[-1] < losses[0]
-    assert set(virtual.placement(learner.components).values()) == {virtual.device(vgpu)}
+    assert set(virtual.placement(learner.sync()).values()) == {virtual.device(vgpu)}
 
 
 # -- optimizers of the user's own ------------------------------------------------------------------
@@ -223,7 +222,7 @@ def test_one_that_was_built_before_the_model_was_placed_trains_it(virtual, vgpu,
         model = small()
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.03)
         learner = virtual.learner(virtual.place(model, device), optimizer=optimizer)
-        assert learner.components["optimizer"] is optimizer
+        assert learner.sync()["optimizer"] is optimizer
         return [learner.step(*examples(device))[0].item() for _ in range(3)]
 
     found = losses(vgpu)

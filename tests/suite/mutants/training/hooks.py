@@ -165,7 +165,9 @@ class StopsBetweenBatchesOfAStep(Mutant, caught_by="runs.accumulated-before-a-st
 class LosesTheModelWithAnError(Mutant, caught_by="runs.error-in-a-callback"):
     class Learner(NetworkLearner):
         def sync(self):
-            self.replace({**self.components, "model": self.framework.backend.mlp([2, 1], seed=0)})
+            model = self.framework.backend.mlp([2, 1], seed=0)
+            self.replace({**super().sync(), "model": model})
+            return super().sync()
 
 
 class SwallowsStopIteration(Mutant, caught_by="runs.error-in-a-callback"):
@@ -333,7 +335,7 @@ class TrainsNothing(Mutant, caught_by="runs.nothing-to-train"):
             vars(self).pop("step", None)  # it refuses without an optimizer
 
         def step(self, inputs, y):
-            has_layers = self.components["model"].layers
+            has_layers = self.sync()["model"].layers
             return super().step(inputs, y) if has_layers else self.evaluate(inputs, y)
 
 

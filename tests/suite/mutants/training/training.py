@@ -26,7 +26,7 @@ class TrainsOnTheCpu(Mutant, caught_by="train.stays-on-the-device"):
     class Learner(ReferenceLearner):
         def step(self, inputs, y):
             backend = self.framework.backend
-            self.replace(backend.place(self.components, CPU))
+            self.replace(backend.place(self.sync(), CPU))
             return super().step(backend.to(inputs, CPU), backend.to(y, CPU))
 
 
@@ -81,7 +81,7 @@ class TakesAnyLoss(Mutant, caught_by="train.refuses-losses-that-are-no-scalar"):
 class SkipsStepsWithoutANumber(Mutant, caught_by="train.passes-on-what-is-no-number"):
     class Learner(NetworkLearner):
         def step(self, inputs, y):
-            before = self.components
+            before = self.sync()
             loss, prediction = super().step(inputs, y)
             if xp.isnan(loss):
                 self.replace(before)
@@ -236,7 +236,7 @@ class BroadcastsWeights(Mutant, caught_by="train.refuses-other-weights"):
 class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
-            is_network = isinstance(self.components["model"], Network)
+            is_network = isinstance(self.sync()["model"], Network)
             return super().evaluate(self.drop_some(inputs) if is_network else inputs, y)
 
 
@@ -259,8 +259,8 @@ class LeavesAnOptimizerBehind(Mutant, caught_by="train.places-own-optimizers"):
         def __init__(self, tensors, model, settings):
             super().__init__(tensors, model, settings)
             if not isinstance(settings.optimizer, str | None):
-                left = self.framework.backend.place(self.components["optimizer"], CPU)
-                self.replace({**self.components, "optimizer": left})
+                left = self.framework.backend.place(self.sync()["optimizer"], CPU)
+                self.replace({**self.sync(), "optimizer": left})
 
 
 class TrainsWhatIsFrozen(Mutant, caught_by="train.leaves-what-is-frozen"):
@@ -363,7 +363,7 @@ class TrainsWhereTheModelWas(Mutant, caught_by="fit.on-the-device"):
     class Training(ReferenceTraining):
         def learner(self, model, settings):
             learner = super().learner(model, settings)
-            learner.replace(self.framework.backend.place(learner.components, CPU))
+            learner.replace(self.framework.backend.place(learner.sync(), CPU))
             return learner
 
 
@@ -441,7 +441,7 @@ class LearnsFromTheValidationData(Mutant, caught_by="fit.evaluation-changes-noth
 class RestoresTheModelOnly(Mutant, caught_by="fit.resumes"):
     class Learner(ReferenceLearner):
         def replace(self, components):
-            super().replace({**components, "optimizer": self.components["optimizer"]})
+            super().replace({**components, "optimizer": self.sync()["optimizer"]})
 
 
 class GoesOnWithinAStep(Mutant, caught_by="fit.resumes-accumulated"):
@@ -467,7 +467,7 @@ class ForgetsTheStateOfAnObject(Mutant, caught_by="fit.resumes-own-optimizers"):
             super().__init__(tensors, model, settings)
 
         def replace(self, components):
-            optimizer = components["optimizer"] if self.is_name else self.components["optimizer"]
+            optimizer = components["optimizer"] if self.is_name else self.sync()["optimizer"]
             super().replace({**components, "optimizer": optimizer})
 
 
@@ -500,8 +500,8 @@ class ForgetsTheOptimizerElsewhere(Mutant, caught_by="fit.resumes-elsewhere"):
             return (lambda: None) if state == str(device) else self.forget
 
         def forget(self):
-            optimizer = _without_momentum(self.last.components["optimizer"])
-            self.last.replace({**self.last.components, "optimizer": optimizer})
+            optimizer = _without_momentum(self.last.sync()["optimizer"])
+            self.last.replace({**self.last.sync(), "optimizer": optimizer})
 
 
 class WritesWhenPythonExits(Mutant, caught_by="fit.resumes-when-killed"):
@@ -662,7 +662,7 @@ def _steps(y):
 
 def _clip_among(learner, y):
     """Return labels that are classes, of those that ``y`` or a ``Weighted`` has."""
-    classes = learner.components["model"].layers[-1]["bias"].shape[0]
+    classes = learner.sync()["model"].layers[-1]["bias"].shape[0]
     if isinstance(y, Weighted):
         return y._replace(y=xp.clip(y.y, 0, classes - 1))
     return xp.clip(y, 0, classes - 1)

@@ -164,8 +164,7 @@ def test_cross_entropy_refuses_labels_that_do_not_match_the_logits(backend, plac
 
 
 def _values(backend, learner):
-    learner.sync()
-    return read_saved_values(backend, learner.model)
+    return read_saved_values(backend, learner.sync()["model"])
 
 
 def _after_a_step(backend, device, labels, weights=None):

@@ -51,12 +51,11 @@ def _train(backend, device, data, move_to=None):
     losses = []
     for i in range(STEPS):
         if i == STEPS // 2 and move_to is not None:
-            learner.sync()
-            learner.replace(backend.place(learner.components, move_to))
+            learner.replace(backend.place(learner.sync(), move_to))
             device = move_to
         x, y = (backend.asarray(array, device=device) for array in data)
         losses.append(learner.step((x,), y)[0])
-    return learner.components, losses
+    return learner.sync(), losses
 
 
 @pytest.fixture
@@ -86,8 +85,7 @@ def test_an_optimizer_that_was_made_before_a_move_follows_the_model(
     x, y = (backend.asarray(array, device=place) for array in data)
     with backend.strict():
         learner.step((x,), y)
-    learner.sync()
-    assert set(backend.placement(learner.components).values()) == {place}
+    assert set(backend.placement(learner.sync()).values()) == {place}
 
 
 @requirement("train.stays-on-the-device", section=SECTION, source="D2L")
@@ -106,11 +104,10 @@ def test_a_training_step_changes_the_parameters(backend, place, data):
     A loss that falls may come from the data alone.
     """
     learner = _learner(backend, place)
-    before = values_of(backend, learner.components["model"])
+    before = values_of(backend, learner.sync()["model"])
     x, y = (backend.asarray(array, device=place) for array in data)
     learner.step((x,), y)
-    learner.sync()
-    after = values_of(backend, learner.components["model"])
+    after = values_of(backend, learner.sync()["model"])
     assert any(not np.array_equal(after[name], value) for name, value in before.items())
 
 
@@ -229,8 +226,7 @@ def test_a_value_that_is_not_a_number_passes_through(backend, place, clip):
     x = backend.full((4, 2), float("nan"), device=place)
     loss, _ = learner.step((x,), backend.zeros((4, 1), device=place))
     assert np.isnan(backend.to_numpy(loss))
-    learner.sync()
-    prediction = learner.components["model"](backend.zeros((1, 2), device=place))
+    prediction = learner.sync()["model"](backend.zeros((1, 2), device=place))
     assert np.isnan(backend.to_numpy(prediction)).all()
 
 
@@ -250,8 +246,7 @@ def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend
     found = float(backend.to_numpy(prediction)[0, 0])
     expected = y * np.logaddexp(0, -found) + (1 - y) * np.logaddexp(0, found)
     np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5, atol=1e-30)
-    learner.sync()
-    bias = backend.to_numpy(learner.components["model"](backend.zeros((1, 1), device=place)))[0, 0]
+    bias = backend.to_numpy(learner.sync()["model"](backend.zeros((1, 1), device=place)))[0, 0]
     np.testing.assert_allclose(bias, y - 1 / (1 + np.exp(-found)), rtol=1e-5, atol=1e-7)
 
 
@@ -264,8 +259,7 @@ def test_adamw_decays_parameters_whose_gradient_is_zero(backend, place):
     learner = backend.learner(net, optimizer="adamw", lr=0.5)
     for _ in range(STEPS):
         learner.step((zero,), zero)
-    learner.sync()
-    after = backend.to_numpy(learner.components["model"](one))
+    after = backend.to_numpy(learner.sync()["model"](one))
     np.testing.assert_allclose(after, weight * (1 - 0.5 * 0.01) ** STEPS, rtol=1e-6)
 
 
@@ -280,8 +274,7 @@ def test_gradients_are_divided_by_their_norm_plus_a_millionth(backend, place, no
     learner = backend.learner(net, lr=1.0, gradient_clip_val=clip)
     x = backend.zeros((4, 2), device=place)
     learner.step((x,), backend.full((4, 1), norm / 2, device=place))
-    learner.sync()
-    bias = backend.to_numpy(learner.components["model"](x))[0, 0]
+    bias = backend.to_numpy(learner.sync()["model"](x))[0, 0]
     np.testing.assert_allclose(bias, norm * min(1, clip / (norm + 1e-6)), rtol=1e-4)
 
 
@@ -311,8 +304,8 @@ def _accumulate(backend, device, accumulate_grad_batches=1, clip=0.0):
 def _assert_same_model(backend, found, expected):
     for learner in (found, expected):
         learner.sync()
-    after = read_saved_values(backend, expected.components["model"])
-    for name, value in read_saved_values(backend, found.components["model"]).items():
+    after = read_saved_values(backend, expected.sync()["model"])
+    for name, value in read_saved_values(backend, found.sync()["model"]).items():
         np.testing.assert_allclose(value, after[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
@@ -329,17 +322,16 @@ def test_accumulated_batches_equal_one_large_batch(backend, place, data, clip):
     A model trains with batches that do not fit at once.
     """
     found = _accumulate(backend, place, 4, clip)
-    before = read_saved_values(backend, found.components["model"])
+    before = read_saved_values(backend, found.sync()["model"])
     expected = _accumulate(backend, place, 1, clip)
     x, y = (backend.asarray(array, device=place) for array in data)
     for _ in range(2):
         expected.step((x,), y)
         for quarter, target in _quarters(backend, place, data):
-            found.sync()
-            _assert_values(backend, found.components["model"], before)
+            _assert_values(backend, found.sync()["model"], before)
             found.step((quarter,), target)
         _assert_same_model(backend, found, expected)
-        before = read_saved_values(backend, found.components["model"])
+        before = read_saved_values(backend, found.sync()["model"])
     assert found.pending == 0
 
 
@@ -424,8 +416,7 @@ def test_accumulated_batches_count_by_the_weights_of_their_losses(backend, place
     if kind not in ("mse", "bce", "cross_entropy", "mean"):
         before = read_saved_values(backend, backend.mlp([2, 3], device=place))
         still = data.learn([(5, 7), (7, 9)], accumulate_grad_batches=2, **options)
-        still.sync()
-        for name, value in read_saved_values(backend, still.components["model"]).items():
+        for name, value in read_saved_values(backend, still.sync()["model"]).items():
             np.testing.assert_allclose(value, before[name], atol=1e-7, err_msg=name)
 
 
@@ -445,10 +436,9 @@ def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data)
         x, y = (backend.asarray(array[part], device=place) for array in data)
         expected.step((x,), y)
     _assert_same_model(backend, found, expected)
-    before = read_saved_values(backend, found.components["model"])
+    before = read_saved_values(backend, found.sync()["model"])
     found.flush()
-    found.sync()
-    _assert_values(backend, found.components["model"], before)
+    _assert_values(backend, found.sync()["model"], before)
 
 
 @requirement("train.accumulates-in-a-move", section=SECTION)
@@ -463,8 +453,7 @@ def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data
     with backend.strict():
         for x, y in _quarters(backend, source, data)[:2]:
             found.step((x,), y)
-        found.sync()
-        found.replace(backend.place(found.components, target))
+        found.replace(backend.place(found.sync(), target))
         for x, y in there[2:]:
             found.step((x,), y)
     x, y = (backend.asarray(array, device=target) for array in data)
@@ -495,8 +484,7 @@ def test_a_layer_that_a_step_does_not_use_stays_as_it_is(
             x, y = (backend.asarray(array[:size], device=place) for array in data)
             for _ in range(accumulate_grad_batches):
                 learner.step((x,), y)
-            learner.sync()
-            found.append(read_saved_values(backend, learner.components["model"]))
+            found.append(read_saved_values(backend, learner.sync()["model"]))
         return found
 
     first, second, third = learn([8, 3, 8])
@@ -531,8 +519,7 @@ def test_a_token_that_repeats_has_one_gradient(
             for arrays in zip(*parts, strict=True):
                 x, y = (backend.asarray(array, device=place) for array in arrays)
                 learner.step((x,), y)
-        learner.sync()
-        found.append(read_saved_values(backend, learner.components["model"]))
+        found.append(read_saved_values(backend, learner.sync()["model"]))
     assert_near(*found)
 
 
@@ -703,7 +690,7 @@ def test_a_change_that_fewer_bits_would_lose_is_kept(backend, place, precision):
     learner.step((one,), y)
     learner.sync()
     # By the weight and the bias, each by twice the error.
-    change = backend.to_numpy(learner.components["model"](one)).item() - before
+    change = backend.to_numpy(learner.sync()["model"](one)).item() - before
     np.testing.assert_allclose(change, 2e-5 * 2 * 0.2, rtol=0.1)
 
 
@@ -726,9 +713,7 @@ def test_everything_in_a_network_keeps_its_dtype(backend, place, precision, exam
         learner.step((x,), y)
         learner.evaluate((x,), y)
         learner.sync()
-        found.append(
-            {n: v.dtype for n, v in values_of(backend, learner.components["model"]).items()}
-        )
+        found.append({n: v.dtype for n, v in values_of(backend, learner.sync()["model"]).items()})
     assert found[0] == found[1]
     assert {"float16", "bfloat16"}.isdisjoint(map(str, found[0].values()))
 
@@ -745,8 +730,7 @@ def test_gradients_that_are_0_in_float16_are_learnt_from(backend, place, precisi
     learner = backend.learner(backend.mlp([2, 1], device=place), lr=1.0, precision=precision)
     x = backend.zeros((4, 2), device=place)
     learner.step((x,), backend.full((4, 1), 4e-8, device=place))
-    learner.sync()
-    bias = backend.to_numpy(learner.components["model"](x))[0, 0]
+    bias = backend.to_numpy(learner.sync()["model"](x))[0, 0]
     np.testing.assert_allclose(bias, 8e-8, rtol=0.01)
 
 
@@ -762,8 +746,7 @@ def test_a_step_whose_gradients_are_too_large_changes_nothing_and_later_ones_do(
     biases = []
     for _ in range(20):
         learner.step((x,), y)
-        learner.sync()
-        biases.append(backend.to_numpy(learner.components["model"](x))[0, 0])
+        biases.append(backend.to_numpy(learner.sync()["model"](x))[0, 0])
     assert biases[0] == 0
     assert 0 < biases[-1] < 1e4
 
@@ -790,16 +773,14 @@ def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
     x, y = (backend.asarray(array, device=place) for array in examples)
     drawn = {float(backend.to_numpy(learner.step((x,), y)[0])) for _ in range(3)}
     assert len(drawn) == 3
-    learner.sync()
-    before = values_of(backend, learner.components["model"])
+    before = values_of(backend, learner.sync()["model"])
     found = [learner.evaluate((x,), y) for _ in range(2)]
     (loss, prediction), (same_loss, _) = ([backend.to_numpy(each) for each in two] for two in found)
     assert loss == same_loss
     part = learner.evaluate((x[:4, :],), y[:4])[1]
     # Devices add in other orders for other numbers of rows.
     np.testing.assert_allclose(backend.to_numpy(part), prediction[:4], rtol=1e-4, atol=1e-6)
-    learner.sync()
-    assert_same_values(backend, learner.components["model"], before)
+    assert_same_values(backend, learner.sync()["model"], before)
 
 
 @requirement("train.leaves-what-is-frozen", section=SECTION)
@@ -813,13 +794,11 @@ def test_frozen_parameters_stay_until_they_are_thawed(backend, place, examples, 
     x, y = (backend.asarray(array, device=place) for array in examples)
     changed = []
     for is_frozen in (False, True, False):
-        learner.sync()
-        freeze(learner.components["model"], is_frozen)
-        before = read_saved_values(backend, learner.components["model"])
+        freeze(learner.sync()["model"], is_frozen)
+        before = read_saved_values(backend, learner.sync()["model"])
         for _ in range(2):
             learner.step((x,), y)
-        learner.sync()
-        after = read_saved_values(backend, learner.components["model"])
+        after = read_saved_values(backend, learner.sync()["model"])
         changed.append({name for name in before if not np.array_equal(before[name], after[name])})
     trained, while_frozen, thawed = changed
     assert set() < while_frozen < trained
