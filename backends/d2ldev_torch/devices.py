@@ -51,6 +51,7 @@ class TorchDevices(Devices):
         return number
 
     # torch's compiler takes the number for a constant, which it cannot find out by tracing.
+    # Private: ``torch.compiler.assume_constant_result`` first imports the whole compiler.
     count._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def current(self) -> int:
@@ -170,7 +171,7 @@ def find_devices() -> TorchDevices:
     if torch.version.hip is not None:
         return TorchDevices("cuda", "rocm", torch.cuda)
     if torch.version.cuda is None:
-        if torch.xpu._is_compiled() and torch.xpu.device_count():
+        if torch.xpu.device_count():
             return TorchDevices("xpu", "xpu", torch.xpu)
         if torch.backends.mps.is_available():
             return MetalDevices()

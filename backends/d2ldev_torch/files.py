@@ -30,8 +30,10 @@ _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.n
 # The keys of an optimizer's state. Earlier files have the keys of ``state_dict`` beside others.
 _KEYS = frozenset({"class", "shapes", "state_dict"})
 _OWN_KEYS = frozenset({"state", "param_groups"})
-_CONVOLUTIONS: Any = torch.nn.modules.conv._ConvNd
-_NORMS: Any = torch.nn.modules.batchnorm._NormBase
+_CONVOLUTIONS: Any = (
+    *(torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d),
+    *(torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d),
+)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -155,9 +157,15 @@ def _empty_buffers(module: torch.nn.Module) -> list[str]:
     """
     if type(module).__module__.startswith("torch."):
         return []
+    # Private: the public list leaves out buffers that are None, and says not which are saved.
     kept, not_saved = module._buffers, module._non_persistent_buffers_set
-    own = _STATISTICS if isinstance(module, _NORMS) else ()
+    own = _STATISTICS if _is_norm(module) else ()
     return [name for name in kept if kept[name] is None and name not in (*not_saved, *own)]
+
+
+def _is_norm(module: torch.nn.Module) -> bool:
+    """Return whether a module is a batch or instance normalization: only these have the switch."""
+    return hasattr(module, "track_running_stats")
 
 
 def _device_in(modules: Iterable[torch.nn.Module]) -> torch.device | None:
@@ -178,7 +186,7 @@ def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     """
     fitting: dict[str, tuple[int, ...]]
     first, second = (*next(iter(shapes.values())), 0, 0)[:2]
-    if isinstance(module, _NORMS):
+    if _is_norm(module):
         fitting, size = dict.fromkeys(shapes, (first,)), {"num_features": first}
     elif isinstance(module, torch.nn.Linear):
         n_out = module.out_features

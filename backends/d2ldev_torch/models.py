@@ -63,7 +63,8 @@ class TorchModels(Models):
         if not isinstance(obj, torch.nn.Module):
             return optimizers.list_slots(obj)
         attributes = obj.__dict__
-        # A module's ``__getattr__`` makes its attributes slow to read. A traced one has properties.
+        # Private: the public lists neither replace a tensor nor tell which buffers are saved. A
+        # module's ``__getattr__`` makes its attributes slow to read. A traced one has properties.
         kept = attributes if "_parameters" in attributes else _properties(obj)
         modules = kept["_modules"]
         if WRAPPED in modules:
@@ -84,7 +85,8 @@ class TorchModels(Models):
             slots.append(Slot(name, inner))
         cls: type = type(obj)
         moves_itself = _moves_itself(cls)
-        # Hooks of weight_norm and spectral_norm make an attribute anew before each call.
+        # Hooks of weight_norm and spectral_norm make an attribute anew before each call. No public
+        # function lists hooks.
         hooks = attributes.get("_forward_pre_hooks")
         remade = [getattr(each, "name", None) for each in hooks.values()] if hooks else ()
         for name in attributes:
@@ -151,7 +153,7 @@ class TorchModels(Models):
         if _moves_itself(cls):
             native = self._devices.native(device)
             # Such a module may make a tensor for the function, which shows it the device.
-            obj._apply(lambda x: x if x.device == native else x.to(native))
+            obj.to(native)
 
 
 def _refill(x: torch.Tensor, new: torch.Tensor) -> None:
@@ -171,6 +173,7 @@ def _refill(x: torch.Tensor, new: torch.Tensor) -> None:
 def _moves_itself(cls: type) -> bool:
     """Return whether modules of a class move tensors by an ``_apply`` of their own.
 
+    The name is private, and libraries define it, such as torchmetrics. ``Module.to`` calls it.
     torch's own modules keep nothing there that has no slot. An optimizer's is its own affair.
     """
     move = getattr(cls, "_apply", None) if issubclass(cls, torch.nn.Module) else None

@@ -33,8 +33,10 @@ from d2ldev_torch.training import gradients, parametrized
 if TYPE_CHECKING:
     from d2ldev.framework import Group
 
-# The base of all of them, also of lazy and synchronized ones, has no public name.
-_BATCH_NORMS: Any = torch.nn.modules.batchnorm._BatchNorm
+_BATCH_NORMS: Any = (
+    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d),
+    *(torch.nn.LazyBatchNorm1d, torch.nn.LazyBatchNorm2d, torch.nn.LazyBatchNorm3d),
+)
 
 # The communication library for GPUs of each type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-_HAS_NEW = hasattr(torch._C, "_set_fp32_precision_setter")
+_HAS_NEW = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 # An operation without its own precision uses its library's, and a library the general one.
 _GENERAL = ("generic", "all")
 _LIBRARIES = (("cuda", "all"), ("mkldnn", "all"))
@@ -115,7 +115,7 @@ def _set(key: tuple[str, str], value: str) -> None:
 
 
 def _find_binding(name: str) -> Callable[..., Any]:
-    # ``torch.backends.cudnn.rnn.fp32_precision`` and the general precision have no public setter
-    # that works in every version.
+    # Private: ``torch.backends.cudnn.rnn.fp32_precision`` and the general precision have no public
+    # setter that works in every version.
     function: Callable[..., Any] = getattr(torch._C, name)
     return function

@@ -30,7 +30,8 @@ from d2ldev_torch.streams import SideStream, copy_in_turn, is_large
 
 _Library: Any = torch.library.Library
 _ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
-# The tensors that make up a sparse tensor. It has no other bytes.
+# The tensors that make up a sparse tensor. It has no other bytes. Two are private: the public ones
+# refuse a tensor with several values for one place.
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), (*_ROWS, "values")),

@@ -17,6 +17,7 @@ Hook = Callable[[torch.Tensor], Any]
 
 def hooks_of(x: torch.Tensor) -> tuple[list[Hook], list[Hook]]:
     """Return a tensor's hooks: those on its gradient, and those after its accumulation."""
+    # Private: no public function lists hooks.
     after = getattr(x, "_post_accumulate_grad_hooks", None)
     return [*(x._backward_hooks or {}).values()], [*(after or {}).values()]
 

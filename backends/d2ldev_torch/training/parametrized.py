@@ -6,14 +6,13 @@ https://github.com/pytorch/pytorch/blob/main/torch/nn/utils/parametrize.py
 
 from __future__ import annotations
 
-import inspect
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrizations, parametrize
 
-# This hook reads the files of the older ``weight_norm``, and knows the name of the tensor.
+# This hook reads the files of the older ``weight_norm``. It is a function within a function.
 _HOOK = "weight_norm.<locals>._weight_norm_compat_hook"
 
 
@@ -27,23 +26,24 @@ def reduce(obj: Any) -> Any:
         return _make, (cls, names), cls.__getstate__(obj)
     is_hook = isinstance(obj, FunctionType) and obj.__qualname__ == _HOOK
     if is_hook and obj.__module__ == parametrizations.__name__:
-        return _hook, (inspect.getclosurevars(obj).nonlocals["name"],)
+        return _leave_out_hook, ()
     return NotImplemented
 
 
 def _make(cls: Any, names: tuple[str, ...]) -> torch.nn.Module:
-    """Return a module that computes its tensors of these names, still without state."""
+    """Return a module that computes its tensors of these names. Its state replaces all of these."""
     module: torch.nn.Module = cls.__new__(cls)
-    parametrize._inject_new_class(module)
+    torch.nn.Module.__init__(module)
     for name in names:
-        parametrize._inject_property(module, name)
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(0, device="cpu")))
+        parametrize.register_parametrization(module, name, torch.nn.Identity())
     return module
 
 
-def _hook(name: str) -> Any:
-    """Return the hook that ``weight_norm`` adds for a tensor."""
-    module = torch.nn.Module()
-    module.register_parameter(name, torch.nn.Parameter(torch.ones(1, 1)))
-    parametrizations.weight_norm(module, name)
-    added: Any = next(iter(module._load_state_dict_pre_hooks.values()))
-    return added.hook
+def _leave_out_hook() -> Any:
+    """Return a hook that does nothing: the other process trains, and reads no older files."""
+    return _do_nothing
+
+
+def _do_nothing(*_: object) -> None:
+    pass

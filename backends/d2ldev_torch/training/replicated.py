@@ -114,7 +114,7 @@ class _Shared:
         parameters = list(module.parameters())
         self._were_trained = [(x, x.requires_grad) for x in parameters]
         self.trained = [x for x in parameters if x.requires_grad]
-        self.buffered = [each for each in module.modules() if each._buffers]
+        self.buffered = [each for each in module.modules() if [*each.buffers(recurse=False)]]
         # The number of processes in which each parameter has a gradient. It is a gradient itself:
         # DDP sends it in one message with other gradients of its dtype.
         # Its last number is the sum of the factors of their losses.

@@ -136,13 +136,6 @@ def test_a_pickled_model_learns_like_the_model(virtual, kind):
     assert not {id(x) for x in net.parameters()} & {id(x) for x in other.parameters()}
 
 
-def test_a_model_that_is_sent_still_reads_the_files_of_hooks(virtual):
-    other = send(virtual, parametrizations.weight_norm(nn.Linear(4, 4)))
-    with_hooks = nn.utils.weight_norm(nn.Linear(4, 4))
-    other.load_state_dict(with_hooks.state_dict())
-    assert torch.equal(other(X), with_hooks(X))
-
-
 def test_a_class_still_says_what_of_it_is_sent(virtual):
     net = parametrizations.spectral_norm(Counted(4, 4))
     net.lock = threading.Lock()
