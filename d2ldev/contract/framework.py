@@ -130,6 +130,8 @@ def count_gpus(framework: Framework) -> int:
         return 0
     try:
         return framework.devices.count()
+    except DeviceInitializationWarning:  # raised where warnings are errors: it has said it all
+        raise
     except Exception as error:
         text = f"{framework.name} found GPUs and cannot use them: {error}"
         warn(text, DeviceInitializationWarning)

@@ -81,14 +81,27 @@ def test_hardware_that_fails_to_start_is_a_warning_with_the_reason(ledger, devic
         assert ledger.num_gpus() == 0
 
 
-def test_a_build_for_cuda_warns_once_without_a_driver(torch_backend, monkeypatch):
+@pytest.fixture
+def _without_driver(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(nvml, "has_driver", lambda: False)
     nvml.warn_without_driver.cache_clear()
+    yield
+    nvml.warn_without_driver.cache_clear()
+
+
+@pytest.mark.usefixtures("_without_driver")
+@pytest.mark.filterwarnings("error")
+def test_a_build_for_cuda_without_a_driver_says_so_where_warnings_are_errors(torch_backend):
+    with pytest.raises(DeviceInitializationWarning, match=r"^torch is built for CUDA"):
+        torch_backend.num_gpus()
+
+
+@pytest.mark.usefixtures("_without_driver")
+def test_a_build_for_cuda_warns_once_without_a_driver(torch_backend):
     with pytest.warns(DeviceInitializationWarning) as warned:
         counts = [torch_backend.num_gpus(), torch_backend.num_gpus()]
-    nvml.warn_without_driver.cache_clear()
     assert counts == [0, 0]
     assert [str(w.message).partition(" (")[0] for w in warned] == [
         "torch is built for CUDA, and there is no NVIDIA driver here"
