@@ -53,12 +53,21 @@ class Profile:
         return list(dict.fromkeys(numbers))
 
 
-# A process ends in the same way on the CPU and on a virtual GPU. Each of these requirements starts
-# processes, which takes long.
+# A process ends in the same way on the CPU and on a virtual GPU, and counts examples, labels and
+# steps in the same way. Each of these requirements starts processes, which takes long.
 _SAME_ON_VIRTUAL_GPUS = (
     "fit.resumes-when-killed",
+    "processes.accumulate",
+    "processes.accumulate-by-weight",
+    "processes.begin-with-the-first",
     "processes.end-with-a-lost-one",
+    "processes.end-with-the-same",
+    "processes.leave-out-labels",
     "processes.refuse-other-batches",
+    "processes.shuffle-as-the-first",
+    "processes.stop-together",
+    "processes.take-small-batches",
+    "processes.weigh-the-whole-batch",
 )
 
 

@@ -365,10 +365,10 @@ class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
 
 
 class ReadsTheShardOfTheFirst(Mutant, caught_by="processes.read-their-part-only"):
-    class Parallel(ReferenceParallel):
-        def join(self, group):
-            sharded = ArrayLoader.shard
-            ArrayLoader.shard = lambda loader, rank, size: sharded(loader, 0, size)
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        sharded = ArrayLoader.shard
+        ArrayLoader.shard = lambda loader, rank, size: sharded(loader, 0, size)
 
 
 class ShufflesByItself(Mutant, caught_by="processes.shuffle-as-the-first"):

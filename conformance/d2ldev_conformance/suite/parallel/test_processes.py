@@ -402,27 +402,42 @@ class _Runs:
 
     def __init__(self, backend, folder, num_gpus):
         self._backend, self.folder, self._num_gpus = backend, folder, num_gpus
+        self._alone = {}
 
     def together(self, case, rank=0):
         return read_learned(self.folder, case, rank)
 
     def alone(self, **options):
-        return train(self._backend, self.folder, num_gpus=self._num_gpus, **options)
+        """Train in this process: once for the same options, unless a file has a part in it."""
+        asked = json.dumps(options)
+        if asked not in self._alone or "checkpoint" in options:
+            run = train(self._backend, self.folder, num_gpus=self._num_gpus, **options)
+            self._alone[asked] = run
+        return self._alone[asked]
 
 
 _LISTS = "split sequences over processes"
 _OWN_LOSSES = "train with a loss of your own"
 
 
+def _name_case(item):
+    """Return the name of the case that a test of this file looks at."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    names = ("normalized_network", "table", "case", "optimizer")
+    return " ".join(str(given[name]) for name in names if name in given)
+
+
 @pytest.fixture(scope="module")
-def runs(backend, num_gpus, tmp_path_factory):
-    """Both, for ``CASES``.
+def runs(backend, num_gpus, request, tmp_path_factory):
+    """Both, for those of ``CASES`` that a test of this run looks at.
 
     One launch for all: the processes take longer to import a framework than to train.
     """
     folder = tmp_path_factory.mktemp("processes")
     found = _Runs(backend, folder, num_gpus)
-    found.alone(epochs=1, optimizer="adam", checkpoint="alone")
+    asked = {_name_case(item) for item in request.session.items if item.path == request.path}
+    if "resumed" in asked:
+        found.alone(epochs=1, optimizer="adam", checkpoint="alone")
     cases = {case: {"num_gpus": num_gpus, **options} for case, options in CASES.items()}
     if _OWN_LOSSES not in framework_of(backend).cannot:
         cases |= {case: {"num_gpus": num_gpus, **options} for case, options in WEIGHING.items()}
@@ -436,7 +451,7 @@ def runs(backend, num_gpus, tmp_path_factory):
         cases |= {
             f"{name} {optimizer}": {**options, "optimizer": optimizer} for optimizer in TABLES
         }
-    done, _ = _launch(backend, folder, cases)
+    done, _ = _launch(backend, folder, {case: cases[case] for case in cases if case in asked})
     assert done.returncode == 0, done.stderr
     return found
 
@@ -445,16 +460,19 @@ def runs(backend, num_gpus, tmp_path_factory):
 @pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "shuffled"])
 def test_two_processes_learn_and_measure_like_one_process(runs, case):
     """Train and measure in two processes what one process does."""
-    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
+    alone = runs.alone(**CASES[case])
+    for rank in (0, 1):
+        assert_same_run(runs.together(case, rank), alone)
 
 
 @requirement("processes.read-their-part-only", section=SECTION)
-def test_processes_that_read_their_shard_only_learn_the_same(runs):
+@pytest.mark.parametrize("case", ["sharded"])
+def test_processes_that_read_their_shard_only_learn_the_same(runs, case):
     """Train the same if each process reads its own part of the data.
 
     Data of a cluster is too large to be read by all.
     """
-    assert_same_run(runs.together("sharded"), runs.alone(is_shuffled=True))
+    assert_same_run(runs.together(case), runs.alone(is_shuffled=True))
 
 
 @requirement(
@@ -468,12 +486,13 @@ def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, runs, 
 
 
 @requirement("processes.change-the-parameters", section=SECTION)
-def test_two_processes_learn(runs):
+@pytest.mark.parametrize("case", ["adam"])
+def test_two_processes_learn(runs, case):
     """Reduce the loss in two processes.
 
     Two models that both stay as they are agree, too.
     """
-    history = runs.together("adam")[1]
+    history = runs.together(case)[1]
     assert history["loss"][-1] < history["loss"][0]
 
 
@@ -491,23 +510,26 @@ def test_all_processes_have_the_same_parameters_and_history(runs, case):
 
 
 @requirement("processes.end-with-the-same", section=SECTION)
-def test_all_processes_have_the_same_running_statistics(runs, normalized_network):
+@pytest.mark.parametrize("case", ["normalized"])
+def test_all_processes_have_the_same_running_statistics(runs, normalized_network, case):
     """End with the same running statistics in all processes, bit for bit.
 
     Each process may normalize its own shard.
     """
-    found = [runs.together(f"{normalized_network} normalized", rank)[0] for rank in (0, 1)]
+    found = [runs.together(f"{normalized_network} {case}", rank)[0] for rank in (0, 1)]
     for name, value in found[0].items():
         assert_same(value, found[1][name])
 
 
 @requirement("processes.keep-running-statistics", section=SECTION)
-def test_the_model_has_the_running_statistics_of_two_processes(backend, runs, normalized_network):
+@pytest.mark.parametrize("case", ["with equal halves"])
+def test_the_model_has_the_running_statistics_of_two_processes(
+    backend, runs, normalized_network, case
+):
     """Give the model the running statistics of a training in two processes.
 
     An engine may train a copy of the model. Here both shards of a batch have the same examples.
     """
-    case = "with equal halves"
     alone, _ = runs.alone(normalized_network=normalized_network, **NORMALIZED[case])
     backend.seed(0)
     net = networks_with_batch_norm(backend)[normalized_network](backend.cpu())
@@ -526,12 +548,13 @@ def test_a_token_that_repeats_in_all_processes_has_one_gradient(runs, table, opt
 
 
 @requirement("processes.begin-with-the-first", section=SECTION)
-def test_all_processes_begin_with_the_model_of_the_first(runs):
+@pytest.mark.parametrize("case", ["seeded"])
+def test_all_processes_begin_with_the_model_of_the_first(runs, case):
     """Begin in all processes with the model of the first.
 
     Each process may have another seed.
     """
-    assert_same_run(runs.together("seeded"), runs.alone())
+    assert_same_run(runs.together(case), runs.alone())
 
 
 @requirement("processes.shuffle-as-the-first", section=SECTION)
@@ -547,27 +570,30 @@ def test_all_processes_read_in_the_order_of_the_first(runs, case):
 @requirement(
     "processes.clip-the-whole-gradient", section=SECTION, source="PyTorch, clip_grad_norm_"
 )
-def test_the_gradient_of_the_whole_batch_is_clipped(runs):
+@pytest.mark.parametrize("case", ["clipped"])
+def test_the_gradient_of_the_whole_batch_is_clipped(runs, case):
     """Clip in processes the gradient of the whole batch.
 
     No process knows the whole gradient before the exchange.
     """
-    assert_same_run(runs.together("clipped"), runs.alone(**CASES["clipped"]))
+    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
 @requirement("processes.accumulate", section=SECTION, source="contract, Training")
-def test_gradients_of_several_batches_make_a_step(runs):
+@pytest.mark.parametrize("case", ["accumulated"])
+def test_gradients_of_several_batches_make_a_step(runs, case):
     """Make a step from several batches in processes as in one."""
-    assert_same_run(runs.together("accumulated"), runs.alone(**CASES["accumulated"]))
+    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
 @requirement("processes.take-small-batches", section=SECTION)
-def test_a_batch_may_have_fewer_examples_than_there_are_processes(runs):
+@pytest.mark.parametrize("case", ["small"])
+def test_a_batch_may_have_fewer_examples_than_there_are_processes(runs, case):
     """Train on a batch with fewer examples than processes.
 
     A process without an example still takes part in the exchange.
     """
-    assert_same_run(runs.together("small"), runs.alone(**CASES["small"]))
+    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
 @requirement("processes.weigh-the-whole-batch", section=SECTION)
@@ -591,9 +617,9 @@ def test_the_mean_is_over_the_labels_of_the_whole_batch(runs, case):
 
 
 @requirement("processes.accumulate-by-weight", section=SECTION, source="contract, Training")
-def test_batches_count_by_the_labels_of_all_processes(runs):
+@pytest.mark.parametrize("case", ["accumulated without labels"])
+def test_batches_count_by_the_labels_of_all_processes(runs, case):
     """Count accumulated batches by the labels that count in all processes."""
-    case = "accumulated without labels"
     assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
@@ -608,51 +634,56 @@ def test_a_loss_of_the_user_tells_its_weight_to_all_processes(runs, case):
 @requirement(
     "processes.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
 )
-def test_two_processes_go_on_with_the_run_of_one(runs):
+@pytest.mark.parametrize("case", ["resumed"])
+def test_two_processes_go_on_with_the_run_of_one(runs, case):
     """Continue in two processes the run of one."""
-    assert_same_run(runs.together("resumed"), runs.alone(optimizer="adam"))
+    assert_same_run(runs.together(case), runs.alone(optimizer="adam"))
 
 
 @requirement(
     "processes.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
 )
-def test_one_process_goes_on_with_the_run_of_two(runs):
+@pytest.mark.parametrize("case", ["begun"])
+def test_one_process_goes_on_with_the_run_of_two(runs, case):
     """Continue in one process the run of two.
 
     A checkpoint of a cluster is looked at on a laptop.
     """
-    resumed = runs.alone(optimizer="adam", checkpoint="begun", resume=True)
+    resumed = runs.alone(optimizer="adam", checkpoint=case, resume=True)
     assert_same_run(resumed, runs.alone(optimizer="adam"))
 
 
 @requirement("processes.stop-together", section=SECTION)
-def test_processes_stop_after_the_step_that_all_of_them_name(runs):
+@pytest.mark.parametrize("case", ["stopped"])
+def test_processes_stop_after_the_step_that_all_of_them_name(runs, case):
     """Stop processes after the step that all of them name.
 
     One that goes on would wait for ever.
     """
     alone = runs.alone(stopping=[0], at=4)
     assert [len(column) for column in alone[1].values()] == [1, 1]
-    assert_same_run(runs.together("stopped"), alone)
+    assert_same_run(runs.together(case), alone)
 
 
 @requirement("processes.stop-together", section=SECTION)
-def test_processes_stop_together_where_one_of_them_stops(runs):
+@pytest.mark.parametrize("case", ["stopped by one"])
+def test_processes_stop_together_where_one_of_them_stops(runs, case):
     """Stop all processes together if one of them stops.
 
     A callback may see one process only.
     """
-    stopped = runs.together("stopped by one")
-    assert_same_run(stopped, runs.together("stopped by one", rank=1))
+    stopped = runs.together(case)
+    assert_same_run(stopped, runs.together(case, rank=1))
     # The other one may have begun the next step, with which an epoch ends.
     assert {len(column) for column in stopped[1].values()} in ({1}, {2})
 
 
 @requirement("processes.stop-together", section=SECTION, source="Keras, EarlyStopping")
-def test_processes_that_no_longer_improve_end_after_one_epoch(runs):
+@pytest.mark.parametrize("case", ["stopped early"])
+def test_processes_that_no_longer_improve_end_after_one_epoch(runs, case):
     """End all processes after the same epoch without an improvement."""
     for rank in (0, 1):
-        history = runs.together("stopped early", rank)[1]
+        history = runs.together(case, rank)[1]
         assert [len(column) for column in history.values()] == [3, 3]
 
 
