@@ -47,25 +47,12 @@ PARTS = 12
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory):
-    """A folder with a distribution whose entry points are the mutants."""
-    folder = tmp_path_factory.mktemp("mutants")
-    info = folder / "d2ldev_mutants-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d2ldev-mutants\nVersion: 1.0\n")
-    classes = [*MUTANTS, *SOUND, Card, Following, WithObjects, Queued, Crashing, Hanging]
-    points = [f"{cls.name} = {cls.__module__}:{cls.__name__}" for cls in classes]
-    (info / "entry_points.txt").write_text("\n".join(["[d2ldev.backends]", *points]))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def server(installed):
+def server():
     """The process that gives mutants to the suite."""
     environment = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     with subprocess.Popen(
         [sys.executable, "-m", "mutants.running"],
-        env=environment | {"PYTHONPATH": extend_path([installed, HERE, HELPERS])},
+        env=environment | {"PYTHONPATH": extend_path([HERE, HELPERS])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -81,6 +68,7 @@ def ended(server, tmp_path):
     def run(cls, requirements, time_limit=TIME_LIMIT, is_nightly=False):
         request = {
             "name": cls.name,
+            "point": f"{cls.__module__}:{cls.__name__}",
             "virtual_gpus": cls.asked_virtual_gpus,
             "is_nightly": is_nightly,
             "requirements": requirements,

@@ -1,11 +1,13 @@
 """A process that gives mutants to the conformance suite, each in a forked child of its own.
 
 What a child needs is imported once, before it is forked. Nothing that a mutant does reaches another
-one, and one that hangs is killed.
+one, and one that hangs is killed. A child, and the processes that it starts, find its own mutant
+among the installed backends: to read the packages of hundreds would take longer than the tests.
 
-It reads one JSON object a line: ``name``, ``virtual_gpus``, ``is_nightly``, ``requirements``,
-``folder``, where the report and what pytest printed are put, and ``time_limit`` in seconds. It
-answers with one line: the exit status of pytest, or what ended it instead.
+It reads one JSON object a line: ``name``, ``point`` (``module:class``), ``virtual_gpus``,
+``is_nightly``, ``requirements``, ``folder``, where the report and what pytest printed are put, and
+``time_limit`` in seconds. It answers with one line: the exit status of pytest, or what ended it
+instead.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import d2ldev_conformance
 import pytest
+from d2ldev_conformance.catalogue import list_explanations
+from processes import extend_path, make_distribution
 
 import mutants
 from d2ldev import settings
@@ -41,10 +46,11 @@ def main() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     files = _files(modules)
+    importlib.import_module("d2ldev.cli.screen")  # for the warnings of a machine
+    list_explanations()  # for the reports
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     with contextlib.redirect_stdout(io.StringIO()):  # for what pytest imports when it is needed
         pytest.main(["--markers", "-c", f"{d2ldev_conformance.__path__[0]}/pytest.ini"])
-    find_backends()
     # A child would go through, and so copy, all that is here whenever it collects garbage.
     gc.freeze()
     for line in sys.stdin:
@@ -81,6 +87,7 @@ def _run(
     files: dict[str, set[str]],
     *,
     name: str,
+    point: str,
     virtual_gpus: int,
     is_nightly: bool,
     requirements: list[str],
@@ -91,6 +98,11 @@ def _run(
     try:
         os.setpgid(0, 0)
         os.chdir(folder)
+        announced = Path(folder, "announced")
+        make_distribution(announced, name, {name: point})
+        sys.path.insert(0, str(announced))
+        os.environ["PYTHONPATH"] = extend_path([announced])
+        find_backends(refresh=True)
         printed = os.open("printed.txt", os.O_CREAT | os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(printed, stream)
