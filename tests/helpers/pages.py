@@ -18,7 +18,6 @@ import io
 import math
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +31,13 @@ BLOCK = re.compile(
     r"^( *)```(python|pycon|diff)(?: ([\w ]+))?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL
 )
 FILE = re.compile(r"# ([\w/.-]+\.\w+)\n")
+IMPORTED = {
+    "torch": ("torch",),
+    "jax": ("flax.nnx", "optax"),
+    "tensorflow": ("keras", "tensorflow"),
+    "reference": ("array_api_strict", "safetensors.numpy"),
+}
+"""What is imported before the programs of a backend. MXNet is soon imported, and starts threads."""
 
 
 def find_blocks(page: Path, backend: str) -> Iterator[tuple[int, str, str]]:
@@ -73,17 +79,14 @@ def run_page(page: Path, backend: str, folder: Path, active: str | None = None) 
         folder: an empty folder to run it in.
         active: the backend that runs the program; None is ``backend``.
     """
+    import forking  # which a program of a page does not find
+
+    modules = IMPORTED.get(active or backend, ())
     environment = make_environment(None if backend == "all" else active or backend)
-    command = [sys.executable, __file__, str(page), backend]
     with tempfile.TemporaryDirectory() as temporary:  # the frameworks' compilers leave files there
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment | {"TMPDIR": temporary},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        environment["TMPDIR"] = temporary
+        arguments = [__file__, page, backend]
+        done = forking.run(modules, arguments, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import entry_points
 
+import forking
 import pytest
 from pages import ROOT, run_page
 from processes import extend_path
@@ -147,10 +146,8 @@ def run(project, *options):
     variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     variables |= {"PYTHONPATH": extend_path([project]), "D2LDEV_BACKEND": "torch"}
     variables["CUDA_VISIBLE_DEVICES"] = ""  # the tests count on a machine without a GPU
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, *options]
-    done = subprocess.run(
-        command, cwd=project, env=variables, capture_output=True, text=True, timeout=120
-    )
+    arguments = ["-m", "pytest", "-p", "no:cacheprovider", *PLUGIN, *options]
+    done = forking.run(("torch", "hypothesis"), arguments, cwd=project, env=variables)
     return done.returncode, done.stdout + done.stderr
 
 
