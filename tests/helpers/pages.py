@@ -37,7 +37,7 @@ IMPORTED = {
     "tensorflow": ("keras", "tensorflow"),
     "reference": ("array_api_strict", "safetensors.numpy"),
 }
-"""What is imported before the programs of a backend. MXNet is soon imported, and starts threads."""
+"""What is imported before the programs of a backend. Not MXNet, which starts threads."""
 
 
 def find_blocks(page: Path, backend: str) -> Iterator[tuple[int, str, str]]:

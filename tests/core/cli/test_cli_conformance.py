@@ -70,7 +70,7 @@ def test_a_backend_without_virtual_gpus_has_no_run_on_them(monkeypatch):
 
 def test_the_runs_everywhere_are_made_and_reported(tmp_path):
     done = run_command(
-        *("conformance", "reference", "--profile", "everywhere"),
+        *("conformance", "reference", "--profile", "everywhere", "--only", "devices"),
         *("--report", str(tmp_path / "report")),
         *("--", "-k", "there_is_one_cpu", f"--basetemp={tmp_path / 'inner'}"),
     )
@@ -105,7 +105,7 @@ def test_without_the_suites_packages_the_install_line_is_shown(module):
 
 
 def test_a_suite_that_passes_has_exit_status_0_and_leaves_its_report(tmp_path):
-    arguments = ("conformance", "reference", "--virtual-gpus", "2")
+    arguments = ("conformance", "reference", "--virtual-gpus", "2", "--only", "tensors")
     extra = ("-q", "-k", "test_copying", f"--basetemp={tmp_path / 'temporary'}")
     done = run_command(*arguments, "--report", str(tmp_path / "out"), "--", *extra)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -174,7 +174,7 @@ def test_too_few_gpus_are_pytests_usage_error():
 
 
 def test_nightly_tests_alone_are_a_usage_error_without_their_profile():
-    done = run_command("conformance", "reference", "--", "-m", "nightly")
+    done = run_command("conformance", "reference", "--only", "parallel", "--", "-m", "nightly")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "all of it takes minutes, add --profile nightly" in done.stderr
 
@@ -215,14 +215,13 @@ def test_a_misspelt_profile_is_a_usage_error_that_lists_the_choices():
 
 def test_a_profile_needs_tests_in_one_of_its_runs():
     # On virtual GPUs killed runs end as on the CPU: the second run has none of them.
-    selected = ("--", "--collect-only", "-q", "-k", "test_killed_runs")
-    assert (
-        run_command("conformance", "reference", "--profile", "default", *selected).returncode == 0
-    )
+    selected = ("--only", "training", "--", "--collect-only", "-q", "-k", "test_killed_runs")
+    done = run_command("conformance", "reference", "--profile", "default", *selected)
+    assert done.returncode == 0
 
 
 def test_a_profile_runs_each_of_its_processes():
-    nothing = ("--", "--collect-only", "-q", "-k", "no_such_test")
+    nothing = ("--only", "devices", "--", "--collect-only", "-q", "-k", "no_such_test")
     done = run_command("conformance", "reference", "--profile", "default", *nothing)
     assert done.stdout.count("The conformance suite on reference") == 2
     assert done.returncode == 5
@@ -232,7 +231,7 @@ def test_a_profile_runs_each_of_its_processes():
 def test_the_nightly_profile_runs_nightly_tests_where_there_are_gpus(virtual_gpus, status):
     done = run_command(
         *("conformance", "reference", "--virtual-gpus", virtual_gpus, "--profile", "nightly"),
-        *("--", "--collect-only", "-q", "-m", "nightly"),
+        *("--only", "parallel", "--", "--collect-only", "-q", "-m", "nightly"),
     )
     assert done.returncode == status, done.stdout + done.stderr
 
