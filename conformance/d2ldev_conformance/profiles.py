@@ -53,7 +53,7 @@ class Profile:
         return list(dict.fromkeys(numbers))
 
 
-# A process ends in the same way on the CPU and on a virtual GPU, and counts examples, labels and
+# A process ends in the same way on the CPU and on a virtual GPU. It counts examples, labels and
 # steps in the same way. Each of these requirements starts processes, which takes long.
 _SAME_ON_VIRTUAL_GPUS = (
     "fit.resumes-when-killed",

@@ -40,10 +40,10 @@ BY_DAY = sorted(
 )
 AT_NIGHT = sorted({requirement for mutant, requirement in CAUGHT if mutant.is_nightly})
 OF_MACHINES = "processes.train-on-two-machines"
-TIME_LIMIT = 120
-"""Seconds for one mutant."""
-PARTS = 12
-"""So many tests share what the sound backend has to pass: all of it takes longer than a mutant."""
+TIME_LIMIT = 600
+"""Seconds after which a mutant hangs: on a busy machine, too, none takes as long."""
+PART = -(-len(BY_DAY) // 12)
+"""So many requirements of the sound backend are a test: neighbours, which share fixtures."""
 
 
 @pytest.fixture(scope="session")
@@ -141,9 +141,9 @@ def test_a_failure_prints_what_its_requirement_asks_and_why(outcomes, tmp_path):
     assert "docs/requirements.md#devices.index-is-not-negative" in explained
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_a_sound_backend_passes_what_catches_the_mutants(outcomes, part):
-    requirements = BY_DAY[part::PARTS]
+@pytest.mark.parametrize("first", range(0, len(BY_DAY), PART))
+def test_a_sound_backend_passes_what_catches_the_mutants(outcomes, first):
+    requirements = BY_DAY[first : first + PART]
     assert outcomes(Queued, requirements) == dict.fromkeys(requirements, "passed")
 
 
@@ -170,7 +170,7 @@ def test_a_sound_backend_may_differ_in_what_no_contract_names(outcomes, cls):
 def test_a_sound_backend_passes_what_takes_minutes(outcomes, requirement, skip_without_machines):
     skip_without_machines(requirement)
     sound = Card if requirement in OF_CARDS else Queued
-    found = outcomes(sound, [requirement], is_nightly=True, time_limit=5 * TIME_LIMIT)
+    found = outcomes(sound, [requirement], is_nightly=True)
     assert found == {requirement: "passed"}
 
 
