@@ -79,18 +79,18 @@ def test_steps_at_the_same_time_share_what_is_left(run, step):
     steps = [step("slow", PATIENT), step("also-slow", PATIENT), step("quick", "pass")]
     began = time.monotonic()
     found = run("together", steps, 4.0, 0.5)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300  # each would sleep longer
     assert found == {"slow": "cut short", "also-slow": "cut short", "quick": "passed"}
 
 
 def test_steps_that_do_not_end_when_they_are_interrupted_are_waited_for_together(
     run, step, program, monkeypatch
 ):
-    monkeypatch.setitem(program["Run"].together.__globals__, "_GRACE", 5.0)
+    monkeypatch.setitem(program["Run"].together.__globals__, "_GRACE", 10.0)
     steps = [step(f"stubborn-{number}", STUBBORN) for number in range(3)]
     began = time.monotonic()
     assert set(run("together", steps, 2.0, 1.0).values()) == {"cut short"}
-    assert time.monotonic() - began < 15  # one after the other they would take 17
+    assert time.monotonic() - began < 30  # one after the other they would take 32
 
 
 def test_steps_at_the_same_time_have_their_own_seconds(run, step, tmp_path):

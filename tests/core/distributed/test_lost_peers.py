@@ -239,7 +239,7 @@ def test_a_copy_of_a_process_holds_no_connection_and_cannot_train():
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)
+            signal.alarm(50)
             try:
                 train()
             except d2ldev.PeerLostError as error:
@@ -248,10 +248,10 @@ def test_a_copy_of_a_process_holds_no_connection_and_cannot_train():
         time.sleep(0.5)
         return os.kill(os.getpid(), signal.SIGKILL)
 
-    first, second = together(body, timeout=30)
+    first, second = together(body, timeout=60)
     assert first.error == "PeerLostError"
     assert "rank 1" in first.text
-    assert first.seconds < 15  # long before the copy ends, and before the timeout
+    assert first.seconds < 45  # long before the copy ends, and before the timeout
     assert "made by a fork" in second.text
 
 
