@@ -15,6 +15,8 @@ from functools import lru_cache, partial
 from typing import Any
 
 import tensorflow as tf
+
+# Private: no public function switches off the wrapping of operations, for virtual GPUs.
 from tensorflow.python import pywrap_tfe
 
 # Private, but nothing else tells whether TensorFlow has started, and which scope is in force.

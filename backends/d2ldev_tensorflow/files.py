@@ -56,7 +56,7 @@ class TensorFlowFiles(Files):
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.tensors.device_of(x)  # refuses a tensor without bytes, by name
         value = x.value() if isinstance(x, tf.Variable) else x
-        return np.asarray(value._numpy_internal())  # private; without a copy
+        return np.asarray(value)  # without a copy
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         # The array's own dtype saves a copy.

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+# Private: a new ``tf.Variable``, which has such a name as well, takes seven times as long.
 from tensorflow.python.eager.context import anonymous_name
 
 from d2ldev import Device, UnsupportedValueError
@@ -235,6 +237,11 @@ def value_of(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
+def set_value(variable: Any, value: Any) -> None:
+    """Let one of Keras's variables hold another variable of TensorFlow."""
+    variable._value = value  # private: the public ``assign`` would only write into the present one
+
+
 def list_layers(model: Any) -> list[Any]:
     """Return a Keras layer and all layers in it; [] for any other object."""
     # In public, only a model lists its layers, and without the layers inside them.
@@ -429,9 +436,15 @@ def _list_wrapped(optimizer: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         yield "inner_optimizer", inner
-    # A ``MultiOptimizer`` has several, each for some of the variables.
-    for index, inner in enumerate(getattr(optimizer, "_inner_optimizers", ())):
-        yield f"optimizers.{index}", inner
+    if is_multiple(optimizer):
+        for index, inner in enumerate(optimizer.optimizers):
+            yield f"optimizers.{index}", inner
+
+
+def is_multiple(optimizer: Any) -> bool:
+    """Return whether an optimizer has several others, each for some of the variables."""
+    optimizers: Any = getattr(sys.modules.get("keras"), "optimizers", None)
+    return isinstance(optimizer, getattr(optimizers, "MultiOptimizer", ()))
 
 
 def _inner_optimizers(unlisted: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -488,11 +501,12 @@ def assign(x: tf.Variable, new: tf.Tensor) -> None:
 def _refill(x: tf.Variable, new: tf.Tensor) -> None:
     """Give a variable the memory of a tensor."""
     # TensorFlow has no call for that. A variable is a handle of memory, with a name and a
-    # shape. It gets another handle on the tensor's device, as ``tf.Variable`` makes its own.
-    old = x._handle
+    # shape. It gets another handle on the tensor's device, as ``tf.Variable`` makes its own. No
+    # public function sets the handle.
+    old = x.handle
     with tf.device(place_of(new)):
         handle = tf.raw_ops.VarHandleOp(
-            dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=old._name
+            dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=x.name
         )
         tf.raw_ops.AssignVariableOp(resource=handle, value=new)
     handle._handle_data = old._handle_data  # shape and dtype, for functions that are traced
@@ -625,7 +639,7 @@ class _BuildInScope(_InScope):
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         built = super().__call__(*arguments, **named)
         for variable in self._owner.variables:
-            later = variable._deferred_initialize
+            later = variable._deferred_initialize  # private, as it happens outside of all calls
             if value_of(variable) is None and not isinstance(later, _InScope):
                 vars(variable)["_deferred_initialize"] = _InScope(later, self.native)
         return built

@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+# Private: nothing else tells whether a ``tf.GradientTape`` records.
 from tensorflow.python.eager import record
 
 from d2ldev import Device, UnsupportedValueError
@@ -131,8 +133,8 @@ class TensorFlowTensors(Tensors):
         self.device_of(x)  # refuses a tensor that is only traced, by name
         x = tf.convert_to_tensor(x)  # a variable gives its memory, without a copy
         if x.dtype.name.startswith("float8") and not self._is_on_hardware(x):
-            # TensorFlow's DLPack lacks float8. Private, but it is NumPy's view of the CPU's memory.
-            return int(x._numpy_internal().ctypes.data)
+            # TensorFlow's DLPack lacks float8. NumPy takes the CPU's memory without a copy.
+            return int(np.asarray(x).ctypes.data)
         has_none = x.dtype in OF_THE_HOST or x.dtype.is_quantized  # some releases end the process
         if has_none or x.dtype.name.startswith("float8"):
             raise UnsupportedValueError(

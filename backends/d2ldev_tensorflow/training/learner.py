@@ -37,9 +37,13 @@ from d2ldev.framework import (
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import (
     OF_PROGRAMS,
+    all_optimizers,
+    is_multiple,
     is_of_keras,
     list_layers,
     list_parameters,
+    list_trained,
+    set_value,
     value_of,
 )
 from d2ldev_tensorflow.training import compiled
@@ -174,7 +178,8 @@ class TensorFlowLearner(Learner):
             modules = [(each, each.dtype_policy.name) for each in list_layers(model)]
         else:
             modules = [model, *model.submodules]
-        # An optimizer given by name has a variable as its rate. Another's may be a schedule.
+        # An optimizer given by name has a variable as its rate. Another's may be a schedule, which
+        # the public name would call.
         rate = getattr(optimizer, "_learning_rate", None)
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
         # The device of a model's variables is where it computes.
@@ -207,12 +212,12 @@ class TensorFlowLearner(Learner):
 
     def _build(self, optimizer: Any) -> None:
         # A ``MultiOptimizer`` takes the gradients of all variables that it was built for.
-        takes_all = hasattr(optimizer, "_inner_optimizers")
+        takes_all = is_multiple(optimizer)
         if not optimizer.built:
             with on(self._framework, self._device):
                 optimizer.build(self._variables if takes_all else self._list_trainable())
-        known = optimizer._trainable_variables_indices.keys()
-        wanted = {optimizer._var_key(x) for x in self._variables}
+        known = {id(x) for each in all_optimizers(optimizer) for x in list_trained(each)}
+        wanted = {id(x) for x in self._variables}
         if not wanted <= known or (takes_all and wanted != known):
             name = type(optimizer).__name__
             raise UnsupportedValueError(
@@ -557,7 +562,7 @@ class _Program:
         for variable, slot in zip(variables, self.slots, strict=True):
             if (value := value_of(variable)) is not slot:
                 slot.assign(value)
-                variable._value = slot
+                set_value(variable, slot)
         self.optimizer = ref(optimizer)
         return True
 

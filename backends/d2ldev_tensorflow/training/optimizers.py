@@ -14,6 +14,7 @@ from d2ldev.framework import (
     TrainingSettings,
     describe,
 )
+from d2ldev_tensorflow.models import is_multiple
 
 _ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,5 +52,5 @@ def is_scaling(optimizer: Any) -> bool:
     """Return whether an optimizer scales the loss, which Keras permits only in a replica."""
     import keras
 
-    parts = [optimizer, *getattr(optimizer, "_inner_optimizers", ())]
+    parts = [optimizer, *(optimizer.optimizers if is_multiple(optimizer) else ())]
     return any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in parts)

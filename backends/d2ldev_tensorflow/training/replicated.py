@@ -27,10 +27,12 @@ from d2ldev_tensorflow.models import (
     all_optimizers,
     compute_at,
     find_unlisted_attributes,
+    is_multiple,
     list_layers,
     list_statistics,
     list_trained,
     own_variables,
+    set_value,
     value_of,
 )
 from d2ldev_tensorflow.strict import allow_mixing
@@ -242,9 +244,11 @@ class TensorFlowParallelLearner(TensorFlowLearner):
                     continue
                 self._single.append((variable, single))
                 if id(variable) in self._mirrored:
-                    variable._value = mirrored = self._mirrored[id(variable)]
+                    mirrored = self._mirrored[id(variable)]
+                    set_value(variable, mirrored)
                     mirrored.assign(single)
                 else:
+                    # Private: the strategy in force makes the variable with Keras's settings.
                     variable._initialize(tf.convert_to_tensor(single))
                     self._mirrored[id(variable)] = value_of(variable)
         self._settle(self._strategy, "")
@@ -257,7 +261,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             for variable, single in self._single:
                 first, *_ = self._strategy.experimental_local_results(value_of(variable))
                 single.assign(first)
-                variable._value = single
+                set_value(variable, single)
         self._single = []
         self._settle(tf.distribute.get_strategy(), self._framework.devices.native(self._device))
 
@@ -266,6 +270,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
             compute_at(layer, native)
         for optimizer in all_optimizers(self._optimizer):
             compute_at(optimizer, native)
+            # Private: Keras sets these three once, when an optimizer is made and built.
             optimizer._distribution_strategy = strategy
             # Its gradients are summed already. Not through ``__setattr__``, which looks for state.
             vars(optimizer).pop("_all_reduce_sum_gradients", None)
@@ -400,7 +405,7 @@ def _check_optimizer(optimizer: Any, number: int) -> None:
     refused = {
         "ema_overwrite_frequency": is_averaged and optimizer.ema_overwrite_frequency,
         "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
-        "optimizers for some variables": hasattr(optimizer, "_inner_optimizers"),
+        "optimizers for some variables": is_multiple(optimizer),
         "variables that Keras does not list": any(find_unlisted_attributes(optimizer)),
     }
     for what, is_used in refused.items():
