@@ -7,6 +7,7 @@ nor restore nonsense.
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -104,7 +105,9 @@ def test_a_run_whose_optimizer_has_an_odd_state_goes_on_or_is_refused(
 
 
 def _replace(backend, value, odd):
-    return _with_each_part_replaced(value, ODD[odd](backend))
+    replaced = _with_each_part_replaced(value, ODD[odd](backend))
+    # To count shared lists until they are too many takes a second.
+    return islice(replaced, 0, None, 8 if odd == "shared lists" else 1)
 
 
 def _is_resumed_or_refused(fitted):
