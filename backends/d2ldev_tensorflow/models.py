@@ -528,11 +528,21 @@ def _attributes(
         if type(value) in _PLAIN or name in own or name.startswith(_OF_TRACKING):
             continue
         cls: type = type(value)
-        if _is_subclass(cls, (*_WITHOUT_TENSORS, *listed)):
+        if _is_subclass(cls, (*_WITHOUT_TENSORS, *listed)) or _is_setting(cls):
             continue
         if not _stays_on_the_host(value):
             set_to = partial(put, name)
             yield Slot(name, value, set_to, Role.ATTRIBUTE, is_saved=False, registration=line)
+
+
+@lru_cache(1024)
+def _is_setting(cls: type) -> bool:
+    """Return whether a class is Keras's own for a setting, such as a regularizer.
+
+    Its constants stay: Keras brings them to the device of a layer.
+    """
+    is_kept = _is_subclass(cls, (KerasObject, list, tuple, dict, set))
+    return cls.__module__.startswith("keras.") and not is_kept
 
 
 @lru_cache(4096)

@@ -73,14 +73,15 @@ class TensorFlowTensors(Tensors):
     def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices
         self._places = devices.places
-        # A ``tf.Module`` keeps the dicts and tuples that are assigned to it in these containers.
+        # A ``tf.Module`` keeps the containers that are assigned to it in these.
         module = tf.Module()
-        module.mapping, module.pair = {}, ({},)
+        module.mapping, module.items, module.pair = {}, [], ({},)
         self._containers = {
             **dict.fromkeys((tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices), _COMPOSITE),
             type(module.mapping): Container(
-                Mapping.values, LIST.labels, lambda old, new: type(old)(DICT.rebuild(old, new))
+                Mapping.values, DICT.labels, lambda old, new: type(old)(DICT.rebuild(old, new))
             ),
+            type(module.items): LIST._replace(rebuild=lambda old, new: type(old)(new)),
             type(module.pair): LIST._replace(rebuild=lambda old, new: type(old)(tuple(new))),
         }
 

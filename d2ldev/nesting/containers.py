@@ -367,5 +367,13 @@ def is_plain_class(cls: type) -> bool:
     """Return whether a class has values without parts: NumPy's numbers, enumerations, ranges."""
     if issubclass(cls, (range, slice, type(Ellipsis), Enum)):
         return True
+    return is_of_numpy(cls, "generic") and not is_of_numpy(cls, "void")
+
+
+def is_of_numpy(cls: type, name: str) -> bool:
+    """Return whether a class is NumPy's class of a name, or derived from it.
+
+    NumPy is not imported for it. Where it is not imported, it has no objects.
+    """
     numpy = sys.modules.get("numpy")
-    return numpy is not None and issubclass(cls, numpy.generic) and cls is not numpy.void
+    return numpy is not None and issubclass(cls, getattr(numpy, name))

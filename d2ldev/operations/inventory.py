@@ -12,7 +12,6 @@ another value there. The value is a tensor, a nesting of tensors, or another obj
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +22,7 @@ from d2ldev.contract import Framework, Layout, Models, NoTensor, Role, Slot
 from d2ldev.contract.files import same
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
+from d2ldev.nesting.containers import is_of_numpy
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import depth_refusal, flatten, join_path, label_children, leaves
 from d2ldev.operations import moving
@@ -395,8 +395,7 @@ class Inventory(Search):
             x = self.framework.files.borrow(x).tolist()
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(self._in_words, x))}]"
-        numpy = sys.modules.get("numpy")  # there is no number of it where it is not imported
-        return repr(x.item() if numpy is not None and isinstance(x, numpy.generic) else x)
+        return repr(x.item() if is_of_numpy(type(x), "generic") else x)
 
 
 def is_model(framework: Framework, x: Any) -> bool:

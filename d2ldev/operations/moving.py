@@ -5,7 +5,6 @@ Source: D2L, section 6.7.2.2, "Copying".
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from d2ldev.contract import DeviceLike, DTypeLike, Framework, Sharded, Tensor
 from d2ldev.contract.abilities import require
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, NotBegunError, UnsupportedValueError, describe, text_of
+from d2ldev.nesting.containers import is_of_numpy
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations import creation, devices, values
@@ -392,8 +392,7 @@ def _tensors_of_data(
 
 def is_array(x: Any) -> bool:
     """Return whether a value is an array of NumPy."""
-    numpy = sys.modules.get("numpy")  # there is no array where it is not imported
-    return numpy is not None and isinstance(x, numpy.ndarray)
+    return is_of_numpy(type(x), "ndarray")
 
 
 def _is_tensor(x: Any) -> bool:

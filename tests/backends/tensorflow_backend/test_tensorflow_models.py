@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from d2ldev import UnsupportedValueError, cpu, gpu
+from d2ldev import D2LDevWarning, UnsupportedValueError, cpu, gpu
 
 # -- Keras -----------------------------------------------------------------------------------------
 
@@ -659,3 +659,24 @@ def test_a_module_whose_call_was_traced_is_listed_placed_and_copied(backend):
     (copied,) = backend.replicate(net, ["gpu:1"])
     assert backend.placement(copied) == {"weight": gpu(1)}
     assert backend.placement(backend.place(net, "gpu:0")) == {"weight": gpu(0)}
+
+
+def test_constants_of_keras_s_own_settings_are_not_named(backend, recwarn):
+    dense = keras.layers.Dense(1, kernel_regularizer="l1", kernel_constraint="max_norm")
+    net = backend.place(keras.Sequential([keras.Input((2,)), dense]), "gpu:0")
+    assert {*backend.placement(net)} == {"layers.1.kernel", "layers.1.bias"}
+    assert not [each for each in recwarn if issubclass(each.category, D2LDevWarning)]
+    with backend.strict():
+        net(backend.ones((1, 2), device="gpu:0"))
+        assert all(backend.device_of(x) is gpu(0) for x in net.losses)
+
+
+def test_containers_of_a_module_are_listed_once(backend):
+    module = tf.Module()
+    module.by_name = {"a": tf.ones(2), "b": [tf.ones(3)]}
+    module.listed = [tf.ones(1), {"c": tf.Variable(1.0)}]
+    names = ["by_name.a", "by_name.b.0", "listed.0", "listed.1.c"]
+    assert sorted(backend.placement(module)) == names
+    with pytest.warns(D2LDevWarning, match=r"by_name\.b\.0 is on cpu"):
+        backend.place(module, "gpu:0")
+    assert backend.device_of(module.listed[1]["c"]) is gpu(0)
