@@ -50,7 +50,8 @@ class TorchFramework(Framework):
 
         if virtual_gpus:
             # Imported only on request: it changes the devices that torch knows.
-            from d2ldev_torch.virtual.areas import VirtualDevices, VirtualTensors
+            from d2ldev_torch.virtual.areas import VirtualDevices
+            from d2ldev_torch.virtual.tensors import VirtualTensors
 
             devices: TorchDevices = VirtualDevices(virtual_gpus)
             self.tensors = VirtualTensors(devices)

@@ -69,6 +69,8 @@ class TorchFiles(Files):
     # -- models -----------------------------------------------------------------------------------
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
+        if not isinstance(model, torch.nn.Module):
+            return None
         model = original(model)
         if type(model) is not torch.nn.Sequential:
             return None

@@ -29,13 +29,14 @@ from d2ldev.files.structure import (
     array_refusal,
     flatten,
     is_array_of_numbers,
+    is_model,
     is_plain_leaf,
     make_unique,
 )
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import join_path, label_children
 from d2ldev.operations.creation import shape_of
-from d2ldev.operations.inventory import Inventory, is_model
+from d2ldev.operations.inventory import Inventory
 from d2ldev.operations.other_backends import of_another_backend
 
 T = TypeVar("T")

@@ -36,9 +36,9 @@ from d2ldev.files.format.container import (
     storage_of,
 )
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
-from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import depth_refusal, join_path, label_children
-from d2ldev.operations.inventory import Inventory, NamedTensors, is_model
+from d2ldev.operations.inventory import Inventory, NamedTensors
 from d2ldev.operations.moving import copy_refusal
 from d2ldev.operations.other_backends import of_another_backend
 
@@ -360,6 +360,11 @@ class Structure:
             row["labels"] = [self._node(label, path) for label, _ in items]
         self._rows.append(row)
         return {"at": len(self._rows) - 1}
+
+
+def is_model(framework: Framework, x: Any) -> bool:
+    """Return whether files have a value by the names of its tensors: a model or an optimizer."""
+    return framework.state.kinds[type(x)] is OBJECT or framework.files.layers(x) is not None
 
 
 def is_array_of_numbers(x: Any) -> bool:

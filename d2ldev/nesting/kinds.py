@@ -148,12 +148,12 @@ class Kinds(dict[type, "Kind | Container"]):
         """Tell whether a value is a tensor, moves by itself, or is a container with such a one."""
         kind = self[type(x)]
         if isinstance(kind, Kind):
-            return kind is TENSOR or (kind is UNKNOWN and self.method_of(x, 0) is not None)
+            return kind is TENSOR or (kind is UNKNOWN and self.method_of(type(x), 0) is not None)
         return self._has_tensors(x, kind, {})
 
-    def method_of(self, x: Any, which: int) -> str | None:
-        """Return the name of one of ``Tensors.own_methods``; None for an object without it."""
-        return self._own_method(type(x), which) if self[type(x)] is UNKNOWN else None
+    def method_of(self, cls: type, which: int) -> str | None:
+        """Return the name of one of ``Tensors.own_methods``; None for a class without it."""
+        return self._own_method(cls, which) if self[cls] is UNKNOWN else None
 
     def _own_method(self, cls: type, which: int) -> str | None:
         names = self._framework.tensors.own_methods
@@ -178,7 +178,7 @@ class Kinds(dict[type, "Kind | Container"]):
         seen[id(x)] = x  # kept, so that its id stays its own
         for child in kind.children(x):
             inner = self[type(child)]
-            if inner is TENSOR or (inner is UNKNOWN and self.method_of(child, 0)):
+            if inner is TENSOR or (inner is UNKNOWN and self.method_of(type(child), 0)):
                 return True
             is_new = not isinstance(inner, Kind) and id(child) not in seen
             if is_new and self._has_tensors(child, inner, seen):  # type: ignore[arg-type]

@@ -123,7 +123,7 @@ class Search:
         )
         if moving.is_array(value):
             fix = "make it a tensor: backend.asarray(x), or leave it out of what is placed"
-        elif self._kinds.method_of(value, 0):
+        elif self._kinds.method_of(type(value), 0):
             fix = "x = backend.to(x, device) moves an object by its own method"
         elif callable(value):
             fix = f"give a model of {self.framework.name}, such as net = backend.mlp([2, 1])"
@@ -198,7 +198,7 @@ class Search:
 
     def find_unsaved(self) -> list[str]:
         """Return the names of objects in a model that no file has."""
-        by_themselves = [n for n, x in self.notes if self._kinds.method_of(x, 0) is not None]
+        by_themselves = [n for n, x in self.notes if self._kinds.method_of(type(x), 0) is not None]
         return [*(name for name, _ in self.foreign), *by_themselves]
 
     def _note(self, attribute: str, item: Any) -> None:
@@ -216,7 +216,7 @@ class Search:
             self._note("notes", (name, value))
         elif whose := whose_object(self.framework, value):
             self._note("foreign", (name, whose))
-        elif self._kinds.method_of(value, 0) is not None:
+        elif self._kinds.method_of(type(value), 0) is not None:
             self._note("notes", (name, value))
         elif cls.__dictoffset__ and not isinstance(value, _NOT_SCANNED):
             self._scanned.add(cls)
@@ -396,11 +396,6 @@ class Inventory(Search):
         if isinstance(x, (list, tuple)):
             return f"[{', '.join(map(self._in_words, x))}]"
         return repr(x.item() if is_of_numpy(type(x), "generic") else x)
-
-
-def is_model(framework: Framework, x: Any) -> bool:
-    """Return whether files have a value by the names of its tensors: a model or an optimizer."""
-    return framework.state.kinds[type(x)] is OBJECT or framework.files.layers(x) is not None
 
 
 class NamedTensors(dict[str, Any]):

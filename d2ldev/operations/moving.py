@@ -121,7 +121,7 @@ def _divide_others(framework: Framework, flat: Flattened) -> tuple[dict[int, Any
     by_themselves: dict[int, Any] = {}
     data: dict[int, Any] = {}
     for key, leaf in flat.others.items():
-        (data if method_of(leaf, 0) is None else by_themselves)[key] = leaf
+        (data if method_of(type(leaf), 0) is None else by_themselves)[key] = leaf
     return by_themselves, data
 
 
@@ -137,7 +137,7 @@ def _move_by_itself(
 
 def _copy_by_itself(framework: Framework, x: Any, attempted: str, flat: Flattened) -> Any:
     """Return what an object's own method makes of it in new memory."""
-    if framework.state.kinds.method_of(x, 1) is None:
+    if framework.state.kinds.method_of(type(x), 1) is None:
         raise leaf_refusal(framework, attempted, x, flat.name_of(x))
     return _call_own(framework, x, 1, None, attempted, flat)
 
@@ -146,7 +146,7 @@ def _call_own(
     framework: Framework, x: Any, which: int, native: Any, attempted: str, flat: Flattened
 ) -> Any:
     """Call one of ``Tensors.own_methods``. One that returns None has changed the object itself."""
-    method = framework.state.kinds.method_of(x, which) or ""
+    method = framework.state.kinds.method_of(type(x), which) or ""
     arguments = () if native is None else (native,)
     try:
         made = getattr(x, method)(*arguments)
@@ -451,7 +451,7 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
     is_plain = framework.state.kinds[type(x)] is PLAIN
     what = "a plain value" if is_plain else f"not a tensor of the {framework.name} backend"
     where = f" at {name}" if name else ""
-    if method := framework.state.kinds.method_of(x, 0):
+    if method := framework.state.kinds.method_of(type(x), 0):
         what = f"an object that moves by its own {method}(), and shows nothing else of its tensors"
     fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
     if framework.state.kinds[type(x)] is OBJECT:

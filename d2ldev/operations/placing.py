@@ -149,7 +149,7 @@ def _tell_what_stays(
             found.append((name, f"is on {place}, and stays there; {line} registers it"))
     sources = {framework.tensors.device_of(x) for x in elsewhere}
     for name, x in search.notes:
-        if framework.state.kinds.method_of(x, 0) is not None:
+        if framework.state.kinds.method_of(type(x), 0) is not None:
             found.append((name, "stays: it moves by a method of its own, which you call"))
             continue
         noted = x if isinstance(x, Device) else framework.devices.from_native(x)

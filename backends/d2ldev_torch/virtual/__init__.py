@@ -14,7 +14,8 @@ makes its tensors of CPU memory. Torch 2.10 introduced backends in Python. The m
 - ``cuda_kernels.py``: operators for which CUDA has a kernel, and the CPU has none.
 - ``communication.py``: ``torch.distributed`` between the virtual GPUs of several processes.
 - ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that d2ldev replaces.
-- ``areas.py``: the areas that differ from the hardware's, and the registration with torch.
+- ``tensors.py``: the area of tensors. ``areas.py``: the area of devices, and the registration with
+  torch.
 
 Other designs fail. A tensor subclass with its own device (``Tensor._make_wrapper_subclass``) has no
 storage, and gradients only on the first device. If the subclass is on the CPU and carries an index,

@@ -1,4 +1,4 @@
-"""The areas of virtual GPUs, and their registration with torch.
+"""The devices of virtual GPUs, and their registration with torch.
 
 d2ldev registers them once in a process, and only if the user asks for virtual GPUs.
 """
@@ -12,9 +12,8 @@ import torch
 from torch.utils import backend_registration
 
 from d2ldev import Device, DeviceUnavailableError
-from d2ldev.framework import Memory, Tensor
-from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
-from d2ldev_torch.tensors import TorchTensors
+from d2ldev.framework import Memory
+from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.virtual import (
     autograd,
     communication,
@@ -25,7 +24,7 @@ from d2ldev_torch.virtual import (
     random,
     torch_module,
 )
-from d2ldev_torch.virtual.copies import COPY_KERNELS, copies
+from d2ldev_torch.virtual.copies import COPY_KERNELS
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.kernels import (
     SPARSE_MAKERS,
@@ -66,18 +65,6 @@ class VirtualDevices(TorchDevices):
         return Memory(
             memory.count_used_bytes(device.index), None, None
         )  # its memory has no limit of its own
-
-
-class VirtualTensors(TorchTensors):
-    """Tensors of torch on the CPU and virtual GPUs."""
-
-    def live(self) -> list[Tensor]:
-        return memory.without_lenders([*super().live()])
-
-    def transfer(self, xs: list[Tensor], native: Any, *, copy: bool) -> list[Tensor]:
-        if native is NATIVE_CPU and xs[0].is_cpu:  # without the questions of a move
-            return [x.clone() if x.is_cpu else x.to(native) for x in xs]
-        return copies(xs, native)
 
 
 # torch keeps the operators registered as long as these objects exist.

@@ -14,7 +14,6 @@ from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, resize, se
 
 _aten = torch.ops.aten
 _COPY = schema_of(_aten.copy_.default)
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _on_cpu(x: torch.Tensor) -> torch.Tensor:
@@ -60,44 +59,6 @@ def _to_copy(
     new: torch.Tensor = _aten._to_copy.default.redispatch(
         CPU_KEYS, _on_cpu(x), device=NATIVE_CPU, **options
     )
-    return new if index < 0 else as_virtual(new, index)
-
-
-def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
-    """Return ``[x.to(target, copy=True) for x in xs]``, in half of the time.
-
-    The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only if
-    something may hook into it: gradients, modes, ``torch.func``, a compiler.
-    """
-    index = -1 if target == NATIVE_CPU else index_of(target)
-    if (
-        torch.compiler.is_compiling()  # first: a compiler cannot trace the other calls
-        or torch.is_inference_mode_enabled()
-        or torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
-        return [x.to(target, copy=True) for x in xs]
-    return [
-        _copy_straightforward(x, index) if _is_straightforward(x) else x.to(target, copy=True)
-        for x in xs
-    ]
-
-
-def _is_straightforward(x: torch.Tensor) -> bool:
-    """Return whether a tensor is plain bytes without gradients, on the CPU or a virtual GPU."""
-    return (
-        type(x) in _TENSORS
-        and not x.requires_grad
-        and (x.is_cpu or x.device.type == NAME)
-        and x.layout is torch.strided
-        and not (x.is_nested or x.is_conj() or x.is_neg())
-    )
-
-
-def _copy_straightforward(x: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a copy on the virtual GPU with this number, or on the CPU if it is negative."""
-    new = (x if x.is_cpu else as_cpu(x)).clone()
     return new if index < 0 else as_virtual(new, index)
 
 
