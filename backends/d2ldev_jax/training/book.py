@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -148,7 +149,7 @@ class BooksLearner(Learner):
     def replace(self, components: dict[str, Any]) -> None:
         self._trainer.state = components["optimizer"]
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         return read_signature(self._module, switches=SWITCHES, by_position=True)
 
@@ -200,7 +201,7 @@ class BooksLearner(Learner):
         self._module.training = False
         state = self._trainer.state
         variables = {"params": state.params, "batch_stats": state.batch_stats}
-        return state.apply_fn(variables, *self.arrange(inputs))
+        return state.apply_fn(variables, *self.signature.arrange(inputs))
 
     def check_labels(self) -> None:
         """Check nothing: the module computes its own loss."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial, wraps
 from inspect import signature
 from operator import is_
 from typing import Any, NamedTuple
@@ -185,7 +185,7 @@ class JaxLearner(Learner):
     def takes_marks(self) -> bool:
         return self._places.takes_marks
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         model = self._model
         if isinstance(model, Wrapper):
@@ -202,13 +202,13 @@ class JaxLearner(Learner):
         if self._is_synced:
             self._take()
         if self.settings.accumulate_grad_batches == 1:
-            inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
+            inputs, y = self._places.shard_batch((self.signature.arrange(inputs), y), self.portion)
             self._state, found, prediction = self._program.step(self._state, self._rate, inputs, y)
         else:
             _, whole = self._objective.weigh(inputs, y, self.portion)
             if not self.pending:
                 self._reference = whole
-            inputs, y = self._places.shard_batch((self.arrange(inputs), y), self.portion)
+            inputs, y = self._places.shard_batch((self.signature.arrange(inputs), y), self.portion)
             model_arrays, optimizer_arrays, scaler = self._state
             model_arrays, self._sums, found, prediction = self._program.accumulate(
                 (model_arrays, [], scaler), self._sums, (whole, self._reference), inputs, y
@@ -231,7 +231,7 @@ class JaxLearner(Learner):
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        batch = self.arrange(inputs), y
+        batch = self.signature.arrange(inputs), y
         arrays, batch = self._places.prepare_alone(self._state[0], batch, self.portion)
         found, prediction = self._program.evaluate(arrays, *batch)
         return self._take_loss(found, prediction)
@@ -253,7 +253,7 @@ class JaxLearner(Learner):
     def predict(self, inputs: Inputs) -> Any:
         if self._is_synced:
             self._take()
-        inputs = self.arrange(inputs)
+        inputs = self.signature.arrange(inputs)
         arrays, inputs = self._places.prepare_alone(self._state[0], inputs, self.portion)
         return self._places.take_local(self._program.predict(arrays, inputs))
 

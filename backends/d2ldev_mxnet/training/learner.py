@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from d2ldev import UnsupportedValueError
@@ -101,7 +102,7 @@ class MXNetLearner(Learner):
 
     # -- inputs -----------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         # A block takes its inputs by position only.
         model = self._model
@@ -220,7 +221,7 @@ class MXNetLearner(Learner):
         self._objective.check_labels()
 
     def _compute_prediction(self, inputs: Inputs) -> Any:
-        return self._model(*[_as_numpy(x) for x in self.arrange(inputs)])
+        return self._model(*[_as_numpy(x) for x in self.signature.arrange(inputs)])
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.

@@ -6,7 +6,7 @@ It trains only the reference backend's own MLP. So you can try training without 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from types import NoneType
 from typing import Any
@@ -75,7 +75,7 @@ class ReferenceLearner(Learner):
     def sync(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         return read_signature(self._model, by_position=True)
 
@@ -111,7 +111,7 @@ class ReferenceLearner(Learner):
 
     def _differentiate(self, model: MLP, inputs: Inputs, y: Any) -> tuple[Tensor, Tensor, Layers]:
         """Return the loss of a model, its prediction, and the gradients of its parameters."""
-        *activations, prediction = model.outputs(*self.arrange(inputs))
+        *activations, prediction = model.outputs(*self.signature.arrange(inputs))
         loss, error = self._loss(prediction, y)
         return loss, prediction, self._gradients(model, activations, error)
 
@@ -126,7 +126,7 @@ class ReferenceLearner(Learner):
         return self._loss(prediction, y)[0], prediction
 
     def predict(self, inputs: Inputs) -> Any:
-        return self._model(*self.arrange(inputs))
+        return self._model(*self.signature.arrange(inputs))
 
     def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
         """Return the loss and its derivative by the prediction; note the weight of the loss."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any, NamedTuple
 from weakref import ref
@@ -264,7 +264,7 @@ class TensorFlowLearner(Learner):
 
     # -- inputs -----------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         if self._is_layer:
             return read_keras_signature(self._model)
@@ -272,7 +272,7 @@ class TensorFlowLearner(Learner):
 
     def _make_operands(self, inputs: Inputs) -> tuple[Any, ...]:
         """Return inputs as the operands of a traced function."""
-        inputs = self.arrange(inputs)
+        inputs = self.signature.arrange(inputs)
         return (_Named(inputs),) if isinstance(inputs, dict) else tuple(inputs)
 
     # -- steps ------------------------------------------------------------------------------------

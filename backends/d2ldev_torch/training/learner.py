@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -277,7 +277,7 @@ class TorchLearner(Learner):
             self._scaler = self._make_scaler()
             self._scaler.load_state_dict(components["scaler"])
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         # A module that passes all inputs on has the inputs of the module inside of it.
         model = original(self._model)
@@ -390,7 +390,7 @@ class TorchLearner(Learner):
         return self._call(inputs) if self._narrow is None else self._narrowly(inputs)
 
     def _call(self, inputs: Inputs) -> Any:
-        inputs = self.arrange(inputs)
+        inputs = self.signature.arrange(inputs)
         return self._model(**inputs) if isinstance(inputs, dict) else self._model(*inputs)
 
     def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:

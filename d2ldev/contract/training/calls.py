@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from d2ldev.contract.training.batches import Weighted
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe, warn
 from d2ldev.nesting.kinds import UNKNOWN, Kinds
 from d2ldev.options import nearest
 from d2ldev.typing import Inputs
@@ -61,6 +61,22 @@ class Signature(NamedTuple):
     def takes_one(self) -> bool:
         """Whether it needs one input, or has no names for its inputs (``*args``)."""
         return len(self.required) == 1 or (not self.names and self.most is None)
+
+    def arrange(self, inputs: Inputs) -> Inputs:
+        """Return inputs as the model is called with them: a tuple by position, a dict by name.
+
+        Args:
+            inputs: see ``Learner.step``.
+
+        Raises:
+            UnsupportedValueError: for a key that names no input, or if an input is missing.
+        """
+        if isinstance(inputs, (tuple, list)):  # asking for a mapping takes longer
+            return inputs
+        roles = find_roles(tuple(inputs.keys()), self, "given")
+        if roles.passed_on:
+            _warn_once(roles.passed_on, self.names)
+        return roles.arrange(inputs)
 
 
 class Roles(NamedTuple):
@@ -138,6 +154,14 @@ def find_roles(keys: tuple[Any, ...], signature: Signature, rule: TargetRule) ->
     if gap := [name for name in ordered if name not in known]:
         raise _gap_refusal(known, gap, ordered)
     return Roles(ordered, is_named=False, target=target, weights=weights)
+
+
+@lru_cache(maxsize=256)
+def _warn_once(passed_on: tuple[str, ...], names: tuple[str, ...]) -> None:
+    warn(
+        f"{', '.join(map(repr, passed_on))} of a batch goes to **kwargs of the model, because no "
+        f"input has this name; its inputs are {', '.join(map(repr, names))}"
+    )
 
 
 def _has_target(signature: Signature, rule: TargetRule) -> bool:

@@ -11,8 +11,8 @@ from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple
 
 from d2ldev.contract.training.batches import Portion
-from d2ldev.contract.training.calls import Signature, find_roles
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, warn
+from d2ldev.contract.training.calls import Signature
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.options import (
     LOSSES,
     OPTIMIZERS,
@@ -162,8 +162,6 @@ class Learner(ABC, Generic[TensorT]):
         self.settings = settings
         self.pending = 0
         self.portion: Portion | None = None
-        self._signature: Signature | None = None  # at the first batch that is a mapping
-        self._has_warned = False
         if settings.optimizer is None:
             # In place of the framework's own, which need not ask then.
             vars(self)["step"] = self._refuse_step
@@ -207,35 +205,12 @@ class Learner(ABC, Generic[TensorT]):
     @property
     @abstractmethod
     def signature(self) -> Signature:
-        """Return the inputs with which the model is called.
+        """Return the inputs with which the model is called; see ``read_signature``.
 
-        They are those of the model behind wrappers, such as a compiled one; see ``read_signature``.
+        They are those of the model behind wrappers, such as a compiled one. Each method that
+        is given inputs gives the model ``self.signature.arrange(inputs)``. A ``cached_property``
+        reads them once.
         """
-
-    def arrange(self, inputs: Inputs) -> Inputs:
-        """Return inputs as the model is called with them: a tuple by position, a dict by name.
-
-        Every method that is given inputs calls it before it calls the model.
-
-        Args:
-            inputs: see ``step``.
-
-        Raises:
-            UnsupportedValueError: for a key that names no input, or if an input is missing.
-        """
-        if isinstance(inputs, (tuple, list)):  # asking for a mapping takes longer
-            return inputs
-        if self._signature is None:
-            self._signature = self.signature
-        roles = find_roles(tuple(inputs.keys()), self._signature, "given")
-        if roles.passed_on and not self._has_warned:
-            self._has_warned = True
-            names = ", ".join(map(repr, roles.passed_on))
-            warn(
-                f"{names} of a batch goes to **kwargs of the model, because no input has this "
-                f"name; its inputs are {', '.join(map(repr, self._signature.names))}"
-            )
-        return roles.arrange(inputs)
 
     @property
     def takes_marks(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from d2ldev import Device, UnsupportedValueError
@@ -123,7 +124,7 @@ class TinygradLearner(Learner[Tensor]):
         self._model, self._optimizer = components["model"], components["optimizer"]
         self._sums = components["sums"]
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         return read_signature(self._model.__call__)
 
@@ -200,7 +201,7 @@ class TinygradLearner(Learner[Tensor]):
             return self._call(inputs).detach().realize()
 
     def _call(self, inputs: Inputs) -> Tensor:
-        inputs = self.arrange(inputs)
+        inputs = self.signature.arrange(inputs)
         return self._model(**inputs) if isinstance(inputs, dict) else self._model(*inputs)
 
     def _compare(self, prediction: Tensor, y: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """Calls with the entries of a batch: the inputs of a model, the target, and what is refused."""
 
 from collections import UserDict
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 
 import numpy as np
 import pytest
@@ -253,7 +253,9 @@ def test_a_model_that_takes_positions_has_no_names_to_give():
 def test_a_run_reads_the_signature_once(reference, monkeypatch):
     net, asked = reference.mlp([2, 1]), []
     learner = type(reference.learner(net))
-    monkeypatch.setattr(learner, "signature", property(lambda self: asked.append(1) or ANY))
+    signature = cached_property(lambda self: asked.append(1) or ANY)
+    signature.__set_name__(learner, "signature")
+    monkeypatch.setattr(learner, "signature", signature)
     batch = {"y": np.ones((4, 1), "float32"), "x": np.ones((4, 2), "float32")}
     Trainer(2, backend=reference).fit(net, [batch] * 3)
     assert len(asked) == 1

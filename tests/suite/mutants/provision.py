@@ -241,11 +241,11 @@ class AnyLoss(ReferenceLearner):
         return read_signature(model, by_position=not isinstance(model, WithLoss))
 
     def predict(self, inputs):
-        inputs = self.arrange(inputs)
+        inputs = self.signature.arrange(inputs)
         return self._model(**inputs) if isinstance(inputs, dict) else super().predict(inputs)
 
     def _differentiate(self, model, inputs, y):
-        inputs = self.arrange(inputs)
+        inputs = self.signature.arrange(inputs)
         if not isinstance(inputs, dict) or "labels" not in inputs:
             if isinstance(model, WithLoss):
                 self._loss(self.predict(inputs), y)

@@ -14,7 +14,7 @@ from reference_backend import ReferenceLearner, ReferenceTensors
 
 from d2ldev import Backend, Trainer, UnsupportedValueError
 from d2ldev.contract.training import calls
-from d2ldev.framework import CPU, Weighted
+from d2ldev.framework import CPU, Signature, Weighted
 from d2ldev.training import feed, run
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner, divide_by_uses
@@ -293,10 +293,16 @@ class CountsTheFirstClassOnly(Mutant, caught_by="fit.classifies"):
             return super().accuracy(prediction, y * 0)
 
 
+class InTheirOrder(Signature):
+    def arrange(self, inputs):
+        return inputs
+
+
 class GivesInputsInTheirOrder(Mutant, caught_by="fit.inputs-by-name"):
     class Learner(NetworkLearner):
-        def arrange(self, inputs):
-            return inputs
+        @property
+        def signature(self):
+            return InTheirOrder(*super().signature)
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
