@@ -842,7 +842,9 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor,
     y = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
     # A label that is too large gives NaN. A negative label counts from the last class.
     counts = (y >= 0) & (y < prediction.shape[-1])
-    losses = optax.softmax_cross_entropy_with_integer_labels(prediction, jnp.where(counts, y, 0))
+    # Of a row that does not count, too, the loss may be infinite, and 0 times it is NaN.
+    logits = jnp.where(counts[..., None], prediction, 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counts, y, 0))
     others = jnp.where(counts, NO_LABEL, y).ravel()
     wrong = (others[(others != NO_LABEL).argmax()],) if y.size else ()  # the first one
     if weights is not None:

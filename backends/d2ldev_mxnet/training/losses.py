@@ -34,24 +34,24 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor,
     if weights is None:
         loss, number = _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
         return loss, number.detach(), wrong
-    losses = _cross_entropies(mx, prediction, y)
+    losses, counts = _cross_entropies(mx, prediction, y, classes)
     weights = weights.reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
-    weights = _counts(mx, losses, y, classes) * weights.astype(losses.dtype)
+    weights = counts * weights.astype(losses.dtype)
     return *_mean(losses, weights), wrong
 
 
 # By MXNet's functions of arrays, or by those of symbols.
 
 
-def _cross_entropies(space: Any, prediction: Any, y: Any) -> Any:
-    """Return the loss of each label."""
+def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> tuple[Any, Any]:
+    """Return the loss of each label, and 1 or 0 for each one: whether it is a class."""
+    is_class = space.np.mod(y, classes) == y
+    # The loss of a row that does not count may be infinite, and 0 times it is NaN.
+    rows = space.np.expand_dims(is_class, -1)
+    prediction = space.np.where(rows, prediction, space.np.zeros_like(prediction))
     # ``pick`` takes a label that is out of range for the nearest class.
-    return -space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
-
-
-def _counts(space: Any, losses: Any, y: Any, classes: int) -> Any:
-    """Return 1 or 0 for each label: whether it is a class."""
-    return space.np.ones_like(losses) * (space.np.mod(y, classes) == y)
+    losses = -space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
+    return losses, space.np.ones_like(losses) * is_class
 
 
 @lru_cache
@@ -66,8 +66,7 @@ def _mean_cross_entropy(classes: int, _thread: int) -> Any:
     """
 
     def mean(space: Any, prediction: Any, y: Any) -> Any:
-        losses = _cross_entropies(space, prediction, y)
-        counts = _counts(space, losses, y, classes)
+        losses, counts = _cross_entropies(space, prediction, y, classes)
         # The number is an integer. If it is 0, the loss of 0 is divided by 1.
         number = counts.sum()
         return (losses * counts).sum() / space.np.maximum(number, 1), number

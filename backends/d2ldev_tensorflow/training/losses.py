@@ -26,6 +26,8 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor,
     others = tf.where(counts, none, y)
     # Of an empty batch, too.
     wrong = tf.minimum(tf.reduce_min(others), none), tf.maximum(tf.reduce_max(others), none)
+    # Of a row that does not count, too, the loss may be infinite, and 0 times it is NaN.
+    logits = tf.where(counts[..., tf.newaxis], logits, tf.zeros_like(logits))
     y = tf.where(counts, y, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
     counts = tf.cast(counts, losses.dtype)

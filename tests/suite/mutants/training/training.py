@@ -680,6 +680,13 @@ class TakesNoLabelForAClass(Mutant, caught_by="labels.leave-out"):
             return _clip_among(self, y)
 
 
+class MultipliesInfiniteLossesByZero(Mutant, caught_by="labels.leave-out-infinite-rows"):
+    class Learner(ReferenceLearner):
+        def evaluate(self, inputs, y):
+            loss, prediction = super().evaluate(inputs, y)
+            return loss + xp.sum(prediction * 0), prediction
+
+
 class TakesTheEndsOfSequencesForAClass(Mutant, caught_by="labels.leave-out-of-sequences"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):

@@ -214,6 +214,25 @@ def test_a_batch_without_labels_has_no_loss_and_changes_nothing(backend, place):
         np.testing.assert_array_equal(values[name], value)
 
 
+@requirement("labels.leave-out-infinite-rows", section=SECTION)
+@pytest.mark.parametrize("weights", [None, [1, 3, 0.5, 2]], ids=["equal", "weighted"])
+def test_an_example_without_a_label_may_have_infinite_logits(backend, place, weights):
+    """Leave out an example without a label, also if its logits are infinite.
+
+    Padding may overflow, and 0 times an infinite loss is NaN.
+    """
+    learner, x = _learner(backend, place), _logits(4, 2)
+    y = backend.asarray(np.array([0, -100, 2, -100], "int32"), device=place)
+    target = y
+    if weights is not None:
+        target = Weighted(y, backend.asarray(np.array(weights, "float32"), device=place))
+    losses = []
+    for x[1] in (1.0, np.inf):
+        loss, _ = learner.evaluate((backend.asarray(x, device=place),), target)
+        losses.append(float(backend.to_numpy(loss)))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
 @requirement("labels.leave-out-of-sequences", section=SECTION, source="PyTorch, CrossEntropyLoss")
 def test_the_ends_of_sequences_are_left_out(backend, place, model_of_sequences):
     """Leave out the labels -100 at the ends of sequences.
