@@ -4,6 +4,7 @@
 |---|---|
 | ``D2LDEV_BACKEND`` | the name of a backend; empty is unset |
 | ``D2LDEV_VIRTUAL_GPUS`` | 0 to 8; empty is unset |
+| ``D2LDEV_VIRTUAL_CUDA`` | 1 or 0, also yes and no, on and off |
 | ``D2LDEV_STRICT`` | 1 or 0, also yes and no, on and off |
 | ``D2LDEV_GPU_MEMORY`` | ``grow`` (default) or ``framework`` |
 | ``D2LDEV_MATMUL_PRECISION`` | ``highest``, ``high`` or ``medium``; empty is the framework's |
@@ -26,17 +27,23 @@ from d2ldev.options import MATMUL_PRECISIONS, MatmulPrecisionName, problem_of
 
 BACKEND = "D2LDEV_BACKEND"
 VIRTUAL_GPUS = "D2LDEV_VIRTUAL_GPUS"
+VIRTUAL_CUDA = "D2LDEV_VIRTUAL_CUDA"
 STRICT = "D2LDEV_STRICT"
 GPU_MEMORY = "D2LDEV_GPU_MEMORY"
 MATMUL_PRECISION = "D2LDEV_MATMUL_PRECISION"
 PEER_TIMEOUT = "D2LDEV_PEER_TIMEOUT"
 
-VARIABLES = (BACKEND, VIRTUAL_GPUS, STRICT, GPU_MEMORY, MATMUL_PRECISION, PEER_TIMEOUT)
+VARIABLES = (
+    *(BACKEND, VIRTUAL_GPUS, VIRTUAL_CUDA, STRICT, GPU_MEMORY, MATMUL_PRECISION),
+    PEER_TIMEOUT,
+)
 
 MAX_VIRTUAL_GPUS = 8
 
 # The number given to ``d2ldev.virtual_gpus(n)``, which goes before the variable.
 _chosen_virtual_gpus: int | None = None
+# The same for its ``as_cuda``.
+_chosen_virtual_cuda: bool | None = None
 
 
 def backend_name() -> str:
@@ -75,6 +82,26 @@ def choose_virtual_gpus(n: int | None) -> int | None:
     return before
 
 
+def virtual_cuda() -> bool:
+    """Tell whether the program wants virtual GPUs that stand for CUDA devices.
+
+    A framework with functions for CUDA lets them answer for its virtual GPUs then.
+
+    Raises:
+        UnsupportedValueError: if ``D2LDEV_VIRTUAL_CUDA`` is neither yes nor no.
+    """
+    if _chosen_virtual_cuda is not None:
+        return _chosen_virtual_cuda
+    return _is_yes(VIRTUAL_CUDA, "let virtual GPUs stand for CUDA devices")
+
+
+def choose_virtual_cuda(wanted: bool | None) -> bool | None:
+    """Set the answer that overrides the variable, None for the variable; return the old one."""
+    global _chosen_virtual_cuda
+    before, _chosen_virtual_cuda = _chosen_virtual_cuda, wanted
+    return before
+
+
 def check_virtual_gpus(n: object, attempted: str, fix: str) -> int:
     """Return a number of virtual GPUs as an integer.
 
@@ -103,15 +130,19 @@ def is_strict() -> bool:
     Raises:
         UnsupportedValueError: if its value is neither yes nor no.
     """
-    text = os.environ.get(STRICT, "").strip().lower()
+    return _is_yes(STRICT, "put the process under strict()")
+
+
+def _is_yes(variable: str, attempted: str) -> bool:
+    text = os.environ.get(variable, "").strip().lower()
     if text in ("", "0", "false", "no", "off"):
         return False
     if text in ("1", "true", "yes", "on"):
         return True
     raise UnsupportedValueError(
-        f"put the process under strict() (from {STRICT}={text!r})",
+        f"{attempted} (from {variable}={text!r})",
         "it must be 1 or 0",
-        f"{STRICT}=1, or unset {STRICT}",
+        f"{variable}=1, or unset {variable}",
     )
 
 

@@ -64,3 +64,7 @@ class TorchFramework(Framework):
         self.training = TorchTraining(self, devices)
         self.strict = TorchStrict(self)
         self.parallel = TorchParallel(self, devices)
+        if virtual_gpus and self.as_cuda:
+            from d2ldev_torch.virtual.as_cuda import switch_on
+
+            switch_on()

@@ -7,6 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import d2ldev.settings as settings
 from d2ldev.contract.devices import Devices
 from d2ldev.contract.files import Files
 from d2ldev.contract.models import Models
@@ -42,6 +43,8 @@ class Framework:
         max_virtual_gpus: how many virtual GPUs it can make.
         cannot: what the framework cannot do, with the reasons.
         virtual_gpus: see Args.
+        as_cuda: whether the program wants virtual GPUs that stand for CUDA devices. A framework
+            whose programs do not name CUDA takes no notice.
         devices, tensors, models, files, training, strict, parallel: the areas.
         state: what d2ldev keeps of the framework; an author leaves it alone.
 
@@ -84,6 +87,7 @@ class Framework:
                 f"D2LDEV_VIRTUAL_GPUS={self.max_virtual_gpus}, or unset it",
             )
         self.virtual_gpus = virtual_gpus
+        self.as_cuda = settings.virtual_cuda()
         self.models = Models()
         self.training = Training()
         self.strict = Strict()

@@ -29,7 +29,7 @@ from d2ldev.contract.parallel import first_failure
 from d2ldev.device import gpus_in_words
 from d2ldev.distributed.random_states import check_random_states, random_states
 from d2ldev.errors import PeerLostError, UnsupportedValueError, text_of
-from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
+from d2ldev.settings import BACKEND, VIRTUAL_CUDA, VIRTUAL_GPUS, Peers
 
 # Seconds for the other processes to end by themselves after the failure of one.
 PATIENCE = 5.0
@@ -144,6 +144,7 @@ def _environment(backend: Backend) -> Iterator[None]:
     variables = {BACKEND: backend.name}
     if framework_of(backend).virtual_gpus is not None:
         variables[VIRTUAL_GPUS] = str(framework_of(backend).virtual_gpus)
+        variables[VIRTUAL_CUDA] = str(int(framework_of(backend).as_cuda))
     # Several processes that each use all cores are slower than one.
     variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     before = {name: os.environ.get(name) for name in variables}

@@ -257,7 +257,7 @@ def set_selection(new: Selection) -> Selection:
 # -- virtual GPUs -----------------------------------------------------------------------------
 
 
-def virtual_gpus(n: int) -> None:
+def virtual_gpus(n: int, *, as_cuda: bool | None = None) -> None:
     """Ask for ``n`` virtual GPUs in every backend whose first use comes later.
 
     A virtual GPU has real data, real computation on the CPU, and real device semantics, but no
@@ -265,29 +265,43 @@ def virtual_gpus(n: int) -> None:
 
     Args:
         n: 0 to 8. With 0 the reference backend has none either; its default is two.
+        as_cuda: whether PyTorch's virtual GPUs stand for CUDA devices, so that a program that names
+            ``'cuda:1'`` runs unchanged. ``True`` makes the active backend at once. None follows the
+            variable ``D2LDEV_VIRTUAL_CUDA``. Other frameworks take no notice.
 
     Raises:
         InvalidDeviceError: if ``n`` is not an integer, or out of range.
-        DeviceUnavailableError: if a backend in use already has another number of GPUs.
+        DeviceUnavailableError: if a backend in use already has another number of GPUs, or was made
+            with another ``as_cuda``.
 
     >>> virtual_gpus(2)
     """
     attempted = f"make {quote(n)} virtual GPUs"
     number = settings.check_virtual_gpus(n, attempted, "d2ldev.virtual_gpus(2)")
+    wanted = settings.virtual_cuda() if as_cuda is None else bool(as_cuda)
+    argument = f", as_cuda={wanted}" if as_cuda is not None else ""
+    variable = f" {settings.VIRTUAL_CUDA}=1" if wanted else ""
     for framework in list_loaded_frameworks():
         devices = framework.devices
         count = count_gpus(framework)
         gpus = [gpu(i) for i in range(count)]
         made = sum(devices.platform(device) == "virtual" for device in gpus)
-        if framework.max_virtual_gpus and made != number:
+        if framework.max_virtual_gpus and (
+            made != number or (made and framework.as_cuda != wanted)
+        ):
             raise DeviceUnavailableError(
-                f"make {number} virtual GPUs",
+                f"make {number} virtual GPUs{' that stand for CUDA devices' if wanted else ''}",
                 f"the {framework.name} backend is in use already, with {gpus_in_words(count)}",
-                f"call d2ldev.virtual_gpus({number}) before the first use of a backend, "
-                f"or set {settings.VIRTUAL_GPUS}={number}; in a notebook restart the kernel first",
+                f"call d2ldev.virtual_gpus({number}{argument}) before the first use of a backend, "
+                f"or set {settings.VIRTUAL_GPUS}={number}{variable}; in a notebook restart the "
+                "kernel first",
                 [CPU, *gpus],
             )
     settings.choose_virtual_gpus(number)
+    if as_cuda is not None:
+        settings.choose_virtual_cuda(wanted)
+        if wanted:
+            active_framework()
 
 
 # -- from a tensor ----------------------------------------------------------------------------

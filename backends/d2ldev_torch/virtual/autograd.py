@@ -26,6 +26,7 @@ import torch
 from torch.autograd.variable import Variable
 
 from d2ldev import UnsupportedValueError
+from d2ldev_torch.virtual.as_cuda import mode_of_backward
 from d2ldev_torch.virtual.kernels import Operands, Schema, autocast_of_kernels
 from d2ldev_torch.virtual.memory import as_cpu, as_virtual
 
@@ -57,7 +58,7 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
     def run_backward(self, outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         """See ``torch.autograd.backward``."""
         try:
-            with torch.autograd.set_multithreading_enabled(False):
+            with mode_of_backward(), torch.autograd.set_multithreading_enabled(False):
                 return super().run_backward(outputs, *args, **kwargs)
         except RuntimeError as error:
             # The engine finds the streams of one kind of accelerator only, and ends with an

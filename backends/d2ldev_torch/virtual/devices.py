@@ -40,13 +40,24 @@ def index_of(native: torch.device) -> int:
     """
     index = native.index or 0
     if index >= _number:
-        raise DeviceUnavailableError(
-            f"use {native}",
-            f"torch has {_number} virtual GPU{'' if _number == 1 else 's'} here",
-            f"use one that exists, such as {NAME}:0, or set D2LDEV_VIRTUAL_GPUS={index + 1}",
-            [CPU, *(gpu(i) for i in range(_number))],
-        )
+        raise refuse_missing(str(native), f"{NAME}:0")
     return index
+
+
+def refuse_missing(name: str, existing: str) -> DeviceUnavailableError:
+    """Return the error of a virtual GPU that does not exist.
+
+    Args:
+        name: as the program calls it, with its index.
+        existing: the name of one that exists.
+    """
+    index = int(name.rpartition(":")[2])
+    return DeviceUnavailableError(
+        f"use {name}",
+        f"torch has {_number} virtual GPU{'' if _number == 1 else 's'} here",
+        f"use one that exists, such as {existing}, or set D2LDEV_VIRTUAL_GPUS={index + 1}",
+        [CPU, *(gpu(i) for i in range(_number))],
+    )
 
 
 def device_of(native: torch.device) -> Any:

@@ -8,6 +8,7 @@ operands.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 from weakref import ref
@@ -64,6 +65,8 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
         storage.origin = x, index, x.data_ptr(), x.shape, x.stride(), dtype
     held = ref(storage, _forget)
     _held[id(held)] = held
+    if _peaks:
+        _count(id(held), index, storage.nbytes())
     return new
 
 
@@ -200,6 +203,41 @@ _held: dict[int, ref[torch.UntypedStorage]] = {}
 
 def _forget(storage: ref[torch.UntypedStorage]) -> None:
     del _held[id(storage)]
+    index, size = _sizes.pop(id(storage), (0, 0))
+    _used[index] -= size
+
+
+# Of ``follow_peaks``: the size of each storage, and the bytes of each virtual GPU now and at most.
+_sizes: dict[int, tuple[int, int]] = {}
+_used: Counter[int] = Counter()
+_peaks: dict[int, int] = {}
+
+
+def follow_peaks(number: int) -> None:
+    """Follow how many bytes each virtual GPU holds at most, from now on; with 0, no longer."""
+    for followed in (_sizes, _used, _peaks):
+        followed.clear()
+    _peaks.update(dict.fromkeys(range(number), 0))
+    for key, held in _held.copy().items() if number else ():
+        storage = held()
+        if storage is not None:
+            _count(key, storage.device.index, storage.nbytes())
+
+
+def _count(key: int, index: int, size: int) -> None:
+    _sizes[key] = index, size
+    _used[index] += size
+    _peaks[index] = max(_peaks[index], _used[index])
+
+
+def peak_of(index: int) -> int:
+    """Return the most bytes that tensors have held on a virtual GPU since ``reset_peak``."""
+    return _peaks[index]
+
+
+def reset_peak(index: int) -> None:
+    """Forget how many bytes a virtual GPU has held, except for those that it holds now."""
+    _peaks[index] = _used[index]
 
 
 def count_used_bytes(index: int) -> int:

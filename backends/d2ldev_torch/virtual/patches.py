@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from d2ldev import UnsupportedValueError
-from d2ldev_torch.virtual import torch_module
+from d2ldev_torch.virtual import as_cuda, torch_module
+from d2ldev_torch.virtual.cuda_module import native_of
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.memory import as_virtual, bytes_of, forget_origin
 
@@ -42,6 +43,7 @@ def install(aten: Any) -> None:
     _make_new_tensors()
     _move_to_gpus()
     _answer_accelerator()
+    as_cuda.install()
     # Virtual GPUs read the host's memory directly, pageable or not.
     aten.impl("_pin_memory", lambda x, *_: x.clone(), "CPU")
 
@@ -51,6 +53,7 @@ def _make_storages() -> None:
     make = storage_type.__new__
 
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        device = as_cuda.translate(device)
         native = torch.get_default_device() if device is None else torch.device(device)
         if native.type != NAME:
             return make(cls, *args, device=device, **kwargs)
@@ -116,10 +119,13 @@ def _move_to_gpus() -> None:
 
     @wraps(tensor_type.cuda)
     def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
-        is_index = device is None or isinstance(device, int)
-        native = torch.device("cuda", device or 0) if is_index else torch.device(device)
-        if native.type == "cuda":
-            native = torch.device(NAME, native.index or 0)
+        if as_cuda.is_on():
+            native = native_of(device)
+        else:
+            is_index = device is None or isinstance(device, int)
+            native = torch.device("cuda", device or 0) if is_index else torch.device(device)
+            if native.type == "cuda":
+                native = torch.device(NAME, native.index or 0)
         # torch's own method for the device, which corresponds to ``cuda``.
         return getattr(self, NAME)(native, *args, **kwargs)  # type: ignore[no-any-return]
 

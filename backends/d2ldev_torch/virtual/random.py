@@ -8,12 +8,14 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from d2ldev_torch.strict import generator_mismatch
+from d2ldev_torch.virtual.as_cuda import show, translate
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.kernels import Schema, run_on_cpu
 
@@ -38,7 +40,7 @@ class Generator(_Generator, metaclass=_Metaclass):  # type: ignore[misc]
     _place: torch.device | None = None
 
     def __new__(cls, device: Any = None) -> Any:
-        native = torch.device("cpu" if device is None else device)
+        native = torch.device("cpu" if device is None else translate(device))
         if native.type != NAME:
             return super().__new__(cls, device)
         made = super().__new__(cls)
@@ -49,7 +51,7 @@ class Generator(_Generator, metaclass=_Metaclass):  # type: ignore[misc]
     @property
     def device(self) -> torch.device:
         """The device of the generator."""
-        return self._place or super().device
+        return show(self._place or super().device, sys._getframe(1))
 
     def __reduce__(self) -> tuple[Any, ...]:
         made_by, _, *state = super().__reduce__()

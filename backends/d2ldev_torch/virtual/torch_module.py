@@ -66,6 +66,11 @@ def set_device(device: Any) -> None:
         )
 
 
+def make_current(index: int) -> None:
+    """Set the result of ``current_device``, which a CUDA device without an index stands for."""
+    _current.set(index)
+
+
 @contextmanager
 def device(device: Any) -> Iterator[None]:
     """Change the result of ``current_device``. A device without an index stays the first one.
