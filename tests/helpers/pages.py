@@ -32,7 +32,7 @@ BLOCK = re.compile(
 )
 FILE = re.compile(r"# ([\w/.-]+\.\w+)\n")
 IMPORTED = {
-    "torch": ("torch",),
+    "torch": ("torch", "torch._dynamo"),  # the compiler, which each optimizer imports
     "jax": ("flax.nnx", "optax"),
     "tensorflow": ("keras", "tensorflow"),
     "reference": ("array_api_strict", "safetensors.numpy"),
