@@ -5,7 +5,7 @@ Gluon's layouts are the canonical ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,10 +57,12 @@ class MXNetFiles(Files):
         dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
-    ) -> list[str]:
+        *,
+        is_strict: bool,
+    ) -> tuple[Collection[str], Collection[str]]:
         lacking: list[str] = []
         if not isinstance(model, mx.gluon.Block):
-            return lacking
+            return lacking, ()
         # Of NumPy's kind or the old one, as the first batch would make them.
         make = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
         for name, parameter in _parameters(model):
@@ -76,7 +78,7 @@ class MXNetFiles(Files):
                 undo(vars(parameter).update, dict(vars(parameter)))
                 zeros = make(tuple(sizes), dtype=parameter.dtype, ctx=contexts[0])
                 parameter._load_init(zeros, contexts[0])
-        return lacking
+        return lacking, ()
 
     # -- optimizers -------------------------------------------------------------------------------
 

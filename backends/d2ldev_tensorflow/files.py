@@ -10,7 +10,7 @@ import json
 import sys
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,9 @@ class TensorFlowFiles(Files):
         dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
-    ) -> tuple[str, ...]:
+        *,
+        is_strict: bool,
+    ) -> tuple[Collection[str], Collection[str]]:
         if is_of_keras(model, "Layer") and not model.built and self._lacks_some(model, shapes):
             if inputs is not None and _fits(model, inputs, shapes):
                 undo(_restore_unbuilt(model))
@@ -124,19 +126,20 @@ class TensorFlowFiles(Files):
             named = list_named_tensors(self._framework, optimizer)
             if there != {f"optimizer.{name}" for name, _ in named}:
                 unbuild()
-        return ()
+        return (), self._find_optional(model, there, is_strict=is_strict)
 
     def _lacks_some(self, model: Any, names: Iterable[str]) -> bool:
         """Return whether a model lacks tensors of a file, apart from its optimizer's."""
         mine = dict(list_named_tensors(self._framework, model))
         return not {*names} - _of_optimizer(names) <= mine.keys()
 
-    def optional_names(
-        self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str], *, is_strict: bool
-    ) -> Set[str]:
-        here, there = _of_optimizer(mine), _of_optimizer(theirs)
+    def _find_optional(self, model: Any, there: Set[str], *, is_strict: bool) -> Set[str]:
+        """Return the names of an optimizer's tensors that are left alone, here and in a file."""
         if not is_of_keras(model, "Model"):
             return frozenset()
+        is_compiled = getattr(model, "optimizer", None) is not None
+        named = list_named_tensors(self._framework, model) if is_compiled else ()
+        here = _of_optimizer(name for name, _ in named)
         is_of_another = _is_of_another(model, here, there)
         # Two optimizers may use one name for different values: SGD's momentum is a sum, Adam's is a
         # mean of gradients.

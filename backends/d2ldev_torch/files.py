@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -90,7 +90,9 @@ class TorchFiles(Files):
         dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
-    ) -> tuple[str, ...]:
+        *,
+        is_strict: bool,
+    ) -> tuple[Collection[str], Collection[str]]:
         if isinstance(model, torch.nn.Module):
             for path, module in model.named_modules(remove_duplicate=False):
                 for name in _empty_buffers(module):
@@ -120,7 +122,7 @@ class TorchFiles(Files):
                 for name, x in waiting.items():
                     undo(_make_lazy, x, type(x))
                     x.materialize(found[name])
-        return ()  # a file lacks these as tensors, too
+        return (), ()  # a file lacks these as tensors, too
 
     # -- optimizers -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ also says how to convert the tensor to the first of these forms, the canonical o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.contract.tensors import Tensor, Tensors
@@ -144,7 +144,9 @@ class Files:
         dtypes: Mapping[str, str],
         inputs: Any,
         undo: Callable[..., object],
-    ) -> Sequence[str]:
+        *,
+        is_strict: bool,
+    ) -> tuple[Collection[str], Collection[str]]:
         """Make the tensors that a model would make at its first batch or step, as a file has them.
 
         Called by ``load_into`` before it compares.
@@ -157,30 +159,18 @@ class Files:
             undo: called before each change with a function that takes it back, and the function's
                 arguments. If the file is refused, the functions are called, the last first. They
                 must not fail.
+            is_strict: whether all names have to be on both sides. If not, what the file has of
+                another object under the same names may be left alone, too.
 
         Returns:
-            The names of those that the file lacks, and that ``Models.members`` does not have yet.
+            The names of tensors that the file lacks, and that ``Models.members`` does not have yet.
+            And the names of tensors that ``load_into`` leaves alone, here and in the file. The
+            framework itself reads them from no file, or only if the file has them.
 
         Raises:
             ValueError: if it cannot make them; the message says how the user can.
         """
-        return ()
-
-    def optional_names(
-        self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str], *, is_strict: bool
-    ) -> Set[str]:
-        """Return the names of tensors that ``load_into`` leaves alone, here and in the file.
-
-        They are what the framework itself reads from no file, or only if the file has it.
-
-        Args:
-            model: one of ``Models.types``.
-            mine: the model's tensors by their names.
-            theirs: the names in the file.
-            is_strict: whether all other names have to be on both sides. If not, what the file has
-                of another object under the same names is left alone, too.
-        """
-        return frozenset()
+        return (), ()
 
     # -- optimizers -------------------------------------------------------------------------------
 

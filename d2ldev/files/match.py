@@ -136,6 +136,7 @@ class Match:
         # There: name -> a tensor, a number, text, or the state of an optimizer.
         self._their_models: dict[str, Outline] = {}
         self._optional: set[str] = set()
+        self._left_alone: dict[str, set[str]] = {}
         self._theirs = flatten(found, self._visit_container)
         # The key of a pair, by the id of a tensor that is filled in place, or by a path.
         self._keys: dict[int | Path, tuple[int, str]] = {}
@@ -220,12 +221,16 @@ class Match:
             dtypes = {name: x.dtype for name, x in stored.items()}
             try:
                 inputs = None if outline is None else outline.inputs
-                lacking = files.complete(model, shapes, dtypes, inputs, undo)
+                strict = self._is_strict
+                lacking, others = files.complete(
+                    model, shapes, dtypes, inputs, undo, is_strict=strict
+                )
             except D2LDevError:
                 raise
             except Exception as error:  # whatever the file's shapes and arguments make it raise
                 self.different.append(f"{path or 'the top'}: {shorten(error)}")
-                lacking = ()
+                lacking, others = (), ()
+            self._left_alone[path] = {join_path(path, name) for name in others}
             self.missing += [prefix + name for name in lacking]
         inventory = Inventory(self._framework, model, self._attempted, is_saved=True)
         self.models[path] = inventory
@@ -294,8 +299,8 @@ class Match:
                 del mine[name]
         for name in (unlisted | self._optional) - mine.keys():
             theirs.pop(name, None)
-        for path in self.models:
-            self._leave_out(path, self._objects[path])
+        for names in self._left_alone.values():
+            self._leave_out(names)
         # A tensor with several names is in most files once, under one of them.
         ties = {
             id(x): name
@@ -338,16 +343,10 @@ class Match:
                         self.different.append(f"{told} has {settings[name]}")
         return others
 
-    def _leave_out(self, path: str, model: Any) -> None:
-        """Leave out optional values, and values of other models; see ``Files.optional_names``."""
-        if not self._is_object(model):
-            return
-        mine = {name: x for name, (_, x) in list_below(path, self._mine).items()}
-        theirs = list_below(path, self._theirs).keys()
-        names = self._framework.files.optional_names(model, mine, theirs, is_strict=self._is_strict)
-        optional = {join_path(path, name) for name in names}
+    def _leave_out(self, names: AbstractSet[str]) -> None:
+        """Leave out what ``Files.complete`` has named, on both sides."""
         for side, lacking in ((self._mine, self.missing), (self._theirs, self.unexpected)):
-            for name in [name for name in side if name in optional]:
+            for name in [name for name in side if name in names]:
                 del side[name]
                 if not self._is_strict:
                     lacking.append(name)
