@@ -43,16 +43,6 @@ _TRACED = ("train_function", "test_function", "predict_function")
 _MAKERS = tuple(f"make_{name}" for name in _TRACED)
 # ``compile`` makes these metrics and mean losses for ``fit``. No list of the model has them.
 _COMPILED = ("_loss_tracker", "_compile_metrics", "_compile_loss")
-# Keras's own attributes of an optimizer, which hold only its variables.
-_LISTED = frozenset(
-    {
-        "_variables",
-        "_trainable_variables",
-        "_trainable_variables_indices",
-        "_tracker",
-        "_distribution_strategy",
-    }
-)
 KerasObject = make_keras_kind("tensorflow")
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 # Most attributes have one of these types, and hold no tensor that moves. The last one is a table of
@@ -293,11 +283,11 @@ def _own_variables(optimizer: Any, attributes: Sequence[tuple[str, Any]]) -> lis
 
 
 def _attributes_of(optimizer: Any) -> list[tuple[str, Any]]:
-    """Return an optimizer's attributes without plain values and Keras's own lists."""
+    """Return an optimizer's attributes without plain values."""
     return [
         (name, value)
         for name, value in vars(optimizer).items()
-        if type(value) not in _PLAIN and name not in _LISTED and not name.startswith(_OF_TRACKING)
+        if type(value) not in _PLAIN and not name.startswith(_OF_TRACKING)
     ]
 
 
@@ -308,7 +298,7 @@ def _members_of_optimizer(optimizer: Any) -> Iterator[Slot]:
     for slot in _variables(variables):
         found = _find_slot(slot.name, numbers)
         yield slot._replace(name=".".join(map(str, found))) if found else slot
-    unlisted = _find_unlisted(attributes, variables)
+    unlisted = _find_unlisted(optimizer, attributes, variables)
     inner = [*_list_wrapped(optimizer), *_inner_optimizers(unlisted)]
     for name, each in inner:
         yield Slot(name, each)
@@ -322,16 +312,16 @@ def find_unlisted_attributes(optimizer: Any) -> Iterator[Slot]:
     """
     attributes = _attributes_of(optimizer)
     variables = _own_variables(optimizer, attributes)
-    unlisted = _find_unlisted(attributes, variables)
+    unlisted = _find_unlisted(optimizer, attributes, variables)
     inner = [x for _, x in (*_list_wrapped(optimizer), *_inner_optimizers(unlisted))]
     return _members_of_unlisted(optimizer, unlisted, variables, inner)
 
 
 def _find_unlisted(
-    attributes: Sequence[tuple[str, Any]], variables: Sequence[Any]
+    optimizer: Any, attributes: Sequence[tuple[str, Any]], variables: Sequence[Any]
 ) -> list[tuple[str, Any]]:
     """Return the attributes that may hold more than an optimizer's variables."""
-    known = set(map(id, variables))
+    known = {id(x) for x in (*variables, *list_trained(optimizer))}
     return [
         (name, value)
         for name, value in attributes
@@ -427,7 +417,9 @@ def _find_slot(name: str, numbers: Mapping[str, int]) -> tuple[int, str] | None:
 def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the optimizers that an optimizer wraps, with their names."""
     yield from _list_wrapped(optimizer)
-    yield from _inner_optimizers(_find_unlisted(_attributes_of(optimizer), optimizer._variables))
+    yield from _inner_optimizers(
+        _find_unlisted(optimizer, _attributes_of(optimizer), optimizer._variables)
+    )
 
 
 def _list_wrapped(optimizer: Any) -> Iterator[tuple[str, Any]]:
