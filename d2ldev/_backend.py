@@ -1541,7 +1541,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> with backend.strict():
         ...     X + Y
         Traceback (most recent call last):
-        d2ldev.errors.DeviceMismatchError: cannot run add: its operands are on different devices...
+        d2ldev.errors.DeviceMismatchError: cannot run add: Expected all tensors to be on...
         """
         return self._framework.state.strictness.block()
 

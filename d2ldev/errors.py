@@ -224,9 +224,9 @@ class DeviceMismatchError(D2LDevError, RuntimeError):
     >>> with backend.strict():
     ...     X + Y
     Traceback (most recent call last):
-    d2ldev.errors.DeviceMismatchError: cannot run add: its operands are on different devices: ...
+    d2ldev.errors.DeviceMismatchError: cannot run add: Expected all tensors to be on the same...
       devices: gpu:0, gpu:1
-      fix: operand_1 = backend.to(operand_1, 'gpu:0')
+      fix: x = backend.to(x, 'gpu:0'), where x is operand 2 of add
     """
 
 

@@ -72,10 +72,10 @@ class JaxStrict(Strict):
             if isinstance(sharding, jax.sharding.Sharding) and getattr(x, "committed", True):
                 device = self._only(sharding.device_set)
                 named = name and not name.startswith("args[")
-                operand = name if named else f"operand_{index}"
+                operand = name if named else index
                 found += [(operand, device)] if device in places else []
         unnamed = [device for device in places if device not in [known for _, known in found]]
-        return [*found, *((f"operand_{len(args) + i}", each) for i, each in enumerate(unnamed))]
+        return [*found, *((len(args) + i, each) for i, each in enumerate(unnamed))]
 
     def _only(self, natives: Collection[jax.Device]) -> Device | None:
         """Return the ``Device`` of JAX's device; None for several devices."""

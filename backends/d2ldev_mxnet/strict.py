@@ -83,7 +83,7 @@ class MXNetStrict(Strict):
     def _locate(self, handles: Iterable[int | None]) -> list[Operand]:
         """Return the devices of the arrays of some handles."""
         devices = enumerate(map(self._device_of, handles))
-        return [(f"operand_{i}", device) for i, device in devices if device is not None]
+        return [(i, device) for i, device in devices if device is not None]
 
     def _device_of(self, handle: int | None) -> Device | None:
         """Return the device of an array; None without one, or before the array has memory."""

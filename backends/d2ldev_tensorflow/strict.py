@@ -111,13 +111,13 @@ class TensorFlowStrict(Strict):
         Raises:
             DeviceMismatchError: if the operands are on several devices.
         """
-        named: list[tuple[str, Any]] = []
+        named: list[tuple[str | int, Any]] = []
         for index in inputs.operands:
-            name, value = inputs.names[index], values[index]
+            value = values[index]
             if isinstance(value, (list, tuple)):
-                named += [(f"{name}[{i}]", item) for i, item in enumerate(value)]
+                named += [(f"operand {index + 1}[{i}]", item) for i, item in enumerate(value)]
             else:
-                named.append((name, value))
+                named.append((index, value))
         return self._find_common_device(operation, named)
 
     def _home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
@@ -129,7 +129,7 @@ class TensorFlowStrict(Strict):
             )
         return self._home_of(operation, inputs, values)
 
-    def _find_common_device(self, operation: str, named: list[tuple[str, Any]]) -> str | None:
+    def _find_common_device(self, operation: str, named: list[tuple[str | int, Any]]) -> str | None:
         places = [(name, there) for name, value in named if (there := _place_of(value)) is not None]
         homes = {there for _, there in places}
         if len(homes) == 1:
@@ -274,10 +274,10 @@ def _strip_places(result: Any) -> Any:
     return result
 
 
-def _name(index: int, value: Any) -> str:
-    """Return the name of a function's input: a variable's own name, or its number."""
+def _name(index: int, value: Any) -> str | int:
+    """Return the name of a function's input: a variable's own name, or its index."""
     name = getattr(value, "_name", None)  # the handle of a variable has one
-    return name.partition(":")[0] if isinstance(name, str) else f"operand_{index}"
+    return name.partition(":")[0] if isinstance(name, str) else index
 
 
 def _title_of(operation: str) -> str:

@@ -22,6 +22,8 @@ from d2ldev.framework import CPU, Devices, Memory, nvml
 from d2ldev_torch.precision import matmul_precision, set_matmul_precision
 
 NATIVE_CPU = torch.device("cpu")
+MOVE = "{x} = {x}.to({y}.device)"
+"""The line that moves an operand: it is right in a library, too, which knows no backend."""
 
 
 class TorchDevices(Devices):

@@ -39,6 +39,7 @@ from d2ldev.framework import (
     operands_of,
     replace,
 )
+from d2ldev_torch.devices import MOVE
 
 if TYPE_CHECKING:
     from d2ldev.framework import Watch
@@ -162,7 +163,7 @@ class TorchStrict(Strict):
         # called on one device. If the call succeeds, only the devices were wrong.
         others = [(each, device) for each, x, device in found if not _is_number(x)]
         if _differ(others) or _succeeds_on_one_device(function, args, kwargs):
-            return mismatch(name.removeprefix("__").removesuffix("__"), operands)
+            return mismatch(name.removeprefix("__").removesuffix("__"), operands, move=MOVE)
         return None
 
     def _may_be_about_devices(self, error: RuntimeError) -> bool:
@@ -171,7 +172,7 @@ class TorchStrict(Strict):
         return not isinstance(error, others) and not self._framework.devices.is_out_of_memory(error)
 
     def _stray_generator(
-        self, name: str, operands: list[Operand], kwargs: Mapping[str, Any]
+        self, name: str, operands: Sequence[Operand], kwargs: Mapping[str, Any]
     ) -> DeviceMismatchError | None:
         """Return the error of an operation whose generator is on another kind of device."""
         generator, native = kwargs.get("generator"), kwargs.get("device")
@@ -195,7 +196,7 @@ class TorchStrict(Strict):
         for output, gradient in zip(outputs, gradients, strict=False):
             operands = operands_of(self._framework, (), {"output": output, "gradient": gradient})
             if _differ(operands) and gradient.dim():  # a 0-dim gradient is copied
-                return mismatch("backward", operands)
+                return mismatch("backward", operands, move=MOVE)
         return None
 
     def _mismatch_in_a_step(
@@ -206,7 +207,7 @@ class TorchStrict(Strict):
         for together in zip(*filter(None, lists), strict=False):
             operands = operands_of(self._framework, [x for x in together if not _is_number(x)])
             if _differ(operands):
-                return mismatch("step", operands)
+                return mismatch("step", operands, move=MOVE)
         return None
 
 

@@ -19,43 +19,66 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 # What Python can assign to: not the ``dense_0/kernel`` of a variable of Keras.
 _EXPRESSION = re.compile(r"[A-Za-z_]\w*(\[[^]]*\]|\.\w+)*")
 
-Operand = tuple[str, Device]
-"""The name of an operation's operand, and its device."""
+Operand = tuple[str | int, Device]
+"""The name of an operation's operand, or else its index in the call, and its device."""
+
+_BY_BACKEND = "{x} = backend.to({x}, '{device}')"
 
 
-def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError:
+def mismatch(
+    operation: str, operands: Iterable[Operand], *, move: str = _BY_BACKEND
+) -> DeviceMismatchError:
     """Return the error of an operation whose operands are on different devices.
 
     Args:
         operation: its name, such as ``'add'``.
-        operands: the name and the device of each tensor among the operands. If the framework has
-            no name for it, it is ``operand_0``, ``operand_1`` ...
+        operands: the name and the device of each tensor among the operands. An operand without a
+            name in the user's program has its index in the call.
+        move: the line that moves the operand ``{x}`` to ``{device}``, where the operand ``{y}`` is.
 
-    >>> print(mismatch('add', [('x', Device('gpu', 0)), ('y', Device('cpu'))]))
-    cannot run add: its operands are on different devices: x on gpu:0, y on cpu
+    >>> print(mismatch('add', [(0, Device('gpu', 0)), (1, Device('cpu'))]))
+    cannot run add: Expected all tensors to be on the same device, but found operand 1 on gpu:0, ...
       devices: gpu:0, cpu
-      fix: y = backend.to(y, 'gpu:0')
+      fix: x = backend.to(x, 'gpu:0'), where x is operand 2 of add
     """
-    listed = list(operands)
+    listed = [(_title_of(name), device) for name, device in operands]
     # Most often a model is on a GPU and its batch is elsewhere. The operands of the batch are
     # fewer, or have no name.
     counts = Counter(device for _, device in listed if device is not CPU)
-    named = Counter(device for name, device in listed if not name.startswith("operand_"))
+    named = Counter(device for name, device in listed if not _is_index(name))
     target = max(counts, key=lambda device: (counts[device], named[device]), default=CPU)
     elsewhere = dict.fromkeys(name for name, device in listed if device is not target)
-    lines = [
-        f"{name} = backend.to({name}, '{target}')"
-        if _EXPRESSION.fullmatch(name)
-        else f"model = backend.place(model, '{target}')"
-        for name in elsewhere
-    ]
+    there = next(name for name, device in listed if device is target)
+    lines = [_line_of(operation, name, there, target, move) for name in elsewhere]
     return DeviceMismatchError(
         f"run {operation}",
-        "its operands are on different devices: "
+        # The words are PyTorch's, because libraries look for them in an error.
+        "Expected all tensors to be on the same device, but found "
         + ", ".join(f"{name} on {device}" for name, device in listed),
         "; ".join(dict.fromkeys(lines)),
         dict.fromkeys(device for _, device in listed),
     )
+
+
+def _title_of(name: str | int) -> str:
+    return f"operand {name + 1}" if isinstance(name, int) else name
+
+
+def _is_index(name: str) -> bool:
+    return name.startswith("operand ")
+
+
+def _line_of(operation: str, name: str, there: str, target: Device, move: str) -> str:
+    """Return the line that moves one operand."""
+    if _is_index(name):
+        x, y, where = "x", "y", f", where x is {name} of {operation}"
+        if "{y}" in move:
+            where += f", and y {there}"
+        return move.format(x=x, y=y, device=target) + where
+    if not _EXPRESSION.fullmatch(name):
+        return f"model = backend.place(model, '{target}')"
+    y = there if _EXPRESSION.fullmatch(there) else "y"
+    return move.format(x=name, y=y, device=target)
 
 
 def operands_of(
@@ -70,11 +93,11 @@ def locate_tensors(
 ) -> list[tuple[str, Tensor, Device]]:
     """Return the tensors among the arguments of an operation: name, tensor, device.
 
-    Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that is not
+    Those in lists and tuples too, as ``concat`` takes them: ``operand 1[0]``. A tensor that is not
     on one device, such as a traced one, is left out.
     """
     found: list[tuple[str, Tensor, Device]] = []
-    named = [(f"operand_{index}", value) for index, value in enumerate(arguments)]
+    named = [(f"operand {index + 1}", value) for index, value in enumerate(arguments)]
     _collect(framework, [*named, *keywords.items()], found)
     return found
 

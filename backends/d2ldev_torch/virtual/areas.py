@@ -5,6 +5,7 @@ d2ldev registers them once in a process, and only if the user asks for virtual G
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,8 +27,10 @@ from d2ldev_torch.virtual import (
 )
 from d2ldev_torch.virtual.copies import COPY_KERNELS
 from d2ldev_torch.virtual.devices import NAME
+from d2ldev_torch.virtual.dtypes import follow_cuda
 from d2ldev_torch.virtual.kernels import (
     SPARSE_MAKERS,
+    Schema,
     fall_back,
     operator_named,
     refuse_layout,
@@ -123,37 +126,46 @@ def _register(aten: Any, name: str) -> None:
         return
     if _has(name, "AutocastCPU"):
         aten.impl(name, partial(autograd.run_differentiable, schema), "AutocastPrivateUse1")
-    if name in COPY_KERNELS:
-        aten.impl(name, COPY_KERNELS[name], "PrivateUse1")
-        if _has(name, "CompositeImplicitAutograd"):
-            aten.impl(name, COPY_KERNELS[name], "AutogradPrivateUse1")
-    elif name in cuda_kernels.KERNELS:
-        aten.impl(name, cuda_kernels.KERNELS[name], "PrivateUse1")
-    elif name in autograd.COMPOSED_BY_DEVICE:
-        kernel = partial(autograd.run_composite, schema)
+    is_composed = _has(name, "CompositeImplicitAutograd")
+    kernel = _choose_kernel(name, schema, is_composed=is_composed)
+    run = op.decompose if is_composed else partial(run_on_cpu, schema)
+    as_on_cuda = follow_cuda(schema, kernel or run, is_composed=is_composed)
+    kernel = as_on_cuda or kernel
+    if kernel is None:
+        return
+    aten.impl(name, kernel, "PrivateUse1")
+    if is_composed and (as_on_cuda or name in COPY_KERNELS or name in autograd.COMPOSED_BY_DEVICE):
         aten.impl(name, kernel, "AutogradPrivateUse1")
-        aten.impl(name, kernel, "PrivateUse1")
-    elif schema.is_random:
-        if not _has(name, "CompositeImplicitAutograd"):
-            aten.impl(name, partial(random.run_random, schema), "PrivateUse1")
-    elif _is_view(op):
+
+
+def _choose_kernel(name: str, schema: Schema, *, is_composed: bool) -> Callable[..., Any] | None:
+    """Return an operator's kernel for virtual GPUs; None if torch finds one by itself."""
+    special = COPY_KERNELS.get(name) or cuda_kernels.KERNELS.get(name)
+    if special is not None:
+        return special
+    if name in autograd.COMPOSED_BY_DEVICE:
+        return partial(autograd.run_composite, schema)
+    if schema.is_random:
+        return None if is_composed else partial(random.run_random, schema)
+    has_cpu = _has(name, "CPU")
+    if _is_view(schema.op):
         # torch's own kernels make a view of the tensor itself, on its storage.
-        if _has(name, "CPU"):
-            aten.impl(name, partial(op._handle.redispatch_boxed, CPU_KEYS), "PrivateUse1")
-    elif schema.name not in _ABOUT_STORAGE and (
-        any(_has(name, key) for key in _COMPOSED)
-        # The CPU's kernel serves the CPU, and a composition serves all other devices.
-        or (_has(name, "CPU") and _has(name, "CompositeImplicitAutograd"))
-    ):
-        aten.impl(name, partial(run_on_cpu, schema), "PrivateUse1")
+        return partial(schema.op._handle.redispatch_boxed, CPU_KEYS) if has_cpu else None
+    if schema.name in _LEFT_TO_TORCH:
+        return None
+    # The CPU's kernel serves the CPU, and a composition serves all other devices.
+    is_composed_elsewhere = any(_has(name, key) for key in _COMPOSED) or (has_cpu and is_composed)
+    return partial(run_on_cpu, schema) if is_composed_elsewhere else None
 
 
 _COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-# These operators read the tensor itself, above all its storage, and not its elements.
-_ABOUT_STORAGE = frozenset(
+# These operators read the tensor itself, above all its storage, and not its elements. As on CUDA,
+# the composition of a packed sequence takes its lengths on the host, and leaves its sizes there.
+_LEFT_TO_TORCH = frozenset(
     (
         *("_has_same_storage_numel", "_new_zeros_with_same_feature_meta", "is_same_size"),
         *("_lazy_clone", "lift", "is_pinned", "_pin_memory", "set", "resize", "resize_as"),
+        *("_pack_padded_sequence", "_pad_packed_sequence"),
         *("sparse_dim", "dense_dim", "is_coalesced", "_coalesced"),
     )
 )

@@ -5,6 +5,7 @@
   https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Normalization.cuh
 - ``torch.histc`` of integers, with which mixtures of experts count their tokens:
   https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/SummaryOps.cu
+- ``torch.nansum`` of complex numbers.
 """
 
 from __future__ import annotations
@@ -131,8 +132,21 @@ def histc(x: _Tensor, bins: int = 100, lowest: float = 0, highest: float = 0) ->
 
 _HISTC = schema_of(torch.ops.aten.histc.default)
 
+
+def nansum(
+    x: _Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> _Tensor:
+    """Return the sum of the elements that are numbers."""
+    if not x.is_complex():
+        return run_on_cpu(_NANSUM, x, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+    return torch.where(x.isnan(), 0, x).sum(dim, keepdim, dtype=dtype)
+
+
+_NANSUM = schema_of(torch.ops.aten.nansum.default)
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "histc": histc,
+    "nansum": nansum,
     "batch_norm_stats": stats,
     "batch_norm_gather_stats_with_counts": gather_stats,
     "batch_norm_elemt": normalize,

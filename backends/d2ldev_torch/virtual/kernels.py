@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from d2ldev import DeviceMismatchError
-from d2ldev.framework import mismatch
-from d2ldev_torch.devices import NATIVE_CPU
+from d2ldev.framework import Operand, mismatch
+from d2ldev_torch.devices import MOVE, NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.memory import (
     CPU_KEYS,
@@ -32,7 +32,7 @@ from d2ldev_torch.virtual.memory import (
 _Tensor = torch.Tensor
 
 # Arguments that CUDA's kernels also take from the host. CPU tensors index any tensor, and the host
-# reads the lengths of packed sequences.
+# reads the sizes of packed sequences.
 _HOST_ARGUMENTS = {
     **dict.fromkeys(
         (
@@ -43,16 +43,10 @@ _HOST_ARGUMENTS = {
         "indices",
     ),
     **dict.fromkeys(
-        (
-            *("_pack_padded_sequence_backward", "_pad_packed_sequence"),
-            *("lstm", "gru", "rnn_tanh", "rnn_relu"),
-        ),
+        (*("_pack_padded_sequence_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"),),
         "batch_sizes",
     ),
-    "_pack_padded_sequence": "lengths",
 }
-# Results that CUDA's kernels also return on the host.
-_HOST_RESULTS = {"_pack_padded_sequence": (1,), "_pad_packed_sequence": (1,)}
 # A 0-dim tensor on the host stands for a number, but not in these arguments.
 _NO_NUMBERS = frozenset(("index", "indices", "target", "tensors"))
 _NUMBERS = frozenset((bool, int, float, complex))
@@ -70,7 +64,6 @@ class Schema:
 
     Attributes:
         outs: the names of the arguments that the operator writes its results to.
-        host_results: the indexes of the results on the host.
         is_random: whether it takes a generator.
     """
 
@@ -81,7 +74,6 @@ class Schema:
         self.name: str = str(schema.name).removeprefix("aten::")
         self.is_mutable: bool = schema.is_mutable
         self.outs = tuple(argument.name for argument in arguments if argument.is_out)
-        self.host_results = _HOST_RESULTS.get(self.name, ())
         self._host = _HOST_ARGUMENTS.get(self.name)
         self._names = tuple(argument.name for argument in arguments)
         self._written = frozenset(argument.name for argument in arguments if argument.is_write)
@@ -96,7 +88,7 @@ class Schema:
             for i in self._tensors
             if not arguments[i].is_write and arguments[i].name not in _NO_NUMBERS
         )
-        self._may_be_quick = not self.outs and not self.host_results and self._host is None
+        self._may_be_quick = not self.outs and self._host is None
         self._redispatch = op._handle.redispatch_boxed
         self.is_random = "generator" in self._names
 
@@ -120,12 +112,16 @@ class Schema:
 
     def mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMismatchError:
         """Return the error of a call whose tensors are on different devices."""
-        operands = []
-        for name, value in self.name_arguments(args, kwargs).items():
-            several = isinstance(value, (list, tuple))
+        operands: list[Operand] = []
+        # The names of a schema, such as ``self`` and ``mat2``, are not the user's.
+        named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+        for name, value in named:
+            is_list = isinstance(value, (list, tuple))
+            title = f"operand {name + 1}" if isinstance(name, int) else name
             for i, x in enumerate(_tensors_in(value)):
-                operands.append((f"{name}[{i}]" if several else name, device_of(x.device)))
-        return mismatch(self.name, operands)
+                if not (x.is_cpu and self.may_be_on_host(x, args, kwargs)):
+                    operands.append((f"{title}[{i}]" if is_list else name, device_of(x.device)))
+        return mismatch(self.name, operands, move=MOVE)
 
     def run_quickly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a common call with the CPU's kernel, on the tensors that the operands were made of.
@@ -169,6 +165,15 @@ class Schema:
         if isinstance(result, (list, tuple)):
             return type(result)(_take(one, args, new, index) for one in result)
         return _take(result, args, new, index)
+
+    def list_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors among the arguments of a call."""
+        return [x for value in (*args, *kwargs.values()) for x in _tensors_in(value)]
+
+    def list_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors that a call writes to."""
+        named = self.name_arguments(args, kwargs)
+        return [x for name in self._written if name in named for x in _tensors_in(named[name])]
 
     def name_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by their names."""
@@ -301,10 +306,7 @@ class Operands:
                 return known[1]
             return result if self._is_made_elsewhere else self._take(result, self.index)
         if isinstance(result, (list, tuple)):
-            hosts = self._schema.host_results
-            return type(result)(
-                item if i in hosts else self.to_virtual(item) for i, item in enumerate(result)
-            )
+            return type(result)(self.to_virtual(item) for item in result)
         return result
 
 

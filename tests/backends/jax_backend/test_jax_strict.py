@@ -60,14 +60,14 @@ def test_the_error_names_every_operand_and_its_device(backend, x, y):
         step({"w": x, "b": x, "free": jnp.ones(3)}, y)
     error = caught.value
     assert error.attempted == "run <lambda>"
-    assert error.problem.endswith(": params['b'] on gpu:1, params['w'] on gpu:1, batch on gpu:0")
+    assert error.problem.endswith(" params['b'] on gpu:1, params['w'] on gpu:1, batch on gpu:0")
     assert error.fix == "batch = backend.to(batch, 'gpu:1')"
 
 
 def test_the_fix_names_no_variable_that_is_not_there(backend, x, y):
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         jax.lax.dot(x, y)  # JAX calls its operands args[0] and args[1]
-    assert caught.value.fix == "operand_1 = backend.to(operand_1, 'gpu:1')"
+    assert caught.value.fix == "x = backend.to(x, 'gpu:1'), where x is operand 2 of dot_general"
 
 
 def test_the_accuracy_of_labels_on_another_device_names_both(backend):

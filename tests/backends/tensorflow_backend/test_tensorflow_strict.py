@@ -201,10 +201,10 @@ def test_the_error_has_the_names_of_the_operation_and_of_its_operands(backend, h
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         tf.concat([here, elsewhere], 0)
     assert str(caught.value) == (
-        "cannot run concat: its operands are on different devices: "
-        "values[0] on gpu:1, values[1] on gpu:0\n"
+        "cannot run concat: Expected all tensors to be on the same device, but found "
+        "operand 1[0] on gpu:1, operand 1[1] on gpu:0\n"
         "  devices: gpu:1, gpu:0\n"
-        "  fix: values[1] = backend.to(values[1], 'gpu:1')"
+        "  fix: x = backend.to(x, 'gpu:1'), where x is operand 1[1] of concat"
     )
 
 

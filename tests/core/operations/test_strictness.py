@@ -190,8 +190,8 @@ def test_every_operand_on_another_device_has_its_line():
 def test_a_batch_moves_to_its_model_and_not_the_model_to_the_batch():
     weights = [("dense/kernel", gpu(1)), ("dense/bias", gpu(1))]
     assert mismatch("run", [("x", gpu(0)), *weights]).fix == "x = backend.to(x, 'gpu:1')"
-    error = mismatch("matmul", [("operand_0", gpu(0)), ("dense/kernel", gpu(1))])
-    assert error.fix == "operand_0 = backend.to(operand_0, 'gpu:1')"
+    error = mismatch("matmul", [(0, gpu(0)), ("dense/kernel", gpu(1))])
+    assert error.fix == "x = backend.to(x, 'gpu:1'), where x is operand 1 of matmul"
 
 
 def test_a_name_that_cannot_be_assigned_to_is_not_in_the_fix():
@@ -202,7 +202,7 @@ def test_a_name_that_cannot_be_assigned_to_is_not_in_the_fix():
 def test_operands_are_found_in_lists_and_among_keywords(reference):
     x, y = reference.ones(1, device="gpu:0"), reference.ones(1)
     found = operands_of(framework_of(reference), ([x, y], 1, "text"), {"out": y})
-    assert found == [("operand_0[0]", gpu(0)), ("operand_0[1]", CPU), ("out", CPU)]
+    assert found == [("operand 1[0]", gpu(0)), ("operand 1[1]", CPU), ("out", CPU)]
 
 
 @pytest.mark.parametrize(

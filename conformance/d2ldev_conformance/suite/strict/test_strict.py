@@ -138,15 +138,27 @@ def test_the_error_names_the_operation(backend, elsewhere, name):
 
 @requirement("strict.names-the-devices", section=SECTION, source="contract, Containers and errors")
 def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewhere):
-    """Name the device of each operand in the error, and the line that fixes it."""
-    x, y = elsewhere
+    """Name the device of each operand in the error, and the line that fixes it.
+
+    An operand of an expression has no name in the program, so that the line says which it is. The
+    words of the problem are PyTorch's, which libraries look for.
+    """
+    x, y = operands = [*elsewhere]
     with pytest.raises(DeviceMismatchError) as caught, backend.strict():
         x + y
     error = caught.value
     assert set(error.devices) == {str(device) for device in route}
     assert all(str(device) in error.problem for device in route)
-    assert "backend.to(" in error.fix
-    assert any(repr(str(device)) in error.fix for device in route)
+    assert "Expected all tensors to be on the same device" in str(error)
+    line, _, where = error.fix.partition(", where ")
+    places = {name: int(number) - 1 for name, number in re.findall(r"([xy]) .*?(\d+)", where)}
+    places = places or {"x": 0, "y": 1}
+    names = {"backend": backend, **{name: operands[i] for name, i in places.items()}}
+    exec(line, names)  # noqa: S102 - the error's own line has to work
+    for name, i in places.items():
+        operands[i] = names[name]
+    with backend.strict():
+        operands[0] + operands[1]
 
 
 @requirement("strict.scalars-on-other-devices", section=SECTION)

@@ -3,7 +3,8 @@
 Run as a program, because torch's tests change settings of the process:
 ``python operator_sweep.py SAMPLES``. It prints, as JSON, how many calls were compared, and where
 the two differ: operator -> what differs. Everything is compared bit for bit. Every operator that
-takes ``out=`` is called again with views of larger buffers, and mapped by ``torch.vmap``.
+takes ``out=`` is called again with views of larger buffers, and mapped by ``torch.vmap``. Dtypes
+that only the CPU or only CUDA computes, by torch's own table, are called by themselves.
 """
 
 import contextlib
@@ -24,6 +25,14 @@ d2ldev.virtual_gpus(2)
 d2ldev.get_backend("torch")
 PLACE = torch.device("vgpu:1")
 DTYPES = (torch.float32, torch.complex64, torch.int64)
+WIDER = {
+    torch.bool: torch.uint8,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+# Kernels of attention that only cards have.
+OF_CARDS = ("_flash_attention", "_efficient_attention")
 
 
 def operators():
@@ -173,7 +182,7 @@ def sweep(number, compare, selected=lambda op: True):
         for dtype in DTYPES:
             differentiable = op.supports_autograd and dtype.is_floating_point
             samples = []
-            if dtype in op.dtypes:
+            if dtype in op.dtypes & op.dtypesIfCUDA:
                 with contextlib.suppress(Exception):
                     made = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
                     samples = list(itertools.islice(made, number))  # of up to hundreds
@@ -191,6 +200,83 @@ def sweep(number, compare, selected=lambda op: True):
     return {"compared": compared, "operators": len(names), "different": different}
 
 
+def sweep_refused():
+    """Return the pairs of operator and dtype that a virtual GPU refuses as CUDA, and the others.
+
+    Half precision is left out: a build for the CPU does not know whether CUDA computes it.
+    """
+    refused, computed = [], []
+    for op in operators():
+        for dtype in op.dtypes - op.dtypesIfCUDA - set(WIDER):
+            if "float8" in str(dtype):
+                continue
+            error = None
+            for sample in itertools.islice(op.sample_inputs("cpu", dtype), 6):
+                args, kwargs = move_values(((sample.input, *sample.args), sample.kwargs), PLACE)
+                try:
+                    op(*args, **kwargs)
+                except NotImplementedError as raised:
+                    error = raised
+            pair = f"{op.name} {dtype}"
+            (refused if "CUDA has no such kernel" in str(error) else computed).append(pair)
+    return {"refused": refused, "computed": computed}
+
+
+def sweep_wider():
+    """Return the pairs that CUDA computes, and the CPU does not, and what goes wrong with them."""
+    computed, wrong = [], {}
+    for op in operators():
+        if any(name in op.name for name in OF_CARDS):
+            continue
+        for dtype in (op.dtypesIfCUDA - op.dtypes) & set(WIDER):
+            pair = f"{op.name} {dtype}"
+            has_gradient = dtype in op.backward_dtypesIfCUDA and dtype is not torch.bool
+            made = op.sample_inputs("cpu", dtype, requires_grad=has_gradient)
+            for sample in itertools.islice(made, 4):
+                try:
+                    found = compare_wider(op, sample, dtype)
+                except Exception as error:
+                    found = f"{type(error).__name__}: {error}"[:200]
+                if found:
+                    wrong[pair] = found
+            computed.append(pair)
+    return {"computed": computed, "wrong": wrong}
+
+
+def compare_wider(op, sample, dtype):
+    """Return how a call in a narrow dtype differs from the next wider one's on the CPU."""
+    values = ((sample.input, *sample.args), sample.kwargs)
+    args, kwargs = move_values(values, PLACE)
+    torch.manual_seed(1)
+    results = op(*args, **kwargs)
+    if not all(x.device == PLACE for x in tensors(results)):
+        return "another device"
+    for gradient in gradients(
+        results, (args, kwargs), lambda outputs: map(torch.ones_like, outputs)
+    ):
+        if gradient.device != PLACE or not gradient.dtype.is_floating_point | gradient.is_complex():
+            return "another gradient"
+
+    def widen(value):
+        if isinstance(value, torch.dtype):
+            return WIDER.get(value, value)
+        is_narrow = isinstance(value, torch.Tensor) and value.dtype is dtype
+        return value.detach().to(WIDER[dtype]) if is_narrow else value
+
+    wide_args, wide_kwargs = tree_map(widen, values)
+    torch.manual_seed(1)
+    try:
+        expected = op(*wide_args, **wide_kwargs)
+    except RuntimeError:  # the CPU has no kernel for the wider dtype either
+        return None
+    for x, y in zip(tensors(results), tensors(expected), strict=True):
+        # The largest numbers overflow, and several operations round several times.
+        y = y.to(x.dtype)
+        if not torch.allclose(x.cpu().to(y.dtype), y, rtol=0.05, atol=0.15, equal_nan=True):
+            return f"{x.dtype}: {x} is not {y}"[:300]
+    return None
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     number = int(sys.argv[1])
@@ -198,4 +284,5 @@ if __name__ == "__main__":
     for view in VIEWS:
         written = partial(compare_written, view=view)
         found[view] = sweep(1, written, lambda op: op.supports_out)
+    found["only on the CPU"], found["only on CUDA"] = sweep_refused(), sweep_wider()
     print(json.dumps(found))
