@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -64,6 +64,13 @@ _LOOKS = frozenset(
         *("__get__", "__len__", "size", "dim", "numel", "stride", "data_ptr", "element_size"),
         *("detach", "clone", "contiguous", "to", "cpu", "cuda", "type", "is_contiguous"),
         *("is_floating_point", "is_complex", "resolve_conj", "resolve_neg", "requires_grad_"),
+    )
+)
+# Functions by which a test asks for no values.
+_SIZES = frozenset(
+    (
+        *(_Tensor.shape.__get__, _Tensor.ndim.__get__, _Tensor.dtype.__get__),  # type: ignore[attr-defined]
+        *(_Tensor.__len__, _Tensor.size, _Tensor.dim, _Tensor.numel),
     )
 )
 _IN_PLACE = frozenset(("__setitem__", "__set__"))
@@ -128,6 +135,7 @@ class LeakMode(TorchFunctionMode):
         frame = self._frames.nearest(caller)
         native = kwargs.get("device")
         native = torch.device(native) if isinstance(native, (str, int)) else native
+        self._take_given(frame)
         if frame is None or kwargs.get("out") is not None:
             return self._call(function, args, kwargs, caller)
         if native is not None and native.type == "cuda":
@@ -154,7 +162,8 @@ class LeakMode(TorchFunctionMode):
             name = str(caller.f_globals.get("__name__", ""))
             is_torch = name.partition(".")[0] == "torch"
             return not is_torch or name.startswith(_INPUT_MODULES) or name == _COLLATE
-        return not self._is_constructed(frame) and self._watch.is_input(frame)
+        is_input = not self._is_constructed(frame) and self._watch.is_input(frame)
+        return is_input and not self._watch.is_kept(frame)
 
     def _make_on_device(
         self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -178,20 +187,32 @@ class LeakMode(TorchFunctionMode):
         """Remember a tensor that a library has created on another device."""
         if not isinstance(made, _Tensor) or made.device == self._native:
             return
-        if not self._frames.is_test(frame) and (
-            self._is_constructed(frame) or self._watch.is_own(frame)
-        ):
-            self._watch.note_stray(made, frame, "creates")
+        if self._frames.is_test(frame):
+            return
+        is_suspect = self._is_constructed(frame) or self._watch.is_kept(frame)
+        if is_suspect or self._watch.is_own(frame):
+            self._watch.note_stray(made, frame, "creates", is_suspect=is_suspect)
 
     def take(self, made: torch.Tensor, caller: FrameType) -> torch.Tensor:
         """Return a tensor that was made past all modes, on the device if it is an input."""
         frame = self._frames.nearest(caller)
+        self._take_given(frame)
         if frame is None or not made.is_cpu:
             return made
         if self._makes_input(frame, caller):
             return self._to_device(made)
         self._note(made, frame)
         return made
+
+    def _take_given(self, frame: FrameType | None) -> None:
+        """Move the suspects that a test has given to the library, which are inputs."""
+        if self._watch.strays and frame is not None and not self._frames.is_test(frame):
+            self._take(self._watch.find_given(frame))
+
+    def _take(self, suspects: Iterable[torch.Tensor]) -> None:
+        for x in suspects:
+            self._move_in_place(x)
+            self._watch.strays.pop(id(x), None)
 
     # -- modules ----------------------------------------------------------------------------------
 
@@ -263,7 +284,8 @@ class LeakMode(TorchFunctionMode):
 
     def _place_value(self, value: Any) -> None:
         if isinstance(value, _Tensor):
-            self._move_in_place(value)
+            if not self._watch.is_suspect(value):
+                self._move_in_place(value)
         elif isinstance(value, torch.nn.Module):
             self._move_module(value)
         elif isinstance(value, (list, tuple)):
@@ -385,8 +407,16 @@ class LeakMode(TorchFunctionMode):
         frame = self._frames.nearest(caller)
         name = _name(function)
         is_test = frame is not None and self._frames.is_test(frame)
+        if not is_test:
+            self._take_given(frame)
+        elif function not in _SIZES:
+            self._take(x for x, stray in found if stray.is_suspect)
+        if any(x.device == self._native for x, _ in found):
+            return self._call(function, args, kwargs, caller)
         if is_test:
             for x, stray in found:
+                if stray.is_suspect:  # only its size is asked for
+                    continue
                 self._watch.report("result", stray, self._from_native(x.device), name, None)
                 self._watch.strays.pop(id(x), None)  # once is enough
         try:
@@ -437,7 +467,7 @@ class LeakMode(TorchFunctionMode):
             stray, device = self._watch.find_stray(x), self._from_native(x.device)
             if not is_test:
                 self._watch.report("mix", stray, device, name, frame)
-            elif stray is not None:
+            elif stray is not None and not stray.is_suspect:
                 self._watch.report("result", stray, device, name, None)
         if generator:
             if not is_test and frame is not None:

@@ -22,7 +22,7 @@ from weakref import ref
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.nesting.kinds import PLAIN, TENSOR, Kinds
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kinds
 
 KINDS = {
     "mix": "meets a tensor of another device",
@@ -63,6 +63,8 @@ class Leak(NamedTuple):
         expected: the device of the inputs.
         operation: the operation that met the tensor.
         met_at: the line of that operation; None in a test.
+        caller: the line that called the function of ``line``, if that function gave the tensor on.
+            So does a module that has the functions of several frameworks.
 
     >>> line = Line('library.py', 12, 'library.f')
     >>> gpu = Device('gpu', 1)
@@ -77,6 +79,7 @@ class Leak(NamedTuple):
     expected: Device
     operation: str
     met_at: Line | None
+    caller: Line | None = None
 
     def __str__(self) -> str:
         device = "an unknown device" if self.device is None else _in_words(self.device)
@@ -91,7 +94,8 @@ class Leak(NamedTuple):
             return f"{made} meets one on {self.expected} in {where}"
         if self.action == "draws":
             return f"{self.line} draws on {self.expected} by a generator on {device}, in {where}"
-        made = f"{self.line} {self.action} "
+        called = "" if self.caller is None else f", called at {self.caller},"
+        made = f"{self.line}{called} {self.action} "
         made += f"on {device} a tensor" if self.action == "creates" else f"to {device} a tensor"
         if self.kind == "mix":
             return f"{made} that meets one on {self.expected} in {where}"
@@ -131,6 +135,7 @@ class Frames:
     Attributes:
         toolboxes: objects of the tests from before all blocks that keep tensors of their own, by
             their identity. What they keep tells nothing of a call's inputs.
+        suspects: those of the blocks that have ended, such as a fixture's.
     """
 
     def __init__(
@@ -140,6 +145,7 @@ class Frames:
         self._files: set[str] = set()
         self._namespace = namespace
         self.toolboxes: dict[int, object] = {}
+        self.suspects: list[Stray] = []
         self._neither = set(_NEITHER)
         self._kinds: dict[str, int] = {}
         self._names: dict[str, str] = {}
@@ -265,18 +271,23 @@ class Stray(NamedTuple):
         tensor: a weak reference to it.
         line: the line that created or moved it.
         action: ``'creates'`` or ``'moves'``.
+        caller: the line of the library that called the function of ``line``, if it is another's.
         operation: the first computation with it after it was moved; empty before that.
         met_at: the line of that computation.
+        is_suspect: whether the test called the library without a tensor. Such a tensor is a leak
+            where it meets an input, and an input where the test takes it.
     """
 
     tensor: ref[Any]
     line: Line
     action: str
+    caller: Line | None = None
     operation: str = ""
     met_at: Line | None = None
+    is_suspect: bool = False
 
 
-_INPUT, _OWN, _ELSEWHERE = "input", "own", "elsewhere"
+_INPUT, _OWN, _ELSEWHERE, _KEPT = "input", "own", "elsewhere", "kept"
 # Objects whose attributes are not what a call was given.
 _CODE = (FunctionType, BuiltinFunctionType, ModuleType, property, staticmethod, classmethod)
 
@@ -324,13 +335,29 @@ class Watch:
         self._device_of = device_of
         self._report = report
         self._moved: tuple[Any, ...] = ()
+        for stray in frames.suspects:
+            if (x := stray.tensor()) is not None:
+                self.inherit(x, stray)
+
+    def end(self) -> None:
+        """Keep the suspects for the next block."""
+        self.frames.suspects = [stray for stray in self.strays.values() if stray.is_suspect]
 
     def is_input(self, frame: FrameType) -> bool:
         """Return whether a tensor that a line of a library creates is an input of the test.
 
         It is if the test has called a function without tensors, such as one that converts arrays.
         """
-        return self._owner(frame) == _INPUT
+        return self._owner(frame) in (_INPUT, _KEPT)
+
+    def is_kept(self, frame: FrameType) -> bool:
+        """Return whether a tensor that a line of a library creates stays in an object of it.
+
+        It does if the test has called a constructor without tensors, or a method of such an object.
+        The test can place some objects: their class has a method ``to``, or their constructor takes
+        ``device``. Their tensors are inputs.
+        """
+        return self._owner(frame) == _KEPT
 
     def is_own(self, frame: FrameType) -> bool:
         """Return whether a tensor that a line of a library creates belongs to the library.
@@ -344,27 +371,39 @@ class Watch:
         entry = self.frames.entry(frame)
         if self._moved and self._moved == _call_of(entry):
             return _OWN
-        is_elsewhere = False
-        for device, is_attribute in self._devices_of(entry):
-            if device is self.device:
-                return _OWN
+        is_elsewhere = is_kept = False
+        for x, is_attribute, _ in self._tensors_of(entry):
+            with suppress(UnsupportedValueError):  # it is on several, or traced
+                if self._device_of(x) is self.device:
+                    return _OWN
             # An object may keep tensors of any device, such as one of each type.
             is_elsewhere = is_elsewhere or not is_attribute
-        return _ELSEWHERE if is_elsewhere else _INPUT
+            is_kept = is_kept or self.is_suspect(x)
+        if is_elsewhere:
+            return _ELSEWHERE
+        return _KEPT if is_kept or _constructs_in_place(entry) else _INPUT
 
-    def _devices_of(self, frame: FrameType) -> Iterator[tuple[Device, bool]]:
-        """Yield the devices of a call's arguments, and whether each is of an object's attribute.
+    def find_given(self, frame: FrameType) -> list[Any]:
+        """Return the suspects that the test has given to the function that it called.
 
-        A variable that the function closes over counts as an argument.
+        They are arguments, or in an object that the test can place: its class has a method ``to``.
+        """
+        entry = self.frames.entry(frame)
+        given = (x for x, _, is_given in self._tensors_of(entry) if is_given)
+        return [x for x in given if self.is_suspect(x)]
+
+    def _tensors_of(self, frame: FrameType) -> Iterator[tuple[Any, bool, bool]]:
+        """Yield the tensors of a call's arguments.
+
+        With each comes whether it is of an object's attribute, and whether the test can place it. A
+        variable that the function closes over counts as an argument.
         """
         code = frame.f_code
-        number = code.co_argcount + code.co_kwonlyargcount
-        number += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
         known = frame.f_locals
-        names = (*code.co_varnames[:number], *code.co_freevars)
-        waiting = [(known[name], False) for name in names if name in known]
+        names = (*_arguments_of(code), *code.co_freevars)
+        waiting = [(known[name], False, True) for name in names if name in known]
         seen: set[int] = set()
-        for value, is_attribute in waiting:  # which grows meanwhile
+        for value, is_attribute, is_given in waiting:  # which grows meanwhile
             if id(value) in seen:
                 continue
             if len(seen) == self._MOST:
@@ -372,8 +411,7 @@ class Watch:
             seen.add(id(value))
             kind = self._kinds[type(value)]
             if kind is TENSOR:
-                with suppress(UnsupportedValueError):  # it is on several, or traced
-                    yield self._device_of(value), is_attribute
+                yield value, is_attribute, is_given
                 continue
             inside: Iterable[Any] = ()
             if isinstance(value, (list, tuple, set, frozenset)):
@@ -384,11 +422,18 @@ class Watch:
                 continue
             elif not isinstance(value, (type, *_CODE)):
                 inside, is_attribute = getattr(value, "__dict__", {}).values(), True
-            waiting += [(each, is_attribute) for each in islice(inside, self._MOST)]
+                # Models move their own tensors alone, and have moved them.
+                is_given = is_given and kind is not OBJECT and hasattr(type(value), "to")
+            waiting += [(each, is_attribute, is_given) for each in islice(inside, self._MOST)]
 
-    def note_stray(self, x: Any, frame: FrameType, action: str) -> None:
+    def note_stray(
+        self, x: Any, frame: FrameType, action: str, *, is_suspect: bool = False
+    ) -> None:
         """Remember the line that created a tensor on, or moved it to, another device."""
-        self.inherit(x, Stray(ref(x), self.frames.line(frame), action))
+        line = self.frames.line(frame)
+        outer = (each for each in self.frames.library(frame) if each.f_code is not frame.f_code)
+        caller = next(map(self.frames.line, outer), None)
+        self.inherit(x, Stray(ref(x), line, action, caller, is_suspect=is_suspect))
         if action == "moves":
             self._moved = _call_of(self.frames.entry(frame))
 
@@ -402,6 +447,11 @@ class Watch:
                 del strays[key]
 
         strays[key] = stray._replace(tensor=ref(x, forget))
+
+    def is_suspect(self, x: Any) -> bool:
+        """Return whether a tensor is a suspect."""
+        stray = self.find_stray(x)
+        return stray is not None and stray.is_suspect
 
     def find_stray(self, x: Any) -> Stray | None:
         """Return what is known of a tensor."""
@@ -429,13 +479,32 @@ class Watch:
         met_at = None if stray is None else stray.met_at
         if frame is not None and self.frames.kind(frame) == LIBRARY:
             met_at = self.frames.line(frame)
-        self._report(Leak(kind, line, action, device, self.device, operation, met_at))
+        caller = None
+        if stray is not None and (met_at is None or met_at.function != stray.line.function):
+            caller = stray.caller
+        self._report(Leak(kind, line, action, device, self.device, operation, met_at, caller))
 
     def report_line(
         self, kind: str, line: Line, action: str, device: Device | None, operation: str
     ) -> None:
         """Report what a line does with a tensor of the inputs' device: it reads it, or draws it."""
         self._report(Leak(kind, line, action, device, self.device, operation, line))
+
+
+def _arguments_of(code: CodeType) -> tuple[str, ...]:
+    """Return the names of a function's arguments."""
+    number = code.co_argcount + code.co_kwonlyargcount
+    number += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
+    return code.co_varnames[:number]
+
+
+def _constructs_in_place(entry: FrameType) -> bool:
+    """Return whether a call makes an object that its caller cannot place on a device."""
+    code = entry.f_code
+    names = _arguments_of(code)
+    if code.co_name != "__init__" or not names or "device" in names:
+        return False
+    return not hasattr(type(entry.f_locals.get(names[0])), "to")
 
 
 def _call_of(frame: FrameType) -> tuple[Any, ...]:

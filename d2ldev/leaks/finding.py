@@ -70,7 +70,7 @@ class Leaks(Sequence[Leak]):
             self._leaks.append(leak)
 
     def find_failing(self, kinds: Iterable[str] = FAILING) -> list[Leak]:
-        """Return the first leak of each line, of the kinds that fail a test.
+        """Return the first leak of each line and its caller, of the kinds that fail a test.
 
         Args:
             kinds: the kinds; the default leaves out what the host reads.
@@ -79,15 +79,15 @@ class Leaks(Sequence[Leak]):
         return [leak for leak in self._first_by_line().values() if leak.kind in wanted]
 
     def by_line(self) -> list[tuple[Leak, int]]:
-        """Return the first leak of each kind and line, with the count; the most frequent first."""
-        counts = Counter((leak.kind, place_of(leak)) for leak in self._leaks)
+        """Return the first leak of each kind, line and caller, and the count; the most first."""
+        counts = Counter(map(_place_of, self._leaks))
         first = self._first_by_line()
         return [(first[key], count) for key, count in counts.most_common()]
 
-    def _first_by_line(self) -> dict[tuple[str, Line | None], Leak]:
-        first: dict[tuple[str, Line | None], Leak] = {}
+    def _first_by_line(self) -> dict[tuple[str, Line | None, Line | None], Leak]:
+        first: dict[tuple[str, Line | None, Line | None], Leak] = {}
         for leak in self._leaks:
-            first.setdefault((leak.kind, place_of(leak)), leak)
+            first.setdefault(_place_of(leak), leak)
         return first
 
     def __len__(self) -> int:
@@ -118,15 +118,18 @@ class Leaks(Sequence[Leak]):
         return format_html_table(("times", "kind", "leak"), rows, numbers=["times"])
 
 
+def _place_of(leak: Leak) -> tuple[str, Line | None, Line | None]:
+    return leak.kind, place_of(leak), leak.caller
+
+
 def is_allowed(leak: Leak, patterns: Iterable[str]) -> bool:
     """Return whether a pattern names the line of a leak, its file or its function.
 
-    A leak whose line is unknown is allowed by the line of the operation.
+    The caller of that function serves as well. A leak whose line is unknown is allowed by the line
+    of the operation.
     """
-    line = place_of(leak)
-    if line is None:
-        return False
-    names = (str(line), line.file, line.function)
+    lines = [line for line in (place_of(leak), leak.caller) if line is not None]
+    names = [name for line in lines for name in (str(line), line.file, line.function)]
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
@@ -211,3 +214,4 @@ def follow(
             yield place
         finally:
             leaks.has_inputs |= watch.has_inputs
+            watch.end()

@@ -9,8 +9,9 @@ Held by ``tests/backends/torch_backend/test_torch_leaks_plugin.py``.
 from __future__ import annotations
 
 import json
+import linecache
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -75,6 +76,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--d2ldev-leaks-json", metavar="FILE", help="write the leaks to this file, as JSON"
     )
+    group.addoption(
+        "--d2ldev-leaks-baseline",
+        metavar="FILE",
+        help="accept the leaks in this file; the first run writes it, and fails for none",
+    )
     parser.addini(
         "d2ldev_leaks_allow", "as --d2ldev-leaks-allow, a pattern in each line", type="linelist"
     )
@@ -121,6 +127,9 @@ class _Search:
                 f"the kinds are {', '.join(KINDS)}"
             )
         self.file: str | None = option("--d2ldev-leaks-json")
+        baseline: str | None = option("--d2ldev-leaks-baseline")
+        self.baseline = None if baseline is None else self.root / baseline
+        self._accepted = None if self.baseline is None else _read_baseline(self.baseline)
         self._name: str | None = option("--d2ldev-leaks-backend")
         tests = [*option("--d2ldev-leaks-tests"), *config.getini("d2ldev_leaks_tests")]
         self.frames: Frames = Frames(str(self.root / path) for path in tests)
@@ -142,6 +151,20 @@ class _Search:
                 )
         except InvalidDeviceError as error:
             raise pytest.UsageError(str(error)) from error
+
+    @property
+    def writes_baseline(self) -> bool:
+        """Whether there is no file of accepted leaks yet."""
+        return self.baseline is not None and self._accepted is None
+
+    def is_accepted(self, row: Mapping[str, Any]) -> bool:
+        """Return whether the baseline has the leaks of a line, or will have them."""
+        return self.writes_baseline or _identity_of(row) in (self._accepted or ())
+
+    def find_failing(self, leaks: Leaks) -> list[Leak]:
+        """Return the first leak of each line that fails a test."""
+        found = leaks.find_failing(self.kinds)
+        return [leak for leak in found if not self.is_accepted(_row(leak, 1))]
 
     @property
     def backend(self) -> Backend:
@@ -220,7 +243,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         for namespace in _inputs_of(item):
             place(namespace)
         result = yield
-    if found := item.stash[_LEAKS].find_failing(search.kinds):
+    if found := search.find_failing(item.stash[_LEAKS]):
         pytest.fail("\n".join(map(str, found)), pytrace=False)
     return result
 
@@ -256,7 +279,7 @@ def pytest_runtest_makereport(
     if report.passed and leaks is not None and not leaks.has_inputs:
         outcome = "without inputs"
     rows = [_row(leak, count) for leak, count in leaks.by_line()] if leaks is not None else []
-    if leaks is not None and (found := leaks.find_failing(search.kinds)):
+    if leaks is not None and (found := search.find_failing(leaks)):
         outcome = "leaking"
         text = "\n".join(map(str, found))
         if text not in report.longreprtext:  # the test itself has failed
@@ -275,6 +298,9 @@ def _row(leak: Leak, count: int) -> dict[str, Any]:
         "file": line.file if line else None,
         "line": line.number if line else None,
         "function": line.function if line else None,
+        "source": linecache.getline(line.file, line.number).strip() if line else None,
+        "caller": None if leak.caller is None else str(leak.caller),
+        "calling_function": None if leak.caller is None else leak.caller.function,
         "action": leak.action if leak.line else None,
         "device": None if leak.device is None else str(leak.device),
         "expected": str(leak.expected),
@@ -283,6 +309,36 @@ def _row(leak: Leak, count: int) -> dict[str, Any]:
         "text": str(leak),
         "count": count,
     }
+
+
+# What tells a leak from others in the baseline, whose lines may have other numbers.
+_IDENTITY = ("kind", "file", "function", "source", "calling_function")
+
+
+def _identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in _IDENTITY)
+
+
+def _read_baseline(path: Path) -> set[tuple[Any, ...]] | None:
+    """Return the leaks that a file accepts; None if there is none."""
+    if not path.exists():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {_identity_of(row) for row in data["leaks"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise pytest.UsageError(
+            f"--d2ldev-leaks-baseline: cannot read leaks from {path}: {error!r}; "
+            "delete it, and the next run writes it"
+        ) from error
+
+
+def _write_baseline(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    leaks = [dict(zip(_IDENTITY, one, strict=True)) for one in {_identity_of(row) for row in rows}]
+    leaks.sort(key=lambda leak: json.dumps(leak))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"version": VERSION, "leaks": leaks}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 class _Table:
@@ -308,7 +364,8 @@ class _Table:
             self._outcomes[report.nodeid] = outcome
             for row in rows:
                 known = self._rows.setdefault(
-                    (row["kind"], row["file"], row["line"]), {**row, "count": 0, "tests": []}
+                    (row["kind"], row["file"], row["line"], row["caller"]),
+                    {**row, "count": 0, "tests": []},
                 )
                 known["count"] += row["count"]
                 known["tests"].append(report.nodeid)
@@ -316,11 +373,16 @@ class _Table:
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines, those of the most tests first."""
         return sorted(
-            self._rows.values(), key=lambda row: (-len(row["tests"]), str(row["file"]), row["line"])
+            self._rows.values(),
+            key=lambda row: (-len(row["tests"]), str(row["file"]), row["line"], str(row["caller"])),
         )
 
-    def pytest_sessionfinish(self) -> None:
-        """Write the JSON file."""
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Write the JSON file and the baseline."""
+        is_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if self._search.writes_baseline and is_whole:
+            failing = [row for row in self.rows() if row["kind"] in self._search.kinds]
+            _write_baseline(cast("Path", self._search.baseline), failing)
         if self._search.file is None:
             return
         data = {
@@ -340,7 +402,8 @@ class _Table:
         """Print the lines with their counts."""
         rows = self.rows()
         kinds = self._search.kinds
-        failing = [row for row in rows if row["kind"] in kinds]
+        found = [row for row in rows if row["kind"] in kinds]
+        failing = [row for row in found if not self._search.is_accepted(row)]
         counts = Counter(self._outcomes.values())
         terminalreporter.section(f"d2ldev leaks: inputs on {self._search.device}")
         terminalreporter.line(
@@ -352,6 +415,10 @@ class _Table:
             number = len(row["tests"])
             tests = f"{number} test{'' if number == 1 else 's'}"
             terminalreporter.line(f"{tests:>10}, {row['count']:>5} x  {row['text']}")
+        if accepted := len(found) - len(failing):
+            leaks = "1 leak is" if accepted == 1 else f"{accepted} leaks are"
+            done = "written to" if self._search.writes_baseline else "accepted by"
+            terminalreporter.line(f"{leaks} {done} {self._search.baseline}")
         others = [row for row in rows if row["kind"] not in kinds]
         if others:
             total = sum(row["count"] for row in others)

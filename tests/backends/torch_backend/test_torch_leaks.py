@@ -14,6 +14,8 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import rnn
 
 import d2ldev
+from d2ldev.contract.leaks import Frames
+from d2ldev.leaks.finding import Leaks, follow
 
 LIBRARY = """
 import numpy as np
@@ -89,6 +91,12 @@ def create_on_device(x, device=torch.device("cpu")):
 
 def construct(x):
     return x + torch.Tensor([1, 2, 3])  # constructor
+
+def make_three():
+    return torch.ones(3)  # facade
+
+def create_by_facade(x):
+    return x + make_three()  # caller
 
 def return_it(x):
     return torch.arange(len(x)) + 1  # result
@@ -212,6 +220,45 @@ def close_over(x):
         return x + torch.ones(3)  # closed over
 
     return call
+
+class Sampler:
+    def __init__(self, number):
+        self.order = torch.randperm(number)  # kept
+
+    def choose(self, x):
+        return x.index_select(0, self.order)
+
+    def choose_by_copy(self, x):
+        return x[self.order] + x.index_select(0, self.order.to(x.device))
+
+class PlacedSampler(Sampler):
+    def __init__(self, number, device=None):
+        self.order = torch.randperm(number, device=device)
+
+class MovedSampler(Sampler):
+    def to(self, device):
+        self.order = self.order.to(device)
+        return self
+
+class Pair:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def to(self, device):
+        return Pair(self.x.to(device), self.y.to(device))
+
+class Data:
+    def __init__(self):
+        self.x, self.y = torch.rand(8, 3), torch.from_numpy(np.ones((8, 3), "float32"))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index] + torch.rand(3), self.y[index]
+
+def train_on(net, pair):
+    return torch.nn.functional.mse_loss(net(pair.x), pair.y)
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -337,6 +384,15 @@ def test_a_leak_names_both_lines(backend, library):
     assert leak.line.function == "leaky_library.create"
 
 
+def test_the_caller_of_a_function_that_gives_a_tensor_on_is_named(backend, library):
+    (leak,) = find(backend, library.create_by_facade)
+    assert (leak.line.number, leak.caller.number) == (number_of("facade"), number_of("caller"))
+    assert f"leaky_library.py:{number_of('facade')}, called at leaky_library.py:" in str(leak)
+    assert find(backend, library.create)[0].caller is None
+    allowed = [f"leaky_library.py:{number_of('caller')}"]
+    assert list(find(backend, library.create_by_facade, allow=allowed)) == []
+
+
 def test_reads_of_the_host_are_a_kind_of_their_own(backend, library):
     leaks = find(backend, library.read)
     assert [(leak.kind, leak.line.number) for leak in leaks] == [("read", number_of("read"))] * 2
@@ -416,6 +472,51 @@ def test_a_module_that_is_cast_at_once_is_on_the_device(backend, library):
 def test_what_a_function_closes_over_is_an_argument(backend, library):
     leaks = find(backend, lambda x: library.close_over(x)())
     assert [leak.line.number for leak in leaks] == [number_of("closed over")]
+
+
+def test_a_tensor_that_an_object_keeps_is_followed(backend, library):
+    (leak,) = find(backend, lambda x: library.Sampler(3).choose(x))
+    assert (leak.kind, leak.line.number) == ("mix", number_of("kept"))
+    assert list(find(backend, lambda x: library.Sampler(3).choose_by_copy(x))) == []
+
+
+@pytest.mark.parametrize("name", ["PlacedSampler", "MovedSampler"])
+def test_an_object_that_the_test_can_place_makes_inputs(backend, library, name):
+    assert list(find(backend, lambda x: getattr(library, name)(3).choose(x))) == []
+
+
+def test_what_the_test_takes_from_an_object_is_an_input(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        data, net = library.Data(), library.Net()
+        library.train_on(net, library.Pair(*data[0]))
+        net(data[1][0])
+        for x, y in torch.utils.data.DataLoader(data, batch_size=4):
+            library.train_on(net, library.Pair(x, y))
+        torch.testing.assert_close(library.Data().y, torch.ones(8, 3))
+    assert list(leaks) == []
+    (leak,) = find(backend, lambda x: library.create(library.Data()[2][1]))
+    assert leak.line.number == number_of("create")
+
+
+def test_what_an_object_keeps_is_known_in_the_next_block(backend, library):
+    """As a test's is that gets an object from a fixture."""
+    frames, leaks = Frames([__file__]), Leaks()
+    with follow(backend, "gpu:1", frames, leaks):
+        values = {"sampler": library.Sampler(3)}
+    with follow(backend, "gpu:1", frames, leaks) as place:
+        place(values)
+        values["sampler"].choose(torch.ones(3))
+    assert [leak.line.number for leak in leaks] == [number_of("kept")]
+
+
+def test_a_test_may_ask_for_the_size_of_what_an_object_keeps(backend, library):
+    def choose(x):
+        sampler = library.Sampler(3)
+        assert sampler.order.shape == (len(sampler.order),)
+        return sampler.choose(x)
+
+    (leak,) = find(backend, choose)
+    assert leak.line.number == number_of("kept")
 
 
 @pytest.mark.parametrize(

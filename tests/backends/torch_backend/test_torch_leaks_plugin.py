@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from importlib.metadata import entry_points
 
 import forking
@@ -212,6 +213,31 @@ def test_options_allow_lines_and_choose_the_kinds_that_fail(project):
     status, text = run(project, "--d2ldev-leaks", "--d2ldev-leaks-fail", "mox", tests)
     assert status == pytest.ExitCode.USAGE_ERROR
     assert "no such kind: mox; the kinds are mix, result, move, refusal, read" in text
+
+
+def test_a_baseline_accepts_the_leaks_of_its_first_run(project, tmp_path):
+    file = tmp_path / "leaks" / "baseline.json"
+    options = ["--d2ldev-leaks", f"--d2ldev-leaks-baseline={file}"]
+    tests = "tests/test_library.py::test_leak"
+    status, text = run(project, *options, tests)
+    assert status == 0
+    assert f"1 leak is written to {file}" in text
+    (leak,) = json.loads(file.read_text())["leaks"]
+    assert (leak["kind"], leak["function"]) == ("mix", "library.leak")
+    assert leak["source"] == "made = torch.ones(3)"
+    moved = tmp_path / "moved"  # its lines have other numbers
+    shutil.copytree(project, moved)
+    (moved / "library.py").write_text(LIBRARY.replace("import torch", "import torch\n"))
+    status, text = run(moved, *options, tests)
+    assert status == 0
+    assert f"1 leak is accepted by {file}" in text
+    (moved / "library.py").write_text(LIBRARY.replace("torch.ones(3)", "torch.zeros(3)"))
+    status, text = run(moved, *options, tests)
+    assert status == 1
+    file.write_text("[]")
+    status, text = run(project, *options, tests)
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "cannot read leaks from" in text
 
 
 def test_without_the_option_tests_run_as_ever(project):
