@@ -1,8 +1,8 @@
 """Write new values into the memory of tensors, as ``load_state_dict`` of a module does.
 
-Memory is written if PyTorch has allocated it, or shares it with other processes. Other memory may
-belong to ``bytes``, to a file or to an array of JAX. Nobody can ask whether it may be written. So
-a tensor over it gets new memory.
+Memory is written if PyTorch has allocated it, shares it with other processes, or has it on a GPU.
+Other memory may belong to ``bytes``, to a file or to an array of JAX. Nobody can ask whether it may
+be written. So a tensor over it gets new memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def _is_writable(x: torch.Tensor) -> bool:
     if not is_plain or x.layout is not torch.strided or x.is_inference():
         return False
     storage = x.untyped_storage()
-    return (storage.resizable() or storage.is_shared()) and not _repeats(x)
+    # torch 2.13 calls the memory of every GPU shared, and torch 2.11 only that of CUDA.
+    is_own = not x.is_cpu or storage.resizable() or storage.is_shared()
+    return is_own and not _repeats(x)
 
 
 def _repeats(x: torch.Tensor) -> bool:
