@@ -51,11 +51,11 @@ def show(device: torch.device, reader: FrameType) -> torch.device:
     """
     while reader.f_code.co_name == "__torch_function__":  # of the modes above
         reader = reader.f_back  # type: ignore[assignment]
-    is_shown = device.type == NAME and is_on() and not _is_inside(reader)
+    is_shown = device.type == NAME and is_on() and not is_inside(reader)
     return torch.device("cuda", device.index) if is_shown else device
 
 
-def _is_inside(reader: FrameType) -> bool:
+def is_inside(reader: FrameType) -> bool:
     """Return whether a frame is of torch or d2ldev, which see a virtual GPU's own device."""
     return reader.f_globals.get("__name__", "").partition(".")[0] in _INSIDE
 
@@ -242,11 +242,11 @@ def _start(thread: threading.Thread) -> None:
     run = thread.run
 
     def run_under_mode() -> None:
-        del thread.run  # type: ignore[method-assign]
+        del vars(thread)["run"]
         with mode_of_backward():
             run()
 
-    thread.run = run_under_mode  # type: ignore[method-assign]
+    vars(thread)["run"] = run_under_mode
     _start_thread(thread)
 
 

@@ -10,6 +10,7 @@
   forever.
 - ``x.cuda(1)``, which books use to move a tensor, and ``module.cuda(1)``, which calls it. They
   mean the virtual GPUs, because these replace the hardware's.
+- ``torch.cuda.manual_seed`` and ``autocast('cuda')``, which would do nothing without a word.
 - ``torch.accelerator``: it would silently ignore another current device, and waiting is an error.
   Emptying the cache of pinned memory ends the process. Functions about an allocator's memory raise
   an internal error of torch.
@@ -18,12 +19,14 @@
 
 from __future__ import annotations
 
+import sys
 from functools import wraps
 from typing import Any
 
 import torch
 
 from d2ldev import UnsupportedValueError
+from d2ldev.framework import warn
 from d2ldev_torch.virtual import as_cuda, torch_module
 from d2ldev_torch.virtual.cuda_module import native_of
 from d2ldev_torch.virtual.devices import NAME, index_of
@@ -44,6 +47,7 @@ def install(aten: Any) -> None:
     _move_to_gpus()
     _answer_accelerator()
     as_cuda.install()
+    _explain_cuda()
     # Virtual GPUs read the host's memory directly, pageable or not.
     aten.impl("_pin_memory", lambda x, *_: x.clone(), "CPU")
 
@@ -130,6 +134,45 @@ def _move_to_gpus() -> None:
         return getattr(self, NAME)(native, *args, **kwargs)  # type: ignore[no-any-return]
 
     tensor_type.cuda = cuda
+
+
+_AS_CUDA = "or begin the program with d2ldev.virtual_gpus(2, as_cuda=True)"
+
+
+def _explain_cuda() -> None:
+    """Warn of calls for CUDA that change nothing on virtual GPUs."""
+
+    def explain(function: Any, fix: str) -> Any:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not as_cuda.is_inside(sys._getframe(1)):  # ``torch.manual_seed`` calls it, too
+                name = function.__name__
+                warn(f"torch.cuda.{name} seeds no virtual GPU. fix: {fix}, {_AS_CUDA}")
+            return function(*args, **kwargs)
+
+        return call
+
+    for name, fix in (
+        *((name, "torch.manual_seed(seed)") for name in ("manual_seed", "manual_seed_all")),
+        *((name, "torch.seed()") for name in ("seed", "seed_all")),
+    ):
+        call = explain(getattr(torch.cuda, name), fix)
+        setattr(torch.cuda, name, call)
+        setattr(torch.cuda.random, name, call)
+
+    cast: Any = torch.autocast
+    make = cast.__init__
+
+    @wraps(make)
+    def make_autocast(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, **options: Any
+    ) -> None:
+        make(self, device_type, dtype, enabled, **options)
+        if device_type == "cuda" and enabled:
+            fix = f"torch.autocast('{NAME}', ...), {_AS_CUDA}"
+            warn(f"autocast('cuda') changes nothing on a virtual GPU. fix: {fix}")
+
+    cast.__init__ = make_autocast
 
 
 def _answer_accelerator() -> None:

@@ -3,13 +3,19 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
 from torch_versions import needs_torch
 
 from d2ldev import gpu
-from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
+from d2ldev.errors import (
+    D2LDevWarning,
+    DeviceUnavailableError,
+    InvalidDeviceError,
+    UnsupportedValueError,
+)
 from d2ldev.framework import CPU
 from d2ldev.framework.testing import framework_of
 
@@ -366,3 +372,29 @@ def test_a_sparse_tensor_is_live_with_the_bytes_of_its_parts(virtual, convert):
     indices = {"to_sparse": 2 * 123}.get(convert, 123 + 124)
     found = [live.nbytes for live in virtual.live_tensors() if live.shape == x.shape]
     assert 8 * indices + 4 * 123 in found
+
+
+# -- calls for CUDA --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["manual_seed", "manual_seed_all"])
+def test_seeding_cuda_says_how_to_seed_a_virtual_gpu(virtual, name):
+    with pytest.warns(D2LDevWarning, match=r"seeds no virtual GPU. fix: torch.manual_seed"):
+        getattr(torch.cuda, name)(3)
+
+
+def test_seeding_all_devices_does_not_warn(virtual):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.manual_seed(3)
+
+
+def test_autocast_of_cuda_says_how_to_cast_on_a_virtual_gpu(virtual, vgpu):
+    x = torch.ones(2, 2, device=vgpu)
+    words = r"torch.autocast\('vgpu', ...\)"
+    with pytest.warns(D2LDevWarning, match=words), torch.autocast("cuda", dtype=torch.float16):
+        assert (x @ x).dtype == torch.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.autocast("vgpu", dtype=torch.float16), torch.autocast("cuda", enabled=False):
+            assert (x @ x).dtype == torch.float16
