@@ -51,18 +51,20 @@ class TorchFramework(Framework):
         if virtual_gpus:
             # Imported only on request: it changes the devices that torch knows.
             from d2ldev_torch.virtual.areas import VirtualDevices
+            from d2ldev_torch.virtual.as_cuda import stand_for_cuda
             from d2ldev_torch.virtual.tensors import VirtualTensors
 
             devices: TorchDevices = VirtualDevices(virtual_gpus)
             self.tensors = VirtualTensors(devices)
+            self.strict = TorchStrict(self, stand_for_cuda)
         else:
             devices = find_devices()
             self.tensors = TorchTensors(devices)
+            self.strict = TorchStrict(self)
         self.devices = devices
         self.models = TorchModels(devices, self.tensors)
         self.files = TorchFiles(self.tensors, self.state.kinds)
         self.training = TorchTraining(self, devices)
-        self.strict = TorchStrict(self)
         self.parallel = TorchParallel(self, devices)
         if virtual_gpus and self.as_cuda:
             from d2ldev_torch.virtual.as_cuda import switch_on

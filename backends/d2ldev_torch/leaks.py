@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -84,7 +84,7 @@ class LeakMode(TorchFunctionMode):
         mismatch: returns d2ldev's error for one of torch's: ``TorchStrict.mismatch``.
         native: the device of the inputs.
         from_native: what d2ldev calls a device.
-        gpu: the GPU of an index, for code that names CUDA.
+        gpu: the GPU of an index, or the current one, for code that names CUDA.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LeakMode(TorchFunctionMode):
         mismatch: Callable[..., DeviceMismatchError | None],
         native: torch.device,
         from_native: Callable[[torch.device], Device | None],
-        gpu: Callable[[int], torch.device],
+        gpu: Callable[[int | None], torch.device],
     ) -> None:
         super().__init__()
         self._watch, self._mismatch = watch, mismatch
@@ -139,7 +139,7 @@ class LeakMode(TorchFunctionMode):
         if frame is None or kwargs.get("out") is not None:
             return self._call(function, args, kwargs, caller)
         if native is not None and native.type == "cuda":
-            native = self._gpu(native.index or 0)
+            native = self._gpu(native.index)
             kwargs = {**kwargs, "device": native}
         is_elsewhere = native is not None and native.type != "cpu"
         if not is_elsewhere and (
@@ -328,7 +328,7 @@ class LeakMode(TorchFunctionMode):
         if not isinstance(native, torch.device):
             return value
         if native.type == "cuda":
-            return self._gpu(native.index or 0)
+            return self._gpu(native.index)
         if frame is None or native.type != "cpu":
             return native
         is_of_test = self._frames.is_test(frame) or self._frames.is_given(frame, native)
@@ -541,9 +541,15 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def follow(mode: LeakMode) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Follow what this thread does with tensors; give what moves inputs that were made before."""
+def follow(
+    mode: LeakMode, context: AbstractContextManager[None]
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Follow what this thread does with tensors, in a context.
+
+    Give what moves inputs that were made before.
+    """
     with ExitStack() as entered:
+        entered.enter_context(context)
         for register in (
             modules.register_module_parameter_registration_hook,
             modules.register_module_buffer_registration_hook,

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,10 +63,16 @@ class TorchStrict(Strict):
 
     Args:
         framework: the framework of the tensors and devices.
+        as_cuda: lets virtual GPUs stand for CUDA devices in a block; on hardware nothing has to.
     """
 
-    def __init__(self, framework: Framework) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        as_cuda: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._framework = framework
+        self._as_cuda = as_cuda
         self._blocks = _Blocks(_Mode(self, lambda: framework.state.strictness.in_force()))
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
@@ -118,10 +124,21 @@ class TorchStrict(Strict):
 
         devices = self._framework.devices
         native = devices.native(watch.device)
+        current = native.index if watch.as_cuda else 0
         mode = LeakMode(
-            watch, self.mismatch, native, devices.from_native, lambda i: devices.native(gpu(i))
+            watch,
+            self.mismatch,
+            native,
+            devices.from_native,
+            lambda i: devices.native(gpu(current if i is None else i)),
         )
-        return follow(mode)
+        return follow(mode, self._stand_for_cuda(native) if watch.as_cuda else nullcontext())
+
+    @contextmanager
+    def _stand_for_cuda(self, native: torch.device) -> Iterator[None]:
+        """Let virtual GPUs stand for CUDA devices, with this one as the current one."""
+        with self._as_cuda(), torch.cuda.device(native.index):
+            yield
 
     def _enter_in_new_threads(self) -> None:
         begin = threading.Thread.start

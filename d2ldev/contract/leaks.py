@@ -308,6 +308,7 @@ class Watch:
         device: the device of the inputs.
         frames: tells tests from libraries.
         report: takes each leak.
+        as_cuda: whether virtual GPUs are to stand for CUDA devices in the block.
 
     Attributes:
         has_inputs: whether an operation had a tensor on the device; ``follow`` sets it.
@@ -325,8 +326,11 @@ class Watch:
         device: Device,
         frames: Frames,
         report: Callable[[Leak], None],
+        *,
+        as_cuda: bool = False,
     ) -> None:
         self.be_strict = be_strict
+        self.as_cuda = as_cuda
         self.device = device
         self.frames = frames
         self.has_inputs = False

@@ -180,7 +180,12 @@ def find_leaks(
 
 @contextmanager
 def follow(
-    backend: Backend[Any, Any], device: DeviceLike, frames: Frames, leaks: Leaks
+    backend: Backend[Any, Any],
+    device: DeviceLike,
+    frames: Frames,
+    leaks: Leaks,
+    *,
+    as_cuda: bool = False,
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Add the leaks of a block to those found so far.
 
@@ -189,6 +194,7 @@ def follow(
         device: the device of the inputs.
         frames: tells tests from libraries.
         leaks: takes each leak.
+        as_cuda: whether PyTorch's virtual GPUs stand for CUDA devices in the block.
 
     Yields:
         A function that moves the tensors among the values of a dict to the device.
@@ -208,7 +214,8 @@ def follow(
         )
     frames.add_modules((*read_required_modules(backend.name), *libraries_of(backend.name)))
     kinds, device_of = framework.state.kinds, framework.tensors.device_of
-    watch = Watch(kinds, device_of, framework.state.strictness.block, tried, frames, leaks.add)
+    be_strict = framework.state.strictness.block
+    watch = Watch(kinds, device_of, be_strict, tried, frames, leaks.add, as_cuda=as_cuda)
     with framework.strict.follow(watch) as place:
         try:
             yield place

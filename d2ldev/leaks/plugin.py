@@ -77,6 +77,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--d2ldev-leaks-json", metavar="FILE", help="write the leaks to this file, as JSON"
     )
     group.addoption(
+        "--d2ldev-leaks-as-cuda",
+        action="store_true",
+        help="let PyTorch's virtual GPUs stand for CUDA devices while a test runs",
+    )
+    group.addoption(
         "--d2ldev-leaks-baseline",
         metavar="FILE",
         help="accept the leaks in this file; the first run writes it, and fails for none",
@@ -127,6 +132,7 @@ class _Search:
                 f"the kinds are {', '.join(KINDS)}"
             )
         self.file: str | None = option("--d2ldev-leaks-json")
+        self.as_cuda: bool = option("--d2ldev-leaks-as-cuda")
         baseline: str | None = option("--d2ldev-leaks-baseline")
         self.baseline = None if baseline is None else self.root / baseline
         self._accepted = None if self.baseline is None else _read_baseline(self.baseline)
@@ -191,8 +197,9 @@ class _Search:
             marks = list(item.iter_markers(_ALLOWED))
             patterns = [pattern for mark in marks for pattern in mark.args or ("*",)]
             item.stash[_LEAKS] = Leaks([*self.allowed, *patterns])
+        device = _device_of(item) or self.device
         with follow(
-            self.backend, _device_of(item) or self.device, self.frames, item.stash[_LEAKS]
+            self.backend, device, self.frames, item.stash[_LEAKS], as_cuda=self.as_cuda
         ) as place:
             yield place
 

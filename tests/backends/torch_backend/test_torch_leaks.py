@@ -270,6 +270,11 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return torch.nn.functional.dropout(self.linear(x) * self.scale + self.shift)
 
+def name_cuda(x):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator("cuda" if x.device.type == "cuda" else "cpu")
+    return torch.randn(3, generator=generator, device=device) + x.cuda()
+
 def good_factories(x):
     made = torch.ones(3, device=x.device) + torch.zeros_like(x) + x.new_ones(3)
     return made + torch.tensor(2.0) + torch.full_like(x, 2)
@@ -630,6 +635,17 @@ def test_a_block_without_inputs_says_so(backend, library):
         "no leaks, because no input was on the device: create the inputs in the block"
     )
     assert str(find(backend, library.good_factories)) == "no leaks"
+
+
+def test_virtual_gpus_stand_for_cuda_devices_where_a_search_asks_for_it(backend, library):
+    before, leaks = torch.cuda.is_available(), Leaks()
+    with follow(backend, "gpu:1", Frames([__file__]), leaks, as_cuda=True):
+        x = torch.ones(3)
+        assert (x.device, torch.cuda.current_device()) == (torch.device("cuda:1"), 1)
+        library.name_cuda(x)
+        library.create(x)
+    assert [leak.line.number for leak in leaks] == [number_of("create")]
+    assert torch.cuda.is_available() is before
 
 
 def test_the_cpu_is_refused(backend):
