@@ -7,6 +7,8 @@ import pytest
 from processes import run_python
 
 import d2ldev
+import d2ldev.settings as settings
+from d2ldev import UnsupportedValueError
 from d2ldev.framework.testing import framework_of
 
 COUNT = "import d2ldev; b = d2ldev.get_backend('reference'); show([str(d) for d in b.devices()])"
@@ -228,3 +230,18 @@ def test_a_variable_that_is_changed_to_nonsense_hides_no_error():
     """
     shown = run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "1"})
     assert shown == ["reference has 1 GPU here"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", True), ("on", True), ("0", False), ("", False)]
+)
+def test_the_variable_of_cuda(monkeypatch, text, expected):
+    monkeypatch.setenv("D2LDEV_VIRTUAL_CUDA", text)
+    assert settings.virtual_cuda() is expected
+
+
+def test_a_misspelt_variable_of_cuda_is_refused(monkeypatch):
+    monkeypatch.setenv("D2LDEV_VIRTUAL_CUDA", "cuda")
+    with pytest.raises(UnsupportedValueError, match="D2LDEV_VIRTUAL_CUDA") as error:
+        settings.virtual_cuda()
+    assert "D2LDEV_VIRTUAL_CUDA=1" in error.value.fix
