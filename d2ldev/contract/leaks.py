@@ -435,8 +435,10 @@ class Watch:
     ) -> None:
         """Remember the line that created a tensor on, or moved it to, another device."""
         line = self.frames.line(frame)
-        outer = (each for each in self.frames.library(frame) if each.f_code is not frame.f_code)
-        caller = next(map(self.frames.line, outer), None)
+        # A comprehension has a frame of its own, which belongs to the function around it.
+        outer = (each for each in self.frames.library(frame) if each.f_code.co_name[0] != "<")
+        code = next((each.f_code for each in outer), None)
+        caller = next((self.frames.line(each) for each in outer if each.f_code is not code), None)
         self.inherit(x, Stray(ref(x), line, action, caller, is_suspect=is_suspect))
         if action == "moves":
             self._moved = _call_of(self.frames.entry(frame))
