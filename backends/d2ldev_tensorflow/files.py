@@ -38,6 +38,7 @@ from d2ldev_tensorflow.models import (
     list_trained,
     value_of,
 )
+from d2ldev_tensorflow.tensors import share_with_numpy
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
 _WITHOUT_PARAMETERS = (
@@ -56,7 +57,7 @@ class TensorFlowFiles(Files):
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.tensors.device_of(x)  # refuses a tensor without bytes, by name
         value = x.value() if isinstance(x, tf.Variable) else x
-        return np.asarray(value)  # without a copy
+        return share_with_numpy(value)
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: str, native: Any) -> Tensor:
         # The array's own dtype saves a copy.

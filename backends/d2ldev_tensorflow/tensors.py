@@ -135,7 +135,7 @@ class TensorFlowTensors(Tensors):
         x = tf.convert_to_tensor(x)  # a variable gives its memory, without a copy
         if x.dtype.name.startswith("float8") and not self._is_on_hardware(x):
             # TensorFlow's DLPack lacks float8. NumPy takes the CPU's memory without a copy.
-            return int(np.asarray(x).ctypes.data)
+            return int(share_with_numpy(x).ctypes.data)
         has_none = x.dtype in OF_THE_HOST or x.dtype.is_quantized  # some releases end the process
         if has_none or x.dtype.name.startswith("float8"):
             raise UnsupportedValueError(
@@ -350,6 +350,15 @@ class TensorFlowTensors(Tensors):
 
     def _is_on_hardware(self, x: tf.Tensor) -> bool:
         return not self._devices.virtual_gpus and self.device_of(x) is not CPU
+
+
+def share_with_numpy(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor in the CPU's memory as an array of NumPy's, without a copy."""
+    if x.shape.rank:
+        return np.asarray(x)
+    # Of a tensor without axes NumPy gets a scalar, and for bfloat16 it would raise an error.
+    with tf.device(x.device):
+        return np.asarray(tf.reshape(x, [1])).reshape(())
 
 
 # -- making ---------------------------------------------------------------------------------------
