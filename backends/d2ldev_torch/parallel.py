@@ -38,6 +38,11 @@ _BATCH_NORMS: Any = (
     *(torch.nn.LazyBatchNorm1d, torch.nn.LazyBatchNorm2d, torch.nn.LazyBatchNorm3d),
 )
 
+_INSTANCE_NORMS: Any = (
+    *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
+    *(torch.nn.LazyInstanceNorm1d, torch.nn.LazyInstanceNorm2d, torch.nn.LazyInstanceNorm3d),
+)
+
 # The communication library for GPUs of each type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
 # These libraries serve GPUs alone. gloo sends through the host's memory.
@@ -83,7 +88,7 @@ class TorchParallel(Parallel):
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
             if isinstance(layer, torch.nn.SyncBatchNorm):
                 found.append(BatchNorm(f"SyncBatchNorm {name}", "global", "torch.nn.BatchNorm2d"))
-            elif isinstance(layer, _BATCH_NORMS):
+            elif isinstance(layer, _BATCH_NORMS) or _has_statistics(layer):
                 found.append(BatchNorm(f"{type(layer).__name__} {name}", "local", _SYNCHRONIZE))
         return found
 
@@ -227,3 +232,9 @@ def _leave(group: Group) -> None:
         group.check()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+def _has_statistics(layer: torch.nn.Module) -> bool:
+    """Return whether a user's own layer keeps the statistics of batches, as a BatchNorm does."""
+    has_mean = isinstance(getattr(layer, "running_mean", None), torch.Tensor)
+    return has_mean and not isinstance(layer, _INSTANCE_NORMS)

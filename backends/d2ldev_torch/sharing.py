@@ -75,8 +75,8 @@ def _choose(xs: Sequence[Tensor], group: list[int]) -> Iterator[list[int]]:
     computed = [index for index in group if not _is_plain(xs[index])]
     for index in computed:
         warn(
-            f"place copies {describe(xs[index])} with its history: it shares memory with another "
-            "tensor of the model, and does not from now on\n  fix: make the view in forward()"
+            f"place copies {describe(xs[index])} by itself: it shares memory with another tensor "
+            "of the model, and does not from now on\n  fix: make the view in forward()"
         )
     if len(plain := [index for index in group if index not in computed]) > 1:
         yield plain
@@ -101,7 +101,9 @@ class _Piece:
         self._begin = min(begin for begin, _ in spans) // _ALIGNMENT * _ALIGNMENT
         size = max(begin + length for begin, length in spans) - self._begin
         empty: Any = torch.empty(0, dtype=torch.uint8, device=xs[0].device)
-        self.memory = empty.set_(xs[0].untyped_storage(), self._begin, (size,), (1,))
+        # Several storages over NumPy's memory may begin at one address.
+        storage = max((x.untyped_storage() for x in xs), key=lambda storage: storage.nbytes())
+        self.memory = empty.set_(storage, self._begin, (size,), (1,))
 
     def view(self, memory: Tensor, x: Tensor) -> Tensor:
         """Return a tensor like one of the tensors in a copy of the memory."""

@@ -4,6 +4,7 @@ import copy
 import operator
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from d2ldev_conformance.suite.data import room_for
@@ -195,6 +196,15 @@ def test_a_view_of_a_weight_is_a_view_after_the_move(virtual, keep, recwarn):
         net.weight.zero_()
     assert not net.view.any()
     assert not [each for each in recwarn if issubclass(each.category, D2LDevWarning)]
+
+
+def test_tensors_over_memory_of_numpy_share_it_after_the_move(virtual):
+    net, x = nn.Module(), np.arange(10, dtype="float32")
+    net.first, net.whole = (nn.Parameter(torch.from_numpy(part)) for part in (x[:4], x))
+    virtual.place(net, gpu(0))
+    with torch.no_grad():
+        net.first.zero_()
+    assert net.whole.tolist() == [0, 0, 0, 0, *range(4, 10)]
 
 
 def test_a_view_with_a_history_is_copied_and_named(virtual):

@@ -500,3 +500,14 @@ def test_a_layer_says_which_statistics_it_uses_and_what_changes_them(
     (found,) = framework_of(virtual).parallel.batch_norms(net)
     assert (found.name, found.statistics) == (f"{layer.__name__} 1", statistics)
     assert fix in found.fix
+
+
+def test_a_layer_of_one_s_own_that_keeps_statistics_is_named(virtual):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("running_mean", torch.zeros(3))
+
+    net = torch.nn.Sequential(Own(), torch.nn.InstanceNorm2d(3, track_running_stats=True))
+    (found,) = framework_of(virtual).parallel.batch_norms(net)
+    assert (found.name, found.statistics) == ("Own 0", "local")
