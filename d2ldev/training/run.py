@@ -42,7 +42,7 @@ from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order
 from d2ldev.training.team import Team
 
-_FORMAT = "d2ldev training state 8"
+_FORMAT = "d2ldev training state 9"
 
 
 class Saving(NamedTuple):
@@ -377,7 +377,8 @@ class Run:
         outline = checkpoint.outline
         children = outline.children() if isinstance(outline, Outline) else {}
         version = children.get("format")
-        if version != _FORMAT and isinstance(version, str) and version.startswith(_FORMAT[:-1]):
+        kind = _FORMAT.rstrip("0123456789")
+        if version != _FORMAT and isinstance(version, str) and version.startswith(kind):
             raise CheckpointError(
                 checkpoint.attempted,
                 f"another version of d2ldev wrote {quote(version)}, and this one reads {_FORMAT}",

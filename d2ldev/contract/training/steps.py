@@ -343,9 +343,9 @@ def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedVal
 
 
 def state_refusal(kind: str, problem: str) -> CheckpointError:
-    """Return the error of a state that is of another ``kind``: ``'model'``, ``'generator'``."""
+    """Return the error of a state that is of another ``kind``: ``'model'``, ``'loader'``."""
     return CheckpointError(
         "restore a training state",
         f"it is of another {kind}: {problem}",
-        "resume with the model and the optimizer that the run began with",
+        "resume with the model, the optimizer and the loader that the run began with",
     )

@@ -240,6 +240,10 @@ def test_a_run_goes_on_from_its_checkpoint(trained_with, data, tmp_path):
     for name in ("params", "batch_stats"):
         pair = getattr(resumed.state, name), getattr(straight.state, name)
         jax.tree.map(np.testing.assert_array_equal, *pair)
+        # As docs/resuming.md has it.
+        zeros = jax.tree.map(jnp.zeros_like, pair[0])
+        alone = trained_with.load_into(zeros, path, only=f"components.optimizer.{name}")
+        jax.tree.map(np.testing.assert_array_equal, alone, pair[0])
 
 
 def test_the_trainer_validates_and_predicts_with_its_state(trained_with, data, num_gpus):

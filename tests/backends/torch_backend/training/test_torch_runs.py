@@ -215,7 +215,27 @@ def seed_workers():
     return torch.Generator().manual_seed(3)
 
 
+class OfNumPy:
+    """A sampler with a generator of NumPy's and the methods that keep its state."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(3)
+
+    def __len__(self):
+        return SIZE
+
+    def __iter__(self):
+        return iter(self.generator.permutation(SIZE).tolist())
+
+    def get_state(self):
+        return self.generator.bit_generator.state
+
+    def set_state(self, state):
+        self.generator.bit_generator.state = state
+
+
 LOADERS = {
+    "a sampler with a state": lambda: DataLoader(DATASET, sampler=OfNumPy()),
     "torch's generator": lambda: DataLoader(DATASET, shuffle=True),
     "its own generator": lambda: DataLoader(DATASET, shuffle=True, generator=seed_workers()),
     "a sampler's": lambda: DataLoader(
@@ -385,8 +405,63 @@ def test_a_loader_that_does_not_choose_by_number_is_not_sharded(torch_backend, o
 
 def test_a_loader_with_fewer_generators_is_refused(torch_backend, path):
     batches_of(torch_backend, LOADERS["its own generator"](), path, 2)
-    with pytest.raises(CheckpointError, match="of another loader"):
+    with pytest.raises(CheckpointError, match=r"of another loader: 1 of .* and 2 had one"):
         batches_of(torch_backend, LOADERS["torch's generator"](), path, 3, resume=True)
+
+
+class WithoutSetter(OfNumPy):
+    set_state = None
+
+
+class WithKeys(OfNumPy):
+    def get_state(self, key):
+        raise AssertionError(key)
+
+
+@pytest.mark.parametrize("cls", [WithoutSetter, WithKeys])
+def test_a_sampler_whose_state_cannot_be_read_and_set_starts_again(torch_backend, path, cls):
+    before = batches_of(torch_backend, DataLoader(DATASET, sampler=cls()), path, 1)
+    loader = DataLoader(DATASET, sampler=cls())
+    assert batches_of(torch_backend, loader, path, 2, resume=True) == before
+
+
+def test_a_sampler_whose_state_no_file_holds_is_named(torch_backend, path):
+    class Unsaved(OfNumPy):
+        def get_state(self):
+            return {3, 4}
+
+    with pytest.raises(UnsupportedValueError, match=r"Unsaved.*\{3, 4\}") as caught:
+        batches_of(torch_backend, DataLoader(DATASET, sampler=Unsaved()), path, 1)
+    assert "get_state()" in caught.value.fix
+
+
+class Refusing(data.BatchSampler):
+    """Batches that refuse a state after their sampler has taken its own."""
+
+    def get_state(self):
+        return 3
+
+    def set_state(self, state):
+        if state != 3:
+            raise ValueError("no such number")
+
+
+def test_a_sampler_that_refuses_its_state_changes_no_other_one(torch_backend):
+    def make():
+        sampler = OfNumPy()
+        return sampler, DataLoader(DATASET, batch_sampler=Refusing(sampler, 4, False))
+
+    (moved, other), (sampler, loader) = make(), make()
+    moved.generator.random()
+    saved = Order(other).own_state()
+    saved["state"] = [4 if each == 3 else each for each in saved["state"]]
+    before = torch.get_rng_state(), sampler.get_state()
+    with pytest.raises(CheckpointError, match="no such number") as caught:
+        Order(loader).check_own(saved)()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "the loader that the run began with" in caught.value.fix
+    assert sampler.get_state() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
 
 
 # The first generator takes its state before the second one refuses another.

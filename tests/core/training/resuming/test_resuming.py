@@ -50,8 +50,9 @@ def test_a_file_of_something_else_is_refused(reference, trainer, net, tmp_path):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
 
 
-def test_a_file_of_another_version_is_refused_as_that(reference, trainer, net, tmp_path):
-    reference.save({"format": "d2ldev training state 1"}, tmp_path / "other")
+@pytest.mark.parametrize("version", [1, 8, 10])
+def test_a_file_of_another_version_is_refused_as_that(reference, trainer, net, tmp_path, version):
+    reference.save({"format": f"d2ldev training state {version}"}, tmp_path / "other")
     with pytest.raises(CheckpointError, match="another version of d2ldev wrote"):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
 
