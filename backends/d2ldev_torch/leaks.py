@@ -160,7 +160,7 @@ class LeakMode(TorchFunctionMode):
         """Return whether a tensor that is created without a device is an input of the test."""
         if self._frames.is_test(frame):
             name = str(caller.f_globals.get("__name__", ""))
-            is_torch = name.partition(".")[0] == "torch"
+            is_torch = name.partition(".")[0] == "torch" or name.startswith("d2ldev_torch.virtual")
             return not is_torch or name.startswith(_INPUT_MODULES) or name == _COLLATE
         is_input = not self._is_constructed(frame) and self._watch.is_input(frame)
         return is_input and not self._watch.is_kept(frame)

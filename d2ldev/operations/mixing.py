@@ -77,8 +77,9 @@ def _line_of(operation: str, name: str, there: str, target: Device, move: str) -
         return move.format(x=x, y=y, device=target) + where
     if not _EXPRESSION.fullmatch(name):
         return f"model = backend.place(model, '{target}')"
-    y = there if _EXPRESSION.fullmatch(there) else "y"
-    return move.format(x=name, y=y, device=target)
+    if "{y}" not in move or _EXPRESSION.fullmatch(there):
+        return move.format(x=name, y=there, device=target)
+    return move.format(x=name, y="y", device=target) + f", where y is {there} of {operation}"
 
 
 def operands_of(

@@ -163,8 +163,11 @@ def _replace(entered: ExitStack) -> None:
         # Of ``with torch.device('cuda:1'):`` and ``torch.set_default_device``.
         (_device.DeviceContext, "device", property(_device_of_context, _set_device_of_context)),
     ):
+        if name in vars(owner):
+            entered.callback(setattr, owner, name, vars(owner)[name])
+        else:  # it belongs to a base class, or to the objects
+            entered.callback(delattr, owner, name)
         setattr(owner, name, value)
-        entered.callback(delattr, owner, name)
 
 
 def _is_on_cuda(x: Any) -> bool:

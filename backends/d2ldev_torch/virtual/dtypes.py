@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from d2ldev_torch.virtual.cuda_dtypes import ONLY_ON_CPU, ONLY_ON_CUDA
-from d2ldev_torch.virtual.kernels import Schema
+from d2ldev_torch.virtual.kernels import Operands, Schema
 
 _WIDER = {
     torch.bool: torch.uint8,
@@ -91,13 +91,18 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    dtypes = {x.dtype for x in schema.list_tensors(args, kwargs)}
+    # Outputs are written in any dtype, and are keyword arguments.
+    for value in args:
+        if isinstance(value, torch.Tensor) and (value.dtype in refused or value.dtype in widened):
+            break
+    else:
+        if not kwargs or widened.isdisjoint(v for v in kwargs.values() if type(v) is torch.dtype):
+            return run(*args, **kwargs)
+    dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
     if dtypes & refused:
+        Operands(schema).to_cpu(args, kwargs)  # operands on different devices are refused first
         raise _refusal(schema.name, next(iter(dtypes & refused)))
-    dtypes |= {value for value in kwargs.values() if isinstance(value, torch.dtype)}
-    if dtypes & widened:
-        return _run_wider(schema, args, kwargs, widened, dtypes)
-    return run(*args, **kwargs)
+    return _run_wider(schema, args, kwargs, widened)
 
 
 def _refusal(name: str, dtype: torch.dtype) -> NotImplementedError:
@@ -105,22 +110,21 @@ def _refusal(name: str, dtype: torch.dtype) -> NotImplementedError:
     # The class and the words are PyTorch's, because libraries catch them.
     return NotImplementedError(
         f"\"{kernel}\" not implemented for '{_NAMES[dtype]}': CUDA has no such kernel, and a "
-        "virtual GPU neither. fix: x.float() or x.cpu()"
+        f"virtual GPU neither. fix: {'x.cpu()' if dtype.is_floating_point else 'x.float()'}"
     )
 
 
 def _run_wider(
-    schema: Schema,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    widened: frozenset[torch.dtype],
-    dtypes: set[torch.dtype],
+    schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], widened: frozenset[torch.dtype]
 ) -> Any:
     """Run an operator in the next wider dtype, and cast what it returns or writes back."""
+    asked = [value for value in kwargs.values() if type(value) is torch.dtype]
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    # An operand that is wide already makes CUDA's result wide, too, but not one without axes.
+    wides = set() if asked else {x.dtype for x in tensors if x.dim()}
     narrow: dict[torch.dtype, torch.dtype] = {}
-    for dtype in widened & dtypes:
-        # An operand that is wide already makes CUDA's result wide, too.
-        if _WIDER[dtype] not in dtypes:
+    for dtype in widened.intersection(asked or (x.dtype for x in tensors)):
+        if wides.isdisjoint(_NARROWER[dtype]):
             narrow |= _NARROWER[dtype]
     operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

@@ -166,10 +166,6 @@ class Schema:
             return type(result)(_take(one, args, new, index) for one in result)
         return _take(result, args, new, index)
 
-    def list_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Return the tensors among the arguments of a call."""
-        return [x for value in (*args, *kwargs.values()) for x in _tensors_in(value)]
-
     def list_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that a call writes to."""
         named = self.name_arguments(args, kwargs)

@@ -165,9 +165,14 @@ def _explain_cuda() -> None:
 
     @wraps(make)
     def make_autocast(
-        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, **options: Any
+        self: Any,
+        device_type: str,
+        dtype: Any = None,
+        enabled: bool = True,
+        *cache: Any,
+        **options: Any,
     ) -> None:
-        make(self, device_type, dtype, enabled, **options)
+        make(self, device_type, dtype, enabled, *cache, **options)
         if device_type == "cuda" and enabled:
             fix = f"torch.autocast('{NAME}', ...), {_AS_CUDA}"
             warn(f"autocast('cuda') changes nothing on a virtual GPU. fix: {fix}")

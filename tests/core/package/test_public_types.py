@@ -47,7 +47,6 @@ OPAQUE_RESULTS = {
     "Backend.load": "whatever was saved",
     "Backend.mlp": "the framework's own class of models",
     "Device.native": "the active backend's device object",
-    "Learner.model": MODEL,
     "Learner.predict": "what the model returns",
     "Trainer.model": MODEL,
     "Trainer.prepare_batch": OVERRIDE,

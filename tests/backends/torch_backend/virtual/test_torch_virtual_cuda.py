@@ -444,8 +444,10 @@ def test_a_file_of_a_missing_device():
 # -- on and off ------------------------------------------------------------------------------------
 
 _PROGRAM = """
-import os, sys
+import os, sys, threading
 import torch
+from torch.amp import autocast_mode
+from torch.utils._device import DeviceContext
 before = {name: getattr(torch.cuda, name) for name in torch.cuda.__all__}
 import d2ldev
 from d2ldev import backend
@@ -453,7 +455,16 @@ d2ldev.virtual_gpus(2)
 backend.num_gpus()
 from d2ldev_torch.virtual.as_cuda import is_on, stand_for_cuda
 x = torch.ones(2, device="vgpu:1")
+owners = (
+    torch, torch.Tensor, torch.UntypedStorage, DeviceContext, threading.Thread, torch.cuda,
+    torch.accelerator, torch.nested, autocast_mode, autocast_mode.autocast,
+)
+kept = [dict(vars(owner)) for owner in owners]
 for _ in range(2):
+    for owner, attributes in zip(owners, kept):
+        changed = [name for name, value in attributes.items() if vars(owner)[name] is not value]
+        assert not changed, (owner, changed)
+    assert not x.untyped_storage().is_cuda
     assert not is_on() and not torch.cuda.is_available() and torch.cuda.device_count() == 0
     assert not x.is_cuda and x.device.type == "vgpu" and x.type() == "torch.vgpu.FloatTensor"
     assert len(torch.overrides._get_current_function_mode_stack()) == 0

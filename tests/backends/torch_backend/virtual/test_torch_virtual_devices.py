@@ -398,3 +398,9 @@ def test_autocast_of_cuda_says_how_to_cast_on_a_virtual_gpu(virtual, vgpu):
         warnings.simplefilter("error")
         with torch.autocast("vgpu", dtype=torch.float16), torch.autocast("cuda", enabled=False):
             assert (x @ x).dtype == torch.float16
+
+
+def test_autocast_takes_its_arguments_by_position(virtual):
+    with torch.autocast("cpu", torch.bfloat16, True, False):
+        assert torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_cache_enabled()

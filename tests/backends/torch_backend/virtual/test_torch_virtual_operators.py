@@ -106,6 +106,27 @@ def test_a_narrow_operand_is_written_in_place(place):
     assert held.shape == (2,)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_an_operand_or_a_dtype_that_is_wide_makes_the_result_wide(place):
+    narrow, wide = torch.ones(2, dtype=torch.complex32, device=place), torch.ones(2, device=place)
+    assert torch.div(narrow, wide).dtype is torch.complex64
+    assert torch.div(narrow, wide.sum()).dtype is torch.complex32
+    assert torch.sum(wide.to(torch.complex64), dtype=torch.complex32).dtype is torch.complex32
+
+
+def test_an_output_of_integers_is_written(place):
+    x = torch.ones(1, 4, 4, device=place)
+    values, indices = torch.empty(1, 2, 2, device=place), torch.empty(1, 2, 2, device=place).long()
+    torch._C._nn.max_pool2d_with_indices(x, 2, out=(values, indices))
+    assert indices.flatten().tolist() == [0, 2, 8, 10]
+
+
+def test_operands_on_two_devices_are_refused_before_their_dtypes(place):
+    x = torch.ones(2, 2, device=place).long()
+    with pytest.raises(DeviceMismatchError):
+        x @ x.cpu()
+
+
 @pytest.mark.parametrize("is_sorted", [True, False])
 def test_lengths_of_a_packed_sequence_stay_on_the_host(place, is_sorted):
     x = torch.randn(3, 4, 5, device=place)
@@ -228,6 +249,9 @@ def test_the_error_leaves_out_what_cuda_takes_from_the_host(x):
     with pytest.raises(DeviceMismatchError) as caught:
         torch.index_put(x, (index,), torch.ones(3))
     assert caught.value.problem.endswith("operand 1 on gpu:1, operand 3 on cpu")
+    with pytest.raises(DeviceMismatchError) as caught:
+        torch.add(x, x, out=torch.ones(3, 3))
+    assert caught.value.fix == "out = out.to(y.device), where y is operand 1 of add"
     with pytest.raises(DeviceMismatchError) as caught:
         torch.where(x > 0, number, torch.ones(3, 3))
     assert caught.value.problem.endswith("operand 1 on gpu:1, operand 3 on cpu")
