@@ -158,8 +158,9 @@ class TinygradLearner(Learner[Tensor]):
         gradients = [*(x * factor for x in gradients), factor]
         if self._sums:
             gradients = [x + each for x, each in zip(self._sums, gradients, strict=True)]
-        # The sums, too, are tensors that ``place`` moves: with memory of their own.
-        self._sums = [x.contiguous() for x in gradients]
+        # The sums, too, are tensors that ``place`` moves: with memory of their own. A sum of
+        # constants would have no device.
+        self._sums = [x.clone(loss.device) for x in gradients]
         loss, prediction = loss.detach(), prediction.detach()
         Tensor.realize(loss, prediction, *self._sums, *self._tensors().values())
         self.pending += 1
@@ -171,7 +172,9 @@ class TinygradLearner(Learner[Tensor]):
         if not self.pending:
             return
         *sums, total = self._sums
-        gradients = [x / total for x in sums]
+        # Computed here, because tinygrad would fuse the quotient with the square of the norm. A
+        # small total has no square in float32.
+        gradients = [(x / total).contiguous() for x in sums]
         self._sums, self.pending = [], 0
         if bound := self.settings.gradient_clip_val:
             squares = [(x * x).sum() for x in gradients]
