@@ -126,6 +126,16 @@ def test_run():
 
     asyncio.run(leak())
 """
+OF_FILES = """
+import io
+import torch
+
+def test_file():
+    x, file = torch.ones(3), io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    assert (torch.load(file) + x).sum() == 6
+"""
 # A wheel announces the plugin; a checkout that was installed before there was one does not.
 _NAMED = {point.name for point in entry_points(group="pytest11")}
 PLUGIN = [] if "d2ldev_leaks" in _NAMED else ["-p", "d2ldev.leaks.plugin"]
@@ -261,6 +271,13 @@ def test_tests_of_other_forms_are_followed(project):
     outcomes = json.loads(report.read_text())["tests"]
     assert len(outcomes) == 5
     assert set(outcomes.values()) == {"leaking"}
+
+
+def test_a_test_that_reads_its_own_file_passes(project):
+    (project / "tests" / "of_files.py").write_text(OF_FILES)
+    report = project / "of_files.json"
+    run(project, "--d2ldev-leaks", f"--d2ldev-leaks-json={report}", "tests/of_files.py")
+    assert [*json.loads(report.read_text())["tests"].values()] == ["passed"]
 
 
 def test_the_marks_and_fixtures_of_the_page_do_what_it_says(tmp_path):
