@@ -74,6 +74,8 @@ def _start(modules: tuple[str, ...]) -> Any:
 def main() -> None:
     """Import modules, and fork a process for each request until there are no more."""
     before = [*sys.path]
+    # AutoGraph imports files that it writes to the temporary folder, and removes only these.
+    sys.dont_write_bytecode = True
     for name in sys.argv[1:]:
         importlib.import_module(name)
     assert threading.active_count() == 1, threading.enumerate()
