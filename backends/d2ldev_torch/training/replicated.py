@@ -114,7 +114,8 @@ class _Shared:
         parameters = list(module.parameters())
         self._were_trained = [(x, x.requires_grad) for x in parameters]
         self.trained = [x for x in parameters if x.requires_grad]
-        self.buffered = [each for each in module.modules() if [*each.buffers(recurse=False)]]
+        # Private: the public list leaves out a buffer that is None until the first call.
+        self.buffered = [each for each in module.modules() if each._buffers]
         # The number of processes in which each parameter has a gradient. It is a gradient itself:
         # DDP sends it in one message with other gradients of its dtype.
         # Its last number is the sum of the factors of their losses.
