@@ -89,6 +89,12 @@ def _fork(path: list[str], *, timeout: float, **request: Any) -> int:
     child = os.fork()
     if not child:
         _run(path, **request)
+    status = wait_for_child(child, timeout)
+    return -signal.SIGKILL if status is None else status
+
+
+def wait_for_child(child: int, timeout: float) -> int | None:
+    """Return the exit status of a forked process; kill its group after a time, and return None."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -96,7 +102,8 @@ def _fork(path: list[str], *, timeout: float, **request: Any) -> int:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
     os.killpg(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.waitpid(child, 0)
+    return None
 
 
 def _run(path: list[str], arguments: list[str], cwd: str, env: dict[str, str], folder: str) -> None:

@@ -20,9 +20,7 @@ import io
 import json
 import os
 import pkgutil
-import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +29,7 @@ from typing import Any
 import d2ldev_conformance
 import pytest
 from d2ldev_conformance.catalogue import list_explanations
+from forking import wait_for_child
 from processes import extend_path, make_distribution
 
 import mutants
@@ -72,15 +71,8 @@ def _outcome(files: dict[str, set[str]], time_limit: float, **request: Any) -> s
     child = os.fork()
     if not child:
         _run(files, **request)
-    deadline = time.monotonic() + time_limit
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return f"exit status {os.waitstatus_to_exitcode(status)}"
-        time.sleep(0.01)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return f"killed after {time_limit} seconds"
+    status = wait_for_child(child, time_limit)
+    return f"killed after {time_limit} seconds" if status is None else f"exit status {status}"
 
 
 def _run(
