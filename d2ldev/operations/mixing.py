@@ -71,10 +71,10 @@ def _is_index(name: str) -> bool:
 def _line_of(operation: str, name: str, there: str, target: Device, move: str) -> str:
     """Return the line that moves one operand."""
     if _is_index(name):
-        x, y, where = "x", "y", f", where x is {name} of {operation}"
-        if "{y}" in move:
-            where += f", and y {there}"
-        return move.format(x=x, y=y, device=target) + where
+        where = f", where x is {name} of {operation}" + (
+            f", and y {there}" if "{y}" in move else ""
+        )
+        return move.format(x="x", y="y", device=target) + where
     if not _EXPRESSION.fullmatch(name):
         return f"model = backend.place(model, '{target}')"
     if "{y}" not in move or _EXPRESSION.fullmatch(there):

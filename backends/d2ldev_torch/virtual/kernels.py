@@ -43,7 +43,7 @@ _HOST_ARGUMENTS = {
         "indices",
     ),
     **dict.fromkeys(
-        (*("_pack_padded_sequence_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"),),
+        ("_pack_padded_sequence_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"),
         "batch_sizes",
     ),
 }
