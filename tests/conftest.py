@@ -9,7 +9,7 @@ import tempfile
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from d2ldev_conformance.leaks import detect_leaks
+from d2ldev_conformance.leaks import children_use, detect_leaks
 from d2ldev_conformance.machines import machines  # noqa: F401  # a fixture
 from d2ldev_conformance.plugin import freeze_what_is_loaded
 from hypothesis import HealthCheck, configuration, settings
@@ -48,7 +48,9 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="session")
 def _for_leaks(tmp_path_factory):
-    return tmp_path_factory.mktemp("leaks")
+    folder = tmp_path_factory.mktemp("leaks")
+    with children_use(folder):
+        yield folder
 
 
 @pytest.fixture(autouse=True)

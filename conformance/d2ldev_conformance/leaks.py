@@ -103,16 +103,15 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
         ):
             yield
         return
-    inside = {"working": folder / "working", "temporary": folder / "temporary"}
+    inside = _inside(folder)
     for directory in inside.values():
         directory.mkdir(exist_ok=True)
-    temporary = str(inside["temporary"])
-    # Not ``patch.dict``, which removes all variables at its end and sets them again. That moves
-    # their list, and MXNet's threads crash if they read it in the middle of a step.
-    with chdir(inside["working"]), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tempfile, "tempdir", temporary)
-        for name in ("TMPDIR", "TEMP", "TMP"):
-            patched.setenv(name, temporary)
+    with (
+        chdir(inside["working"]),
+        children_use(folder),
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        patched.setattr(tempfile, "tempdir", str(inside["temporary"]))
         try:
             yield
         finally:
@@ -123,6 +122,27 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
                 if left or not directory.is_dir():
                     leaks.extend(f"a file in the {kind} directory: {path}" for path in left)
                     shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def children_use(folder: Path) -> Iterator[None]:
+    """Have processes that the block starts make temporary files where ``files`` looks for them.
+
+    A run whose tests share a folder enters it once, around all of them. Then no test changes an
+    environment variable. A new variable moves the list of all, and MXNet's threads crash if they
+    read it at that moment.
+    """
+    temporary = str(_inside(folder)["temporary"])
+    tempfile.gettempdir()  # is kept: fixtures of several tests do not make their files there
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("TMPDIR", "TEMP", "TMP"):
+            if os.environ.get(name) != temporary:
+                patched.setenv(name, temporary)
+        yield
+
+
+def _inside(folder: Path) -> dict[str, Path]:
+    return {"working": folder / "working", "temporary": folder / "temporary"}
 
 
 def _current_directory() -> Path | None:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from d2ldev_conformance.leaks import LeakError, detect_leaks
+from d2ldev_conformance.leaks import LeakError, children_use, detect_leaks
 from processes import extend_path, run_interpreter
 
 import d2ldev
@@ -192,6 +192,15 @@ def test_the_test_after_one_that_leaks_finds_an_empty_folder(pytester):
     )
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=3, errors=2)
+
+
+def test_in_the_folder_of_a_run_a_test_changes_no_variable(tmp_path, monkeypatch):
+    with children_use(tmp_path):
+        for name in ("putenv", "unsetenv"):
+            monkeypatch.setattr(os, name, lambda *change: pytest.fail(f"changed: {change}"))
+        with detect_leaks(folder=tmp_path):
+            pass
+        monkeypatch.undo()
 
 
 @detect_leaks()

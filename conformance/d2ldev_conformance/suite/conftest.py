@@ -15,7 +15,7 @@ from d2ldev import Backend, Device, settings
 from d2ldev.contract.abilities import require
 from d2ldev.framework.testing import framework_of
 from d2ldev.options import LossName
-from d2ldev_conformance.leaks import detect_leaks
+from d2ldev_conformance.leaks import children_use, detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
     attention_models,
@@ -251,8 +251,10 @@ def pytest_fixture_setup(
 
 
 @pytest.fixture(scope="session")
-def _for_leaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("leaks")
+def _for_leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("leaks")
+    with children_use(folder):
+        yield folder
 
 
 @pytest.fixture(autouse=True)

@@ -236,10 +236,10 @@ def test_the_suite_looks_for_leaks_of_a_test_whose_steps_are_still_computed():
         import tempfile
         from pathlib import Path
         import d2ldev
-        from d2ldev_conformance.leaks import environment, files
+        from d2ldev_conformance.leaks import children_use, environment, files
         backend = d2ldev.get_backend("mxnet")
         learner = backend.learner(backend.mlp([8, 64, 64, 4]), loss="mse")
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, children_use(Path(folder)):
             for i in range(2000):
                 size = 2 + i % 50  # for a new size MXNet looks for a kernel
                 learner.step((backend.ones((size, 8)),), backend.ones((size, 4)))
