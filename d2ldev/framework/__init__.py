@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
     from d2ldev.training.keras_inputs import join_keras_inputs, read_keras_signature
     from d2ldev.training.objective import LEAST_WEIGHT, Objective
-    from d2ldev.training.programs import Programs, ProgramUsers
+    from d2ldev.training.programs import Programs
     from d2ldev.training.steps import read_signature
 
 __all__ = [
@@ -129,7 +129,6 @@ __all__ = [
     "Operand",
     "Parallel",
     "Portion",
-    "ProgramUsers",
     "Programs",
     "Role",
     "Scopes",
@@ -200,7 +199,7 @@ _RARE = {
         "d2ldev.contract.leaks": ("Stray", "Watch"),
         # Only training needs them.
         "d2ldev.operations.parallel": ("BatchShard", "ShardSampler", "shard_batch", "shard_copy"),
-        "d2ldev.training.programs": ("ProgramUsers", "Programs"),
+        "d2ldev.training.programs": ("Programs",),
         "d2ldev.training.keras_inputs": ("join_keras_inputs", "read_keras_signature"),
         "d2ldev.training.objective": ("BatchWeight", "LEAST_WEIGHT", "Objective"),
         "d2ldev.training.steps": ("read_signature",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from inspect import signature
 from typing import Any
+from weakref import ref
 
 import optax
 from flax import nnx
@@ -28,7 +29,16 @@ from d2ldev_jax.training.wrappers import Wrapper
 _PREFIX = "variables."
 
 
-class KerasModule(Wrapper):
+class _Owner:
+    """An attribute that ``vars`` does not show, so that Flax's graph of the object lacks it.
+
+    The table of programs keeps such graphs, which must not keep Keras's own object.
+    """
+
+    __slots__ = ("owned",)
+
+
+class KerasModule(_Owner, Wrapper):
     """The variables of a Keras layer or model by their names.
 
     Args:
@@ -45,8 +55,7 @@ class KerasModule(Wrapper):
                 "its variables are not made before it is built",
                 "model(X), with one batch, or a keras.Input as its first layer",
             )
-        # Of this method, because it is compared by the model itself.
-        self.compute = model.stateless_call
+        self.owned, self.model = model, ref(model)
         self.deterministic = False
         self.is_told = "training" in signature(model.call).parameters
         self.trained = self._list_trained()
@@ -62,7 +71,7 @@ class KerasModule(Wrapper):
         return tuple(_PREFIX + names[id(x)] for x in model.trainable_variables)
 
     def unwrap(self) -> Any:
-        return self.compute.__self__
+        return self.model()
 
     def pull(self) -> None:
         if changed := {*self._list_trained()} ^ {*self.trained}:
@@ -102,7 +111,7 @@ class KerasModule(Wrapper):
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         operands, options = join_keras_inputs(self.unwrap(), inputs, named)
-        prediction, others, losses = self.compute(
+        prediction, others, losses = self.unwrap().stateless_call(
             [getattr(self, name)[...] for name in self.trained],
             [getattr(self, name)[...] for name in self.others],
             *operands,
@@ -121,7 +130,7 @@ class KerasModule(Wrapper):
         return losses
 
 
-class KerasOptimizer(nnx.Optimizer):
+class KerasOptimizer(_Owner, nnx.Optimizer):
     """An optimizer of Keras for the trained variables of a model.
 
     Args:
@@ -141,7 +150,7 @@ class KerasOptimizer(nnx.Optimizer):
             )
         if not optimizer.built:
             optimizer.build(model.unwrap().trainable_variables)
-        self.apply = optimizer.stateless_apply
+        self.owned, self.optimizer = optimizer, ref(optimizer)
         values = tuple(variable.value for variable in optimizer.variables)
         tx = optax.GradientTransformation(lambda _: values, optax.identity().update)
         super().__init__(model, tx, wrt=nnx.Param)
@@ -149,7 +158,7 @@ class KerasOptimizer(nnx.Optimizer):
 
     def unwrap(self) -> Any:
         """Return the optimizer itself."""
-        return self.apply.__self__
+        return self.optimizer()
 
     def pull(self) -> None:
         """Take the values of the optimizer's variables."""
@@ -164,7 +173,7 @@ class KerasOptimizer(nnx.Optimizer):
     def update(self, model: KerasModule, gradients: Any, /, **_: Any) -> None:
         """Change the trained variables, and those of the optimizer."""
         parameters = [getattr(model, name) for name in model.trained]
-        new, state = self.apply(
+        new, state = self.unwrap().stateless_apply(
             [x[...] for x in self.opt_state],
             [gradients[name][...] for name in model.trained],
             [x[...] for x in parameters],

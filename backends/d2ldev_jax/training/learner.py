@@ -4,19 +4,20 @@ Between two steps a learner holds the arrays in two lists. ``jax.jit`` flattens 
 Flax's objects in Python. ``sync`` puts the arrays into the model and the optimizer, without a copy.
 The next step takes them from there again, with the changes that the user has made.
 
-All models of one structure share the compiled functions if their settings are the same.
+All models of one structure share the compiled functions if their loss and settings are the same.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial, wraps
 from inspect import signature
 from operator import is_
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,6 @@ from d2ldev.framework import (
     Learner,
     Objective,
     Programs,
-    ProgramUsers,
     Signature,
     Tensor,
     TrainingSettings,
@@ -304,8 +304,8 @@ class JaxLearner(Learner):
         )
         if self._steps is None or self._steps.structure != steps.structure:
             self._steps = steps
-            self._program = _PROGRAMS.get(steps.dependencies, _Program)
-            self._program.users.add(steps)
+            self._program = _PROGRAMS.get([self.settings.loss], steps.values, _Program)
+            self._program.users[id(steps)] = steps
         self._is_synced = False
 
 
@@ -583,16 +583,16 @@ _State = tuple[list[Tensor], list[Tensor], _Scaler | None]
 
 
 class _Program:
-    """The compiled functions of all learners with the same ``_Steps.dependencies``.
+    """The compiled functions of all learners with the same loss and the same ``_Steps.values``.
 
     A trace calls any of these learners' steps, once for each shape. The program keeps none alive.
 
     Attributes:
-        users: the steps of these learners.
+        users: the steps of these learners, by their ids.
     """
 
     def __init__(self) -> None:
-        self.users: ProgramUsers[_Steps] = ProgramUsers()
+        self.users: WeakValueDictionary[int, _Steps] = WeakValueDictionary()
         self.step = _compile(self.users, "step")
         self.accumulate = _compile(self.users, "accumulate")
         self.apply = _compile(self.users, "apply")
@@ -600,9 +600,11 @@ class _Program:
         self.predict = _compile(self.users, "predict")
 
 
-def _compile(users: ProgramUsers[_Steps], name: str) -> Callable[..., Any]:
+def _compile(users: WeakValueDictionary[int, _Steps], name: str) -> Callable[..., Any]:
     def run(*operands: Any) -> Any:
-        return getattr(users.choose(), name)(*operands)
+        # The learner that calls is one of them. Threads may add others meanwhile.
+        user = next(x for each in users.valuerefs() if (x := each()) is not None)
+        return getattr(user, name)(*operands)
 
     run.__name__ = name
     # JAX names the operands in its errors.
@@ -610,20 +612,9 @@ def _compile(users: ProgramUsers[_Steps], name: str) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def _take_apart(value: Any) -> Any:
-    """Return the values inside of a structure or a device; None for all else.
-
-    None of these has weak references.
-    """
-    if isinstance(value, jax.tree_util.PyTreeDef):
-        return value.node_data(), value.children()
-    if isinstance(value, jax.Device):
-        return value.platform, value.id
-    return None
-
-
-# One table for all models, because a program holds none of their arrays.
-_PROGRAMS: Programs[_Program] = Programs(64, take_apart=_take_apart)
+# One table for all models, because a program holds none of their arrays. Structures are compared
+# as ``nnx.jit`` compares them.
+_PROGRAMS: Programs[_Program] = Programs(16)
 
 
 @dataclass(eq=False)
@@ -642,10 +633,10 @@ class _Steps:
         return self.model_split, self.optimizer_split
 
     @property
-    def dependencies(self) -> Any:
-        """Return all dependencies of the functions."""
+    def values(self) -> Hashable:
+        """Return all dependencies of the functions but the loss."""
         settings = self.settings
-        how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
+        how = settings.gradient_clip_val, settings.precision, settings.methods
         return self.structure, self.wrt, how
 
     def step(self, state: _State, rate: Tensor | None, inputs: Inputs, y: Any) -> Any:

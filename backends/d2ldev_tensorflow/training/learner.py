@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from inspect import signature
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,6 @@ from d2ldev.framework import (
     Learner,
     Objective,
     Programs,
-    ProgramUsers,
     Signature,
     Tensor,
     TrainingSettings,
@@ -84,7 +83,7 @@ class TensorFlowLearner(Learner):
         # The reference of the factors of the batches of a step.
         self._reference = 1.0
         self._objective = Objective(framework, settings, LOSSES, divide)
-        self._users: ProgramUsers[TensorFlowLearner] = ProgramUsers()
+        self._program: _Program | None = None
         optimizer = make_optimizer(settings)
         self._named = optimizer if isinstance(settings.optimizer, str) else None
         self.replace({"model": model, "optimizer": optimizer})
@@ -151,13 +150,12 @@ class TensorFlowLearner(Learner):
         self._device = device
         if is_trained:
             self._build(self._optimizer)
-        self._users.discard(self)
-        program = _find_programs(self._model).get(
-            self._list_dependencies(), self._make_program, self._take_program
+        if self._program is not None:
+            self._program.users.pop(id(self), None)
+        program = self._program = _find_programs(self._model).get(
+            *self._list_dependencies(), self._make_program, self._take_program
         )
-        self._users = program.users
-        self._users.add(self)
-        self._program = program
+        program.users[id(self)] = self
         self._step, self._add, self._evaluate = program.step, program.accumulate, program.evaluate
         self._apply, self._forward = program.apply, program.forward
         runs_eagerly = getattr(self._model, "run_eagerly", False)
@@ -171,21 +169,23 @@ class TensorFlowLearner(Learner):
         self._flags = flags
         self._is_ready = True
 
-    def _list_dependencies(self) -> Any:
-        """Return all that a traced function depends on, except the devices of variables."""
+    def _list_dependencies(self) -> tuple[list[Any], Hashable]:
+        """Return the objects and values that a traced function depends on.
+
+        It also depends on the devices of variables.
+        """
         model, settings, optimizer = self._model, self.settings, self._optimizer
-        if self._is_layer:
-            modules = [(each, each.dtype_policy.name) for each in list_layers(model)]
-        else:
-            modules = [model, *model.submodules]
+        modules = list_layers(model) if self._is_layer else [model, *model.submodules]
+        policies = tuple(x.dtype_policy.name for x in modules) if self._is_layer else ()
         # An optimizer given by name has a variable as its rate. Another's may be a schedule, which
         # the public name would call.
         rate = getattr(optimizer, "_learning_rate", None)
-        how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
+        by = [settings.optimizer] if self._is_named() else [optimizer, rate]
+        how = settings.gradient_clip_val, settings.precision, settings.methods
         # The device of a model's variables is where it computes.
         where = None if model.variables else str(self._device)
-        by = settings.optimizer if self._is_named() else (optimizer, rate)
-        return modules, [id(x) for x in self._variables], by, how, where
+        variables = tuple(map(id, self._variables))
+        return [*modules, settings.loss, *by], (type(self), policies, variables, how, where)
 
     def _is_named(self) -> bool:
         return self._optimizer is not None and self._optimizer is self._named
@@ -527,7 +527,7 @@ class _Program:
             model has other tensors.
 
     Attributes:
-        users: these learners.
+        users: these learners, by their ids.
         slots, handles: the variables of an optimizer that is given by name, which the steps
             change, and their handles at the trace.
         optimizer: a reference to the optimizer that has them; None before the first one.
@@ -538,7 +538,7 @@ class _Program:
         self.handles: list[Any] = []
         self.optimizer: ref[Any] | None = None
         self.tensors = tensors
-        self.users: ProgramUsers[TensorFlowLearner] = ProgramUsers()
+        self.users: WeakValueDictionary[int, TensorFlowLearner] = WeakValueDictionary()
         self.step = _trace(self.users, TensorFlowLearner._train)
         self.accumulate = _trace(self.users, TensorFlowLearner._accumulate)
         self.evaluate = _trace(self.users, TensorFlowLearner._measure)
@@ -573,9 +573,11 @@ def _find_programs(model: Any) -> Programs[_Program]:
     return vars(model).setdefault(OF_PROGRAMS, Programs(4, ("_called", "_variable_read")))
 
 
-def _trace(users: ProgramUsers[TensorFlowLearner], method: Callable[..., Any]) -> Any:
+def _trace(users: WeakValueDictionary[int, TensorFlowLearner], method: Callable[..., Any]) -> Any:
     def call(*operands: Any) -> Any:
-        return method(users.choose(), *operands)
+        # The learner that calls is one of them. Threads may add others meanwhile.
+        user = next(x for each in users.valuerefs() if (x := each()) is not None)
+        return method(user, *operands)
 
     # Without AutoGraph, as in Keras's own fit: it would wrap the errors of the code it converts.
     # TensorFlow counts the traces of one function in all objects together, and warns. It counts

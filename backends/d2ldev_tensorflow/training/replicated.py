@@ -328,9 +328,6 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         ):
             variable.assign(tf.cast(value, variable.dtype))
 
-    def _list_dependencies(self) -> Any:
-        return type(self), super()._list_dependencies()
-
     def _differentiate(self, scale: Scale | None, batch: tuple[Any, ...]) -> Any:
         if self._is_synchronized:  # these layers use the strategy that is in force
             return self._strategy.run(self._differentiate_shard, (batch,))
