@@ -10,6 +10,7 @@
 
 import pytest
 import torch
+from d2ldev_conformance.suite.parallel.copies import copy_processes
 from d2ldev_torch import TorchFramework
 from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.files import TorchFiles
@@ -144,6 +145,13 @@ def torch_backend():
 def virtual():
     """A torch backend with two virtual GPUs."""
     return Backend(TorchFramework(virtual_gpus=2))
+
+
+@pytest.fixture(scope="module")
+def copied_processes(virtual, _for_leaks):
+    """Lets ``fit`` of ``virtual`` start copies of one process; see ``copy_processes``."""
+    with copy_processes("torch", framework_of(virtual).virtual_gpus):
+        yield
 
 
 @pytest.fixture(params=["vgpu:0", "vgpu:1"])

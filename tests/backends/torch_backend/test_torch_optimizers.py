@@ -171,6 +171,7 @@ def test_training_goes_on_in_another_process(virtual, name):
     assert_equal(train(virtual, *other), train(virtual, net, optimizer))
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_two_gpus_learn_like_one_gpu(virtual):
     found, expected = (train(virtual, *build(MAKERS["around another"]), 1, n) for n in (2, 1))
     assert found[0] == pytest.approx(expected[0], rel=1e-5)

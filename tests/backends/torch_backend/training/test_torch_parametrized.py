@@ -142,6 +142,7 @@ def test_a_class_still_says_what_of_it_is_sent(virtual):
     assert not hasattr(send(virtual, net), "lock")
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_two_gpus_learn_like_one_gpu(virtual):
     def fit(number):
         torch.manual_seed(0)
@@ -171,6 +172,7 @@ def after_sum(x):
     x.grad = None
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_a_hook_that_two_gpus_call_too_early_is_refused(virtual):
     net = network("own")
     net[2].weight.register_post_accumulate_grad_hook(after_sum)

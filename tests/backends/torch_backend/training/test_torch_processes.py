@@ -24,6 +24,7 @@ from processes_program import NORMALIZED, RUNS, batches, mlp, normalize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
+from d2ldev.distributed import spawning
 from d2ldev.framework import Portion, TrainingSettings, bounds
 from d2ldev.framework.testing import framework_of
 
@@ -377,6 +378,7 @@ def test_the_loss_that_lbfgs_searches_with_is_added_up_on_its_device(virtual, mo
 # -- processes that fit starts --------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
     def fit(number):
         net = mlp()
@@ -437,11 +439,14 @@ def test_a_batch_normalization_of_the_whole_batch_is_that_of_one_gpu(virtual, pr
         np.testing.assert_allclose(history[name], curve, rtol=tolerance)
 
 
-def test_processes_on_virtual_gpus_print_nothing(virtual, capfd):
+def test_processes_on_virtual_gpus_print_nothing(virtual, capfd, monkeypatch):
+    # New ones, as those of a user are.
+    monkeypatch.setattr(spawning, "START_METHOD", "spawn")
     Trainer(1, 2, backend=virtual).fit(mlp(), batches(), loss="cross_entropy")
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_a_model_with_lazy_modules_comes_back_built(virtual):
     def fit(number):
         torch.manual_seed(0)

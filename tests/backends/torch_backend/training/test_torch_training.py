@@ -432,6 +432,7 @@ def test_what_is_marked_is_its_value_beside_very_many_containers(virtual):
     assert [tuple(x.shape) for x in trainer.predict(trainer.model, data)] == [(4, 1)]
 
 
+@pytest.mark.usefixtures("copied_processes")
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_batch_of_one_example_to_normalize_is_refused(virtual, number):
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))

@@ -31,6 +31,7 @@ def attentive(backend):
     return Attentive(backend.mlp([2, 4, 1]))
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_what_two_gpus_learned_comes_back_before_a_callback_can_refuse_its_state(virtual):
     net = attentive(virtual)
     before = net.net[0].weight.detach().clone()
@@ -40,11 +41,12 @@ def test_what_two_gpus_learned_comes_back_before_a_callback_can_refuse_its_state
     assert not torch.equal(net.net[0].weight.detach().cpu(), before)
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_what_two_gpus_learned_comes_back_if_the_optimizer_takes_no_state(virtual, monkeypatch):
     def refuse(optimizer, state):
         raise ValueError("no such state")
 
-    # In this process alone: the others are started anew.
+    # In this process alone: the others are no copies of it.
     monkeypatch.setattr(framework_of(virtual).files, "prepare_state", refuse)
     net = attentive(virtual)
     before = net.net[0].weight.detach().clone()
@@ -53,6 +55,7 @@ def test_what_two_gpus_learned_comes_back_if_the_optimizer_takes_no_state(virtua
     assert not torch.equal(net.net[0].weight.detach().cpu(), before)
 
 
+@pytest.mark.usefixtures("copied_processes")
 def test_the_bars_of_two_gpus_are_not_shown_again_by_the_process_that_started_theirs(
     virtual, monkeypatch
 ):
@@ -62,7 +65,7 @@ def test_the_bars_of_two_gpus_are_not_shown_again_by_the_process_that_started_th
         is_shown.append(is_wanted)
         return show(is_wanted, epochs, done)
 
-    # In this process alone: the others are started anew.
+    # In this process alone: the others are no copies of it.
     monkeypatch.setattr(trainer_module, "show_progress", record)
     for number in (2, 1):
         Trainer(1, backend=virtual, num_gpus=number, enable_progress_bar=True).fit(
@@ -90,6 +93,7 @@ def smooth(backend):
     return Smoothed(backend.mlp([2, 4, 1]))
 
 
+@pytest.mark.usefixtures("copied_processes")
 @pytest.mark.parametrize("num_gpus", [0, 2])
 def test_a_run_goes_on_with_a_buffer_that_is_none_at_first(virtual, tmp_path, num_gpus):
     path = tmp_path / "run.safetensors"
