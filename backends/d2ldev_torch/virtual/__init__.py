@@ -11,6 +11,7 @@ makes its tensors of CPU memory. Torch 2.10 introduced backends in Python. The m
 - ``copies.py``: operators that copy between devices, or give a tensor other memory.
 - ``random.py``: ``torch.Generator``, and the devices that it may draw for.
 - ``autograd.py``: backward passes, operators that torch composes by device, and autocast.
+- ``sparse.py``: sparse tensors, which are dense tensors of indices and values.
 - ``cuda_kernels.py``: operators for which CUDA has a kernel, and the CPU has none.
 - ``communication.py``: ``torch.distributed`` between the virtual GPUs of several processes.
 - ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that d2ldev replaces.
@@ -26,7 +27,7 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/jit/python/pybind_utils.cpp (``linspace``)
 https://github.com/pytorch/pytorch/issues/143239 (``DataParallel``)
 
-d2ldev refuses sparse and quantized tensors by name. In addition to the CPU's time, an operation
+d2ldev refuses quantized tensors by name. In addition to the CPU's time, an operation
 takes a kernel in Python and a capsule for its result. Views as operands, and above all ``out``,
 also need aliases.
 """

@@ -23,13 +23,13 @@ from d2ldev_torch.virtual import (
     memory,
     patches,
     random,
+    sparse,
     torch_module,
 )
 from d2ldev_torch.virtual.copies import COPY_KERNELS
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.dtypes import follow_cuda
 from d2ldev_torch.virtual.kernels import (
-    SPARSE_MAKERS,
     Schema,
     fall_back,
     operator_named,
@@ -73,7 +73,6 @@ class VirtualDevices(TorchDevices):
 # torch keeps the operators registered as long as these objects exist.
 _libraries: list[Any] = []
 _Library: Any = torch.library.Library
-_SPARSE_KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
 
 
 def _set_up() -> None:
@@ -82,11 +81,11 @@ def _set_up() -> None:
     everything.fallback(fall_back, "PrivateUse1")
     aten = _Library("aten", "IMPL")
     _libraries.extend((everything, aten))
-    everything.fallback(fall_back, "NestedTensorPrivateUse1")
+    for key in ("NestedTensorPrivateUse1", *sparse.KEYS):
+        everything.fallback(fall_back, key)
     # Under autocast most operators compute as before, as on CUDA but unlike ``PrivateUse1``.
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    for key in (*_SPARSE_KEYS, "QuantizedPrivateUse1"):
-        everything.fallback(refuse_layout, key)
+    everything.fallback(refuse_layout, "QuantizedPrivateUse1")
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::"):
             _register(aten, name.removeprefix("aten::"))
@@ -119,14 +118,20 @@ def _register(aten: Any, name: str) -> None:
     """
     op = operator_named(name)
     schema = schema_of(op)
-    if schema.name in SPARSE_MAKERS:
-        # torch composes operators on compressed layouts if the device has no kernel.
-        for key in ("AutogradPrivateUse1", "PrivateUse1", *_SPARSE_KEYS):
-            aten.impl(name, partial(refuse_layout, op), key)
-        return
     if _has(name, "AutocastCPU"):
-        aten.impl(name, partial(autograd.run_differentiable, schema), "AutocastPrivateUse1")
+        under_autocast: Any = partial(autograd.run_differentiable, schema)
+        if schema.name in sparse.UNDER_AUTOCAST:
+            under_autocast = partial(sparse.run_under_autocast, schema, under_autocast)
+        aten.impl(name, under_autocast, "AutocastPrivateUse1")
     is_composed = _has(name, "CompositeImplicitAutograd")
+    if name == "_sparse_mm":
+        aten.impl(name, partial(sparse.refuse_two_devices, schema), "AutogradPrivateUse1")
+    for key in sparse.KEYS:
+        of_layout = sparse.choose_kernel(
+            name, schema, key, is_composed_elsewhere=any(_has(name, each) for each in _COMPOSED)
+        )
+        if of_layout is not None:
+            aten.impl(name, of_layout, key)
     kernel = _choose_kernel(name, schema, is_composed=is_composed)
     run = op.decompose if is_composed else partial(run_on_cpu, schema)
     as_on_cuda = follow_cuda(schema, kernel or run, is_composed=is_composed)

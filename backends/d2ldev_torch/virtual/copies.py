@@ -10,7 +10,15 @@ import torch
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.kernels import run_on_cpu, schema_of
-from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, resize, set_memory
+from d2ldev_torch.virtual.memory import (
+    CPU_KEYS,
+    SPARSE_KEYS,
+    as_cpu,
+    as_virtual,
+    replace_parts,
+    resize,
+    set_memory,
+)
 
 _aten = torch.ops.aten
 _COPY = schema_of(_aten.copy_.default)
@@ -29,10 +37,20 @@ def _copy_(
     if destination.device == source.device:
         return run_on_cpu(_COPY, destination, source)  # type: ignore[no-any-return]
     values = _on_cpu(source)
+    if destination.layout in SPARSE_KEYS or source.layout in SPARSE_KEYS:
+        return _copy_sparse_(destination, values)
     if destination.device.type == NAME:
         _aten.copy_.default.redispatch(CPU_KEYS, as_cpu(destination), values)
     else:
         destination.copy_(values)
+    return destination
+
+
+def _copy_sparse_(destination: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    alias = _on_cpu(destination)
+    alias.copy_(values)
+    if destination.device.type == NAME and destination.layout in SPARSE_KEYS:
+        replace_parts(destination, alias)
     return destination
 
 
@@ -56,8 +74,9 @@ def _to_copy(
         elsewhere: torch.Tensor = _aten._to_copy.default(_on_cpu(x), device=target, **options)
         return elsewhere
     index = index_of(target) if target.type == NAME else -1
+    keys = SPARSE_KEYS.get(x.layout, CPU_KEYS)
     new: torch.Tensor = _aten._to_copy.default.redispatch(
-        CPU_KEYS, _on_cpu(x), device=NATIVE_CPU, **options
+        keys, _on_cpu(x), device=NATIVE_CPU, **options
     )
     return new if index < 0 else as_virtual(new, index)
 
@@ -86,6 +105,8 @@ def _has_compatible_shallow_copy_type(x: torch.Tensor, other: torch.Tensor) -> b
 
     torch answers for the devices that it knows, and ``PrivateUse1`` is not one.
     """
+    if torch.sparse_coo in (x.layout, other.layout):  # whose types of devices torch compares
+        return x.layout == other.layout and x.device.type == other.device.type
     return all(
         one.layout is torch.strided and one.device.type in (NAME, "cpu") and not one.is_nested
         for one in (x, other)

@@ -8,6 +8,9 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ NAME = "vgpu"
 """The ``type`` of a virtual GPU's ``torch.device``."""
 
 _number = 0
+_first: ContextVar[int] = ContextVar("d2ldev_first_vgpu", default=0)
 
 
 def count() -> int:
@@ -33,15 +37,25 @@ def make(number: int) -> None:
 
 
 def index_of(native: torch.device) -> int:
-    """Return the index of a ``torch.device('vgpu:i')``; without an index it is 0.
+    """Return the index of a ``torch.device('vgpu:i')``; without an index it is the first.
 
     Raises:
         DeviceUnavailableError: if there is no such virtual GPU.
     """
-    index = native.index or 0
+    index = _first.get() if native.index is None else native.index
     if index >= _number:
         raise refuse_missing(str(native), f"{NAME}:0")
     return index
+
+
+@contextmanager
+def begin_at(index: int) -> Iterator[None]:
+    """Let ``torch.device('vgpu')`` without an index mean another virtual GPU than the first."""
+    token = _first.set(index)
+    try:
+        yield
+    finally:
+        _first.reset(token)
 
 
 def refuse_missing(name: str, existing: str) -> DeviceUnavailableError:

@@ -53,6 +53,8 @@ _NAMES = {
     torch.int16: "Short",
     torch.int32: "Int",
     torch.int64: "Long",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
     torch.float32: "Float",
     torch.float64: "Double",
 }
@@ -101,20 +103,22 @@ def _run(
     dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
     if dtypes & refused:
         Operands(schema).to_cpu(args, kwargs)  # operands on different devices are refused first
-        raise _refusal(schema.name, next(iter(dtypes & refused)))
-    return _run_wider(schema, args, kwargs, widened)
+        kernel = _KERNELS.get(schema.name.removesuffix("_"), f"{schema.name}_cuda")
+        raise refusal(kernel, next(iter(dtypes & refused)))
+    return run_wider(schema, args, kwargs, widened)
 
 
-def _refusal(name: str, dtype: torch.dtype) -> NotImplementedError:
-    kernel = _KERNELS.get(name.removesuffix("_"), f"{name}_cuda")
+def refusal(kernel: str, dtype: torch.dtype) -> NotImplementedError:
+    """Return the error of a kernel that CUDA lacks for a dtype."""
+    is_wide = dtype in (torch.float32, torch.float64)
     # The class and the words are PyTorch's, because libraries catch them.
     return NotImplementedError(
         f"\"{kernel}\" not implemented for '{_NAMES[dtype]}': CUDA has no such kernel, and a "
-        f"virtual GPU neither. fix: {'x.cpu()' if dtype.is_floating_point else 'x.float()'}"
+        f"virtual GPU neither. fix: {'x.cpu()' if is_wide else 'x.float()'}"
     )
 
 
-def _run_wider(
+def run_wider(
     schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any], widened: frozenset[torch.dtype]
 ) -> Any:
     """Run an operator in the next wider dtype, and cast what it returns or writes back."""

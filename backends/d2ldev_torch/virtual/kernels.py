@@ -20,12 +20,14 @@ from d2ldev_torch.devices import MOVE, NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.memory import (
     CPU_KEYS,
+    SPARSE_KEYS,
     as_cpu,
     as_virtual,
     forget_origin,
     join_memory,
     layout_refusal,
     origin_of,
+    replace_parts,
     resize,
 )
 
@@ -46,6 +48,11 @@ _HOST_ARGUMENTS = {
         ("_pack_padded_sequence_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"),
         "batch_sizes",
     ),
+}
+# What a user calls, of operators with another name.
+_TITLES = {
+    "_sparse_mm": "sparse.mm",
+    "_sparse_coo_tensor_with_dims_and_tensors": "sparse_coo_tensor",
 }
 # A 0-dim tensor on the host stands for a number, but not in these arguments.
 _NO_NUMBERS = frozenset(("index", "indices", "target", "tensors"))
@@ -121,7 +128,7 @@ class Schema:
             for i, x in enumerate(_tensors_in(value)):
                 if not (x.is_cpu and self.may_be_on_host(x, args, kwargs)):
                     operands.append((f"{title}[{i}]" if is_list else name, device_of(x.device)))
-        return mismatch(self.name, operands, move=MOVE)
+        return mismatch(_TITLES.get(self.name, self.name), operands, move=MOVE)
 
     def run_quickly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a common call with the CPU's kernel, on the tensors that the operands were made of.
@@ -229,7 +236,7 @@ class Operands:
 
     __slots__ = (
         *("_agree", "_alias", "_hosts", "_is_made_elsewhere", "_schema", "_take"),
-        *("aliases", "holds_nested", "index"),
+        *("aliases", "is_whole", "index"),
     )
 
     def __init__(
@@ -243,7 +250,8 @@ class Operands:
         self._agree = True
         # Whether the call names another kind of device, as in ``zeros_like(x, device='cpu')``.
         self._is_made_elsewhere = False
-        self.holds_nested = False
+        # Whether an operand or the result is nested or sparse.
+        self.is_whole = False
         self.index = -1
         # By the alias's id, which stays unique because the alias is kept here.
         self.aliases: dict[int, tuple[_Tensor, _Tensor]] = {}
@@ -279,8 +287,11 @@ class Operands:
             if self.index != device.index:
                 self._agree = not self.aliases
                 self.index = device.index
-            if value.is_nested:
-                self.holds_nested = True
+            if value.is_nested or value.layout is not torch.strided:
+                self.is_whole = True
+                for alias, operand in self.aliases.values():
+                    if operand is value:  # so that both arguments are one tensor, too
+                        return alias
             alias = self._alias(value)
             self.aliases[id(alias)] = alias, value
             return alias
@@ -292,6 +303,8 @@ class Operands:
                 return value
             self.index = index_of(value)
             return NATIVE_CPU
+        if isinstance(value, torch.layout):
+            self.is_whole = self.is_whole or value is not torch.strided
         return value
 
     def to_virtual(self, result: Any) -> Any:
@@ -315,7 +328,7 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     new, named = operands.to_cpu(args, kwargs)
     if not schema.is_mutable:
         return operands.to_virtual(_call_kernel(schema, operands, new, named))
-    if len(operands.aliases) > 1 and not operands.holds_nested:
+    if len(operands.aliases) > 1 and not operands.is_whole:
         join_memory(operands.aliases.values())
     try:
         result = _call_kernel(schema, operands, new, named)
@@ -325,6 +338,10 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
             raise
         return _run_with_new_outs(schema, operands, new, named)
     for alias, operand in operands.aliases.values():
+        if operand.layout in SPARSE_KEYS:
+            if any(operand is x for x in schema.list_written(args, kwargs)):
+                replace_parts(operand, alias)
+            continue
         # The kernel may have made an ``out`` smaller, or changed its strides.
         if alias.shape != operand.shape or alias.stride() != operand.stride():
             resize(operand, alias)
@@ -351,6 +368,9 @@ def _run_with_new_outs(
         named[name] = [make(one) for one in out] if isinstance(out, list) else make(out)
     result = _call_kernel(schema, operands, new, named)
     for fresh, operand in written:
+        if operand.layout in SPARSE_KEYS:
+            replace_parts(operand, fresh)
+            continue
         if operand.shape != fresh.shape:
             resize(operand, fresh)
         as_cpu(operand).copy_(fresh)
@@ -361,8 +381,8 @@ def _call_kernel(
     schema: Schema, operands: Operands, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
     with autocast_of_kernels():
-        if operands.holds_nested or schema.has_number(args):
-            # Only the whole call finds the kernels of nested tensors, and makes tensors of numbers.
+        if operands.is_whole or schema.has_number(args):
+            # Only the whole call finds the kernels of a layout, and makes tensors of numbers.
             return schema.op(*args, **kwargs)
         return schema.op.redispatch(CPU_KEYS, *args, **kwargs)
 
@@ -384,24 +404,10 @@ def fall_back(op: Any, *args: Any, **kwargs: Any) -> Any:
     return run_on_cpu(schema_of(op), *args, **kwargs)
 
 
-_COMPRESSED = ("csr", "csc", "bsr", "bsc", "compressed")
-SPARSE_MAKERS = frozenset(
-    (
-        *("_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"),
-        *("_sparse_coo_tensor_unsafe", "_sparse_compressed_tensor_with_dims"),
-        *(f"sparse_{layout}_tensor" for layout in _COMPRESSED),
-        *(f"_sparse_{layout}_tensor_unsafe" for layout in _COMPRESSED),
-    )
-)
-"""The operators that make a sparse tensor, from its parts or without any."""
-
-
 def refuse_layout(op: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Refuse an operator on sparse or quantized tensors.
+    """Refuse an operator on quantized tensors.
 
     Raises:
         UnsupportedValueError: always.
     """
-    name = schema_of(op).name
-    is_made = name in SPARSE_MAKERS
-    raise layout_refusal("make a sparse tensor on a virtual GPU" if is_made else f"compute {name}")
+    raise layout_refusal(f"compute {schema_of(op).name}")

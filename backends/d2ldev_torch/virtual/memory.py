@@ -17,7 +17,8 @@ import torch
 
 from d2ldev import UnsupportedValueError
 from d2ldev.framework import ON_CPU, description_of
-from d2ldev_torch.virtual.devices import NAME
+from d2ldev_torch.devices import NATIVE_CPU
+from d2ldev_torch.virtual.devices import NAME, begin_at
 
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """With these dispatch keys an operator runs its CPU kernel, whatever its operands' device."""
@@ -38,6 +39,8 @@ def as_cpu(x: torch.Tensor) -> torch.Tensor:
     """
     if x.is_nested:
         return _view_nested(as_cpu(_buffer_of(x)), x)
+    if x.layout is not torch.strided:
+        return make_sparse(x, map(as_cpu, parts_of(x)), NATIVE_CPU)
     return _import_capsule(_export(x), ON_CPU, 0, x)
 
 
@@ -49,6 +52,9 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
     """
     if x.is_nested:
         return _view_nested(as_virtual(_buffer_of(x), index), x)
+    if x.layout in SPARSE_KEYS:
+        parts = (as_virtual(part, index) for part in parts_of(x))
+        return make_sparse(x, parts, torch.device(NAME, index))
     try:
         capsule = _export(x)
     except (BufferError, RuntimeError) as error:
@@ -119,9 +125,8 @@ def layout_refusal(attempted: str) -> UnsupportedValueError:
     """Return the error of a layout or a dtype that virtual GPUs do not hold."""
     return UnsupportedValueError(
         attempted,
-        "virtual GPUs hold dense numbers, no sparse or quantized tensors",
-        "keep the tensor on the CPU, or make it dense first: x.to_dense(), x.dequantize(); "
-        "Embedding(..., sparse=False)",
+        "virtual GPUs hold numbers of a dense or sparse layout, no quantized tensors",
+        "keep the tensor on the CPU, or make it dense first: x.to_dense(), x.dequantize()",
     )
 
 
@@ -145,6 +150,81 @@ def _view_nested(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     view = _aten._nested_view_from_buffer.default
     nested: torch.Tensor = view.redispatch(CPU_KEYS, buffer, *sizes)
     return nested
+
+
+# A sparse tensor is dense tensors of indices and values. The CPU's kernels that return these parts,
+# or make it of them, read no element, so they serve every device.
+_COO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
+_COMPRESSED_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCPU)
+SPARSE_KEYS = {
+    torch.sparse_coo: _COO_KEYS,
+    **dict.fromkeys(
+        (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc), _COMPRESSED_KEYS
+    ),
+}
+"""The dispatch keys of the CPU's kernels for each sparse layout."""
+_BY_ROWS = (_aten.crow_indices, _aten.col_indices, _aten.values)
+_BY_COLUMNS = (_aten.ccol_indices, _aten.row_indices, _aten.values)
+_PARTS = {
+    torch.sparse_coo: (_aten._indices, _aten._values),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), _BY_ROWS),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), _BY_COLUMNS),
+}
+
+
+def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the dense tensors that a sparse tensor is made of: its indices, and its values."""
+    return [op.default.redispatch(SPARSE_KEYS[x.layout], x) for op in _PARTS[x.layout]]
+
+
+def make_sparse(
+    x: torch.Tensor, parts: Iterable[torch.Tensor], native: torch.device
+) -> torch.Tensor:
+    """Return a sparse tensor that is made of other parts, on their device.
+
+    Args:
+        x: a tensor with the same layout, shape and order of elements.
+        parts: the indices and the values.
+        native: their device.
+    """
+    options: Any = {"dtype": x.dtype, "layout": x.layout, "device": native}
+    if x.layout is not torch.sparse_coo:
+        make = _aten._sparse_compressed_tensor_unsafe.default
+        made: torch.Tensor = make.redispatch(CPU_KEYS, *parts, x.shape, **options)
+        return made
+    return make_coo(
+        *(x.sparse_dim(), x.dense_dim(), x.shape, *parts), is_coalesced=x.is_coalesced(), **options
+    )
+
+
+def make_coo(*args: Any, device: torch.device, **options: Any) -> torch.Tensor:
+    """Return a COO tensor that is made of parts on a device.
+
+    At first it has empty parts, which torch makes on a device without an index.
+    """
+    make = _aten._sparse_coo_tensor_with_dims_and_tensors.default
+    with begin_at(device.index or 0):
+        made: torch.Tensor = make.redispatch(_COO_KEYS, *args, device=device, **options)
+    return made
+
+
+def replace_parts(x: torch.Tensor, new: torch.Tensor) -> None:
+    """Give a sparse tensor on a virtual GPU what a kernel has written to its CPU tensor."""
+    mine, its = parts_of(x), parts_of(new)
+    is_same = x.shape == new.shape and all(
+        (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
+        for one, other in zip(mine, its, strict=True)
+    )
+    if x.layout is not torch.sparse_coo:
+        if not is_same:
+            on_device = as_virtual(new, x.device.index)
+            _aten.resize_as_sparse_.default.redispatch(_COMPRESSED_KEYS, x, on_device)
+            for one, other in zip(parts_of(x), parts_of(on_device), strict=True):
+                one.copy_(other)
+    elif is_same:
+        _aten._coalesced_.default.redispatch(_COO_KEYS, x, new.is_coalesced())
+    else:
+        x.data = as_virtual(new, x.device.index)
 
 
 def set_memory(

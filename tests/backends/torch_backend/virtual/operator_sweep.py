@@ -75,6 +75,10 @@ def difference(expected, values):
             continue
         if y.device != PLACE:
             return f"on {y.device}"
+        if x.layout is not torch.strided:
+            if x.layout is not y.layout:
+                return f"{x.layout} is {y.layout}"
+            x, y = x.to_dense(), y.to_dense()
         if (x.shape, x.stride(), x.dtype) != (y.shape, y.stride(), y.dtype):
             return f"{x.dtype} {x.shape} {x.stride()} is {y.dtype} {y.shape} {y.stride()}"
         if not torch.equal(bits(x), bits(y.cpu())):

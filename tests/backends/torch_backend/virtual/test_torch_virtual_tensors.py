@@ -310,72 +310,16 @@ def test_random_numbers_are_the_cpus(vgpu):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: x.to_sparse(),
-        lambda x: torch.sparse_coo_tensor(x[None].long(), x, (3,)),
-        lambda x: torch.eye(2).to_sparse().to(x.device),
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
         lambda x: x[None].to_mkldnn(),
         lambda x: torch.empty(2, dtype=torch.bits8, device=x.device),
     ],
-    ids=["sparse", "of indices", "moved", "quantized", "mkldnn", "bits"],
+    ids=["quantized", "mkldnn", "bits"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_without_dense_numbers_are_refused(vgpu, make):
-    with pytest.raises(UnsupportedValueError, match="dense numbers"):
+def test_tensors_without_numbers_in_plain_memory_are_refused(vgpu, make):
+    with pytest.raises(UnsupportedValueError, match="no quantized tensors"):
         make(torch.ones(2, device=vgpu))
-
-
-SPARSE = {
-    "COO": lambda: torch.eye(4).to_sparse(),
-    "CSR": lambda: torch.eye(4).to_sparse_csr(),
-    "CSC": lambda: torch.eye(4).to_sparse_csc(),
-    "BSR": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
-    "BSC": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
-}
-
-
-def place_in_a_model(backend, x):
-    net = nn.Linear(4, 4)
-    net.adjacency = x
-    try:
-        backend.place(net, "gpu:0")
-    finally:
-        assert {str(place) for place in backend.placement(net).values()} == {"cpu"}
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("layout", SPARSE)
-@pytest.mark.parametrize(
-    "enter",
-    [
-        lambda backend, x: x.to(backend.native("gpu:0")),
-        lambda backend, x: backend.to({"adjacency": x}, "gpu:0"),
-        lambda backend, x: backend.copy(x, "gpu:0"),
-        lambda backend, x: backend.asarray(x, device="gpu:0"),
-        lambda backend, x: list(backend.prefetch([x], "gpu:0")),
-        place_in_a_model,
-    ],
-    ids=["torch", "to", "copy", "asarray", "prefetch", "place"],
-)
-def test_no_sparse_tensor_enters_a_virtual_gpu(virtual, layout, enter):
-    with pytest.raises(UnsupportedValueError, match=r"make a sparse tensor .*dense numbers"):
-        enter(virtual, SPARSE[layout]())
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
-@pytest.mark.parametrize("is_checked", [False, True])
-def test_no_sparse_tensor_is_made_on_a_virtual_gpu(vgpu, layout, is_checked):
-    indices, values = torch.tensor([0, 1]), torch.ones(1, *[1] * (2 * (layout[0] == "b")))
-    arguments = (indices, indices[:1], values, (1, 1))
-    make = getattr(torch, f"sparse_{layout}_tensor")
-    with pytest.raises(UnsupportedValueError, match="make a sparse tensor"):
-        make(*arguments, device=vgpu, check_invariants=is_checked)
-    with torch.device(vgpu), pytest.raises(UnsupportedValueError, match="make a sparse tensor"):
-        make(*arguments, check_invariants=is_checked)
-    there = [x.to(vgpu) for x in arguments[:3]]
-    with pytest.raises(UnsupportedValueError, match="make a sparse tensor"):
-        make(*there, (1, 1), check_invariants=is_checked)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
