@@ -129,7 +129,10 @@ def learner(
             "it is not the group of this process",
             "group=backend.join_group(), in a process of d2ldev launch",
         )
-    if settings.batch_norm is not None and (group is not None or len(devices) > 1):
+    are_several = group is not None or len(devices) > 1
+    if are_several or settings.accumulate_grad_batches > 1:
+        _check_reduction(settings)
+    if settings.batch_norm is not None and are_several:
         check_batch_norms(framework.parallel.batch_norms(model), settings.batch_norm)
     if group is not None:
         from d2ldev.distributed.portions import check_devices  # only a launch needs it
@@ -147,6 +150,22 @@ def learner(
     for ability in ("train on several GPUs", "train on several GPUs in one process"):
         require(framework, ability, attempted, fix)
     return framework.parallel.learner(model, settings, devices)
+
+
+def _check_reduction(settings: TrainingSettings) -> None:
+    """Refuse a loss that returns a sum if several shards or batches make a step.
+
+    Losses of torch and Keras have the attribute ``reduction``.
+    """
+    reduction = None if settings.methods else getattr(settings.loss, "reduction", None)
+    if reduction in ("sum", "mean_with_sample_weight"):
+        raise UnsupportedValueError(
+            f"train with the loss {describe(settings.loss)}, where several shards or batches make "
+            "a step",
+            f"its reduction is {reduction!r}, and its values count as means over the examples",
+            "a loss with reduction='mean', or a function that returns "
+            "d2ldev.WeightedLoss(sum, weight)",
+        )
 
 
 def needs_processes(framework: Framework) -> bool:

@@ -6,6 +6,8 @@ import sys
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import tensorflow as tf
+
 from d2ldev import UnsupportedValueError
 from d2ldev.framework import describe, warn
 from d2ldev_tensorflow.models import is_of_keras
@@ -25,6 +27,13 @@ class CompiledLoss:
 
     def __init__(self, model: Any) -> None:
         self._model = ref(model)  # the model keeps functions that were traced with the loss
+
+    @property
+    def reduction(self) -> str:
+        """The reduction of a loss that returns no plain mean, if there is one."""
+        model: Any = self._model()
+        found = {getattr(each, "reduction", None) for each in tf.nest.flatten(model.loss)}
+        return next((x for x in ("sum", "mean_with_sample_weight") if x in found), "mean")
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         import keras

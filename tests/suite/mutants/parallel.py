@@ -176,6 +176,17 @@ class ForgetsTheWeightsOfAShard(Mutant, caught_by="several.accumulate-by-weight"
             return found
 
 
+class AveragesSums(Mutant, caught_by="several.refuse-sums"):
+    class ParallelLearner(NetworkParallelLearner):
+        """Takes losses of the user's."""
+
+    class Backend(Backend):
+        def learner(self, model, *, loss="mse", **options):
+            has_reduction = hasattr(loss, "reduction")
+            hidden = (lambda prediction, y: loss(prediction, y)) if has_reduction else loss
+            return super().learner(model, loss=hidden, **options)
+
+
 class ComputesWithEmptyParts(Mutant, caught_by="several.take-small-batches"):
     class ParallelLearner(ReferenceParallelLearner):
         def _split(self, model, inputs, y):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Broadcast, Trainer, WeightedLoss
+from d2ldev import Broadcast, Trainer, UnsupportedValueError, WeightedLoss
 from d2ldev.results import History
 from d2ldev_conformance.provision import (
     attention_models,
@@ -26,6 +26,7 @@ from d2ldev_conformance.suite.data import (
     make_repeated_tokens,
     read_saved_values,
 )
+from d2ldev_conformance.suite.training.steps.test_training_steps import WithReduction
 from d2ldev_conformance.suite.training.test_stopping import (
     AfterStep,
     HookError,
@@ -123,6 +124,22 @@ def _take_weighted(prediction, y):
     rows = range(y.shape[0])
     squares = [(prediction[i, 0] - y[i, 0]) ** 2 * y[i, 1] for i in rows]
     return WeightedLoss(sum(squares), sum(y[i, 1] for i in rows))
+
+
+@requirement("several.refuse-sums", section=SECTION, source="contract, Training")
+@pytest.mark.needs("train", "train with a loss of your own")
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
+def test_a_loss_that_is_no_mean_is_refused_on_two_gpus(backend, reduction):
+    """Refuse on two GPUs a loss whose ``reduction`` differs from a mean.
+
+    The sums of the shards would be averaged, and the step would depend on the number of GPUs.
+    """
+    with pytest.raises(UnsupportedValueError, match=reduction):
+        backend.learner(
+            backend.mlp([2, 1], device="gpu:0"),
+            loss=WithReduction(reduction),
+            devices=["gpu:0", "gpu:1"],
+        )
 
 
 @requirement("several.accumulate-by-weight", section=SECTION, source="contract, Training")

@@ -524,6 +524,14 @@ def test_sample_weights_of_a_compiled_loss_are_those_of_keras(backend):
     np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
+def test_a_compiled_loss_that_is_no_mean_is_refused_on_two_gpus(backend, reduction):
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    net = compile_model(backend, optimizer="sgd", loss=[loss])
+    with pytest.raises(UnsupportedValueError, match=f"its reduction is '{reduction}'"):
+        Trainer(1, 2, backend=backend).fit(net, BINARY)
+
+
 def test_the_weight_of_a_compiled_loss_counts_for_one_output_too(backend):
     options = {"optimizer": keras.optimizers.SGD(0.5), "loss": "mse", "jit_compile": False}
     net, twin = (compile_model(backend, **options, loss_weights=[10.0]) for _ in range(2))

@@ -78,6 +78,17 @@ class TakesAnyLoss(Mutant, caught_by="train.refuses-losses-that-are-no-scalar"):
             return super().learner(model, settings._replace(loss=loss))
 
 
+class TakesSumsForMeans(Mutant, caught_by="train.refuses-sums"):
+    class Learner(NetworkLearner):
+        """Takes losses of the user's."""
+
+    class Backend(Backend):
+        def learner(self, model, *, loss="mse", **options):
+            has_reduction = hasattr(loss, "reduction")
+            hidden = (lambda prediction, y: loss(prediction, y)) if has_reduction else loss
+            return super().learner(model, loss=hidden, **options)
+
+
 class SkipsStepsWithoutANumber(Mutant, caught_by="train.passes-on-what-is-no-number"):
     class Learner(NetworkLearner):
         def step(self, inputs, y):

@@ -215,6 +215,31 @@ def test_a_loss_that_is_not_a_scalar_is_refused_and_nothing_changes(backend, pla
     assert all(np.array_equal(after[name], value) for name, value in before.items() if value.any())
 
 
+class WithReduction:
+    """A loss that names its reduction, as those of torch and Keras do."""
+
+    def __init__(self, reduction):
+        self.reduction = reduction
+
+    def __call__(self, prediction, y):
+        return (prediction[0, 0] - y[0, 0]) ** 2
+
+
+@requirement("train.refuses-sums", section=SECTION, source="contract, Training")
+@WITH_OWN_LOSS
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
+def test_a_loss_that_is_no_mean_is_refused_in_several_batches(backend, reduction):
+    """Refuse a loss whose ``reduction`` differs from a mean if several batches make a step.
+
+    Its sums would be averaged.
+    """
+    net, loss = backend.mlp([2, 1]), WithReduction(reduction)
+    with pytest.raises(UnsupportedValueError, match=reduction):
+        backend.learner(net, loss=loss, accumulate_grad_batches=2)
+    learner = backend.learner(net, loss=loss)
+    learner.step((backend.ones((4, 2)),), backend.zeros((4, 1)))
+
+
 @requirement("train.passes-on-what-is-no-number", section=SECTION)
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 def test_a_value_that_is_not_a_number_passes_through(backend, place, clip):
