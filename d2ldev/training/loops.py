@@ -83,6 +83,7 @@ class Loop:
                     trainer.should_stop = is_stopped = True
                     break
                 inputs, y, compared, counts = feed.make_operands(number, batch)
+                learner.batch = number
                 loss, prediction = learner.step(inputs, y)
                 if feed.is_at_first:
                     learner.check_labels()
@@ -117,6 +118,7 @@ class Loop:
         with closing(feed.draw(data)) as batches:
             while (batch := draw_next(batches)) is not END:
                 inputs, y, compared, counts = feed.make_operands(number, batch)
+                learner.batch = number
                 loss, prediction = learner.evaluate(inputs, y)
                 if feed.is_at_first:
                     learner.check_labels()

@@ -68,7 +68,7 @@ class Objective:
             self._weighed = weigh_loss(given, self._loss)
             self._needs_weights = needs_weights(given)
         self._known: set[Any] = set()  # shapes that fit; a step only looks them up
-        self._noted: list[tuple[tuple[Any, ...], int]] = []
+        self._noted: list[tuple[tuple[Any, ...], int, int | None]] = []
 
     def compare(self, prediction: Any, y: Any) -> Found:
         """Return the loss of a prediction; ``y`` may be a ``Weighted``.
@@ -157,11 +157,17 @@ class Objective:
 
     # -- labels -----------------------------------------------------------------------------------
 
-    def take(self, found: Found, prediction: Any) -> tuple[Any, Any]:
-        """Return the loss and its weight, and note the wrong labels for later."""
+    def take(self, found: Found, prediction: Any, batch: int | None) -> tuple[Any, Any]:
+        """Return the loss and its weight, and note the wrong labels for later.
+
+        Args:
+            found: the result of ``compare`` or ``compute``.
+            prediction: of the same batch, or of a shard of it.
+            batch: ``Learner.batch``, which the error names.
+        """
         loss, weight, wrong = found
         if wrong:
-            self._noted.append((wrong, prediction.shape[-1]))
+            self._noted.append((wrong, prediction.shape[-1], batch))
             if len(self._noted) >= _MOST_NOTED:
                 self.check_labels()
         return loss, weight
@@ -171,17 +177,19 @@ class Objective:
         noted, self._noted = self._noted, []
         tensors = self._framework.tensors
         by_place: dict[Any, tuple[list[Any], list[int]]] = {}
-        for wrong, classes in noted:
+        for number, (wrong, *_) in enumerate(noted):
             for x in filter(tensors.has_values, wrong):  # others are only traced
                 place = tensors.device_of(x), tensors.dtype_of(x)
                 labels, numbers = by_place.setdefault(place, ([], []))
                 labels.append(x)
-                numbers.append(classes)
+                numbers.append(number)
+        found: list[tuple[int, int]] = []
         for labels, numbers in by_place.values():
-            found = tensors.to_numpy(tensors.stack(labels)).tolist()
-            for label, classes in zip(found, numbers, strict=True):
-                if label != NO_LABEL:
-                    raise _label_refusal(label, classes)
+            values = tensors.to_numpy(tensors.stack(labels)).tolist()
+            found += (each for each in zip(numbers, values, strict=True) if each[1] != NO_LABEL)
+        if found:
+            number, label = min(found)
+            raise _label_refusal(label, *noted[number][1:])
 
     # -- checks -----------------------------------------------------------------------------------
 
@@ -352,13 +360,14 @@ def _check_weights(losses: tuple[int | None, ...], weights: tuple[int | None, ..
         )
 
 
-def _label_refusal(wrong: int, classes: int) -> UnsupportedValueError:
+def _label_refusal(wrong: int, classes: int, batch: int | None) -> UnsupportedValueError:
     """Return the error of a batch with a label that is not a class."""
+    of_batch = "a batch" if batch is None else f"batch {batch} (the first is 0)"
     fix = f"labels from 0 to {classes - 1}, or {NO_LABEL} for an example without a label"
     if wrong > 0:
         fix = f"a model with at least {wrong + 1} classes, or {fix}"
     return UnsupportedValueError(
-        f"compute the loss of a batch with the label {wrong}",
+        f"compute the loss of {of_batch} with the label {wrong}",
         f"its prediction has {classes} classes; the label was left out, like {NO_LABEL}",
         fix,
     )

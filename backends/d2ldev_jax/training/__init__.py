@@ -73,8 +73,16 @@ class JaxTraining(Training):
         return make_module_class(methods)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        # In a dtype that has ``NO_LABEL``.
-        labels = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
+        labels = widen_labels(y)
         is_right = jnp.sum(jnp.argmax(prediction, -1) == labels, dtype=jnp.float32)
         number = jnp.sum(labels != NO_LABEL, dtype=jnp.float32)
         return is_right / jnp.maximum(number, 1), number
+
+
+def widen_labels(y: Tensor) -> Tensor:
+    """Return labels in a dtype that has ``NO_LABEL``. No unsigned label becomes negative."""
+    dtype = jnp.int32 if y.dtype.itemsize < 8 else jnp.int64
+    labels = y.astype(dtype)
+    if jnp.issubdtype(y.dtype, jnp.unsignedinteger):
+        labels = jnp.where(labels < 0, jnp.iinfo(dtype).max, labels)
+    return labels

@@ -54,6 +54,7 @@ from d2ldev.framework import (
 )
 from d2ldev_jax.keras import KerasObject, is_layer
 from d2ldev_jax.models import value_of
+from d2ldev_jax.training import widen_labels
 from d2ldev_jax.training.places import OneDevice
 from d2ldev_jax.training.wrappers import SWITCHES, PytreeModule, Wrapper
 
@@ -243,7 +244,7 @@ class JaxLearner(Learner):
         weight = places.take_weight(weight, portion)
         prediction = places.take_shard(prediction, portion)
         wrong = tuple(map(places.take_local, wrong))
-        loss, self.weight = self._objective.take((loss, weight, wrong), prediction)
+        loss, self.weight = self._objective.take((loss, weight, wrong), prediction, self.batch)
         return places.take_local(loss), prediction
 
     def check_labels(self) -> None:
@@ -830,7 +831,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
     prediction, y = _mask_uncounted(prediction, y, weights)
-    y = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
+    y = widen_labels(y)
     # A label that is too large gives NaN. A negative label counts from the last class.
     counts = (y >= 0) & (y < prediction.shape[-1])
     # Of a row that does not count, too, the loss may be infinite, and 0 times it is NaN.

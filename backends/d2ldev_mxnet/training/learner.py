@@ -197,13 +197,13 @@ class MXNetLearner(Learner):
     def _compute_losses(self, inputs: Inputs, y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             found = self._objective.compute(self._model, *inputs, is_step=is_step)
-            loss, self.weight = self._objective.take(found, None)
+            loss, self.weight = self._objective.take(found, None, self.batch)
             self._limit_queue(loss)
             return loss, None
         prediction = self._compute_prediction(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
         found = self._objective.compare(prediction, y)
-        loss, self.weight = self._objective.take(found, prediction)
+        loss, self.weight = self._objective.take(found, prediction, self.batch)
         self._limit_queue(loss)
         return loss, prediction
 

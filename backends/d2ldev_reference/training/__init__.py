@@ -21,8 +21,16 @@ class ReferenceTraining(Training):
         return ReferenceLearner(self._framework, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        labels = xp.astype(y, xp.int64)
+        labels = widen_labels(y)
         is_right = xp.argmax(prediction, axis=-1) == labels
         counted = xp.sum(xp.astype(labels != NO_LABEL, xp.float32))
         right = xp.sum(xp.astype(is_right, xp.float32))
         return right / xp.maximum(counted, xp.ones_like(counted)), counted
+
+
+def widen_labels(y: Tensor) -> Tensor:
+    """Return labels in int64. A great one of uint64 stays great: -100 counts as no label."""
+    labels = xp.astype(y, xp.int64)
+    if y.dtype == xp.uint64:
+        labels = xp.where(labels < 0, xp.full_like(labels, xp.iinfo(xp.int64).max), labels)
+    return labels

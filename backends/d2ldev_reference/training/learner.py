@@ -33,6 +33,7 @@ from d2ldev.framework import (
 )
 from d2ldev_reference.models import MLP, Layers
 from d2ldev_reference.tensors import with_axes
+from d2ldev_reference.training import widen_labels
 
 # The derivative of an activation, computed from its result.
 _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -131,7 +132,7 @@ class ReferenceLearner(Learner):
     def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
         """Return the loss and its derivative by the prediction; note the weight of the loss."""
         found = self._objective.compare(prediction, y)
-        loss, self.weight = self._objective.take(found, prediction)
+        loss, self.weight = self._objective.take(found, prediction, self.batch)
         return loss, self._error
 
     def check_labels(self) -> None:
@@ -166,7 +167,7 @@ class ReferenceLearner(Learner):
         is_right = counts != 0
         if weights is not None:
             is_right = is_right | (with_axes(xp.astype(weights, counts.dtype), y.ndim) == 0)
-        y = xp.astype(y, xp.int64)
+        y = widen_labels(y)
         others = xp.where(is_right, xp.full_like(y, NO_LABEL), y)
         return (xp.min(others), xp.max(others)) if y.size else ()
 
@@ -191,7 +192,7 @@ class ReferenceLearner(Learner):
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
         classes = xp.arange(prediction.shape[-1], device=y.device)
-        is_class = xp.expand_dims(xp.astype(y, xp.int64), axis=-1) == classes
+        is_class = xp.expand_dims(widen_labels(y), axis=-1) == classes
         truth = xp.astype(is_class, prediction.dtype)
         losses = -xp.sum(truth * logarithms, axis=-1)
         counts = xp.astype(xp.any(is_class, axis=-1), prediction.dtype)

@@ -22,6 +22,7 @@ from d2ldev.framework import (
 from d2ldev_tensorflow.devices import place_of
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.datasets import ShardedDataset
+from d2ldev_tensorflow.training.losses import widen_labels
 
 _log = logging.getLogger("d2ldev")
 
@@ -71,7 +72,7 @@ class TensorFlowTraining(Training):
         with tf.device(place_of(prediction)):
             found = tf.argmax(prediction, -1)
             # While a function is traced, unknown lengths would be broadcast.
-            labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))
+            labels = tf.reshape(widen_labels(y), tf.shape(found))
             is_right = tf.reduce_sum(tf.cast(found == labels, tf.float32))
             counted = tf.reduce_sum(tf.cast(labels != NO_LABEL, tf.float32))
             return is_right / tf.maximum(counted, 1.0), counted

@@ -296,7 +296,7 @@ class TensorFlowLearner(Learner):
 
     def _take(self, found: Any, prediction: Any) -> tuple[Tensor, Any]:
         """Return the loss of a traced function and the prediction; note its weight and labels."""
-        loss, self.weight = self._objective.take(found, prediction)
+        loss, self.weight = self._objective.take(found, prediction, self.batch)
         return loss, prediction
 
     def _make_scale(self, inputs: Inputs, y: Any) -> Scale | None:

@@ -18,7 +18,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
-    logits, y = _mask_uncounted(widen(prediction), tf.cast(y, tf.int64), weights)
+    logits, y = _mask_uncounted(widen(prediction), widen_labels(y), weights)
     none = tf.constant(NO_LABEL, tf.int64)
     # A label that is not a class raises an error on the CPU, and gives NaN on a GPU.
     classes = logits.shape[-1]
@@ -81,3 +81,11 @@ LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
 def widen(prediction: Tensor) -> Tensor:
     """Return float16 and bfloat16 in float32: a mean over a batch needs more digits."""
     return tf.cast(prediction, tf.float32) if prediction.dtype.size < 4 else prediction
+
+
+def widen_labels(y: Tensor) -> Tensor:
+    """Return labels in int64. A great one of ``uint64`` stays great: -100 counts as no label."""
+    labels = tf.cast(y, tf.int64)
+    if y.dtype == tf.uint64:
+        labels = tf.where(labels < 0, tf.int64.max, labels)
+    return labels

@@ -191,7 +191,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         results = self._strategy.experimental_local_results
         labels = tuple(x for each in labels for x in results(each))
         first = results(prediction)[0] if labels else None
-        loss, self.weight = self._objective.take((*rest, labels), first)
+        loss, self.weight = self._objective.take((*rest, labels), first, self.batch)
         return loss, prediction
 
     def _make_scale(self, inputs: Inputs, y: Any) -> None:

@@ -45,7 +45,7 @@ class TorchTraining(Training):
         return type("Module", (methods, torch.nn.Module), {})
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        labels = y.long()
+        labels = widen_labels(y)
         is_right, counts = prediction.argmax(-1) == labels, labels != NO_LABEL
         number = counts.sum(dtype=torch.float32)
         return is_right.sum(dtype=torch.float32) / number.clamp(min=1), number
@@ -86,6 +86,12 @@ class TorchTraining(Training):
         # ``random_state`` covers torch's own, too, but not while another framework trains.
         each_once = dict.fromkeys([torch.default_generator, *generators])
         return [*sources, *map(_Generator, each_once)]
+
+
+def widen_labels(y: Tensor) -> Tensor:
+    """Return labels in 64 bits. A great one of ``uint64`` stays great: -100 counts as no label."""
+    labels = y.long()
+    return labels.masked_fill(labels < 0, 2**63 - 1) if y.dtype is torch.uint64 else labels
 
 
 class _Generator:

@@ -35,6 +35,7 @@ from d2ldev.framework import (
 )
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import original, plain_name
+from d2ldev_torch.training import widen_labels
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -56,7 +57,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any, Any]:
     """Return the mean over the labels that are classes; 0 without any."""
-    y = y.long()  # torch requires labels of 64 bits; other frameworks make 32
+    y = widen_labels(y)  # torch requires labels of 64 bits; other frameworks make 32
     if weights is None and y.is_cpu:
         # The kernel of the CPU refuses a wrong label itself. A mask takes 45 of the 390 us of a
         # step of a small MLP.
@@ -400,7 +401,7 @@ class TorchLearner(Learner):
         try:
             if self.settings.methods is not None:
                 found = self._objective.compute(self._model, *inputs, is_step=is_step)
-                loss, self.weight = self._objective.take(found, None)
+                loss, self.weight = self._objective.take(found, None, self.batch)
                 return loss, None
             prediction = self._compute_prediction(inputs)
         except ValueError as error:
@@ -413,7 +414,7 @@ class TorchLearner(Learner):
                 "drop_last=True in the loader, where the last batch has one example",
             ) from error
         found = self._objective.compare(prediction, y)
-        loss, self.weight = self._objective.take(found, prediction)
+        loss, self.weight = self._objective.take(found, prediction, self.batch)
         return loss, prediction
 
     def check_labels(self) -> None:

@@ -141,6 +141,8 @@ class Learner(ABC, Generic[TensorT]):
             ``accumulate_grad_batches``.
         portion: the shard of its batch that the next ``step`` gets. It is set before each step if
             several processes train together, and is None otherwise.
+        batch: the number of the batch that the next ``step`` or ``evaluate`` gets. The Trainer
+            counts from 0 in each epoch. The error of a label names it; None names none.
         weight: the weight of the loss that the last ``step`` or ``evaluate`` returned, in a mean
             over batches. A scalar on the device of the loss. With None the batch counts by the
             elements of its target. With a loss that returns a mean it counts by its examples.
@@ -162,6 +164,7 @@ class Learner(ABC, Generic[TensorT]):
         self.settings = settings
         self.pending = 0
         self.portion: Portion | None = None
+        self.batch: int | None = None
         if settings.optimizer is None:
             # In place of the framework's own, which need not ask then.
             vars(self)["step"] = self._refuse_step

@@ -211,7 +211,7 @@ class TinygradLearner(Learner[Tensor]):
         loss, weight, wrong = self._objective.compare(prediction, y)
         weight = None if weight is None else weight.realize()
         found = loss, weight, tuple(x.realize() for x in wrong)
-        loss, self.weight = self._objective.take(found, prediction)
+        loss, self.weight = self._objective.take(found, prediction, self.batch)
         return loss
 
     def check_labels(self) -> None:

@@ -736,6 +736,20 @@ class LooksAtNoFirstBatch(Mutant, caught_by="labels.fit-looks-at-the-first-batch
         feed.Feed.is_at_first = False
 
 
+class NamesNoBatch(Mutant, caught_by="labels.fit-names-the-batch"):
+    class Learner(ReferenceLearner):
+        def _loss(self, prediction, y):
+            self.batch = None
+            return super()._loss(prediction, y)
+
+
+class TakesUnsignedLabelsForSignedOnes(Mutant, caught_by="labels.unsigned"):
+    class Learner(OfOtherLabels):
+        def spoilt(self, y):
+            is_great = not isinstance(y, Weighted) and y.dtype in (xp.uint32, xp.uint64)
+            return xp.astype(y, xp.int32) if is_great else y
+
+
 class EvaluatesLabelsForNone(Mutant, caught_by="labels.fit-leaves-out"):
     class Learner(ReferenceLearner):
         def evaluate(self, inputs, y):

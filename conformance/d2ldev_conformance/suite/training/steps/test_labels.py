@@ -378,6 +378,41 @@ def test_fit_names_a_label_of_a_later_batch_at_the_end_of_the_epoch(backend, pla
     assert steps == [0, 1, 2]
 
 
+@requirement("labels.fit-names-the-batch", section=SECTION)
+@pytest.mark.needs("train")
+@pytest.mark.parametrize("gpus", [0, pytest.param(2, marks=pytest.mark.needs_gpus(2))])
+@pytest.mark.parametrize("verb", ["fit", "validate"])
+def test_the_first_batch_with_a_wrong_label_is_named(backend, gpus, verb):
+    """Name the first batch with a wrong label at the end of the epoch.
+
+    Nobody finds one label in a million.
+    """
+    right, seven, nine = (np.array([0, 1, label, 2], "int32") for label in (2, 7, 9))
+    data = [(_logits(4, 2), y) for y in (right, right, right, seven, right, nine)]
+    trainer = Trainer(1, gpus, backend=backend)
+    with pytest.raises(UnsupportedValueError, match=r"batch 3 .*the label 7:"):
+        getattr(trainer, verb)(backend.mlp([2, 3], seed=0), data, loss="cross_entropy")
+
+
+@requirement("labels.unsigned", section=SECTION)
+@pytest.mark.parametrize("method", ["step", "evaluate"])
+def test_no_unsigned_label_is_the_label_for_none(backend, place, integers, method):
+    """Take an unsigned label for what it is, and never for -100.
+
+    NumPy turns -100 into 156, or into a number near 2**32 or 2**64. Then each framework would treat
+    padding in its own way.
+    """
+    for name in (each for each in integers if each.startswith("uint")):
+        labels = np.array([0, -100, 2, 1]).astype(name)
+        y = backend.asarray(labels, dtype=name, device=place)
+        learner = _learner(backend, place)
+        getattr(learner, method)((backend.asarray(_logits(4, 2), device=place),), y)
+        with pytest.raises(UnsupportedValueError, match=r"the label [0-9]+:"):
+            learner.check_labels()
+        logits = np.eye(3, dtype="float32")[[0, 1, 2, 1]]
+        assert _accuracy(backend, place, logits, labels, dtype=name) == 0.75
+
+
 @requirement("labels.fit-leaves-out", section=SECTION)
 def test_fit_and_validate_leave_out_the_label_for_none(backend, place):
     """Leave out the label -100 in ``fit`` and ``validate``.
