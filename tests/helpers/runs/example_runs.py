@@ -30,18 +30,17 @@ show(found)
 """
 
 
-def run_example(name):
-    """Run a program on the CPU and on a virtual GPU; what it printed, by the number of GPUs.
+def check_example(name):
+    """Check that a program learns on the CPU and on a virtual GPU, and goes on when it was stopped.
 
-    Returns:
-        The lines of a run of four epochs, of one of two, and of one that goes on from there.
+    It runs for four epochs, and then for two and from there to the end.
     """
     environment = {"D2LDEV_VIRTUAL_GPUS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     code = _RUN.format(path=str(_EXAMPLES / f"{name}.py"))
     (found,) = run_python(code, hide=(), environment=environment)
-    return found
-
-
-def accuracy(line):
-    """Return the last number of a line, which is the accuracy on data that was not trained on."""
-    return float(line.rpartition("val_accuracy ")[2])
+    for gpus, device in (("0", "cpu"), ("1", "gpu:0")):
+        whole, begun, resumed = found[gpus]
+        epochs = [f"epoch {epoch} on {device}" for epoch in range(4)]
+        assert [line.partition(": ")[0] for line in whole] == epochs
+        assert float(whole[-1].rpartition("val_accuracy ")[2]) > 0.95
+        assert [*begun, *resumed] == whole
