@@ -23,18 +23,6 @@ PAIR = [(np.ones((2, 32), "float32"), np.arange(2, dtype="int32"))]
 """A batch of two examples, of which a layer of dropout shows its masks."""
 
 
-def images(*shape, sizes=(4, 3)):
-    """Return batches of images, such as ``(28, 28, 1)``, with labels of 3 classes."""
-    random = np.random.default_rng(0)
-    return [
-        (
-            random.normal(size=(n, *shape)).astype("float32"),
-            random.integers(0, CLASSES, n).astype("int32"),
-        )
-        for n in sizes
-    ]
-
-
 def train(backend, make, data, num_gpus, fits=1, **options):
     """Train a model that ``make()`` returns; what it has, by name, and the last history.
 

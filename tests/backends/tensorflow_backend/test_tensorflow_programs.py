@@ -80,14 +80,6 @@ def train(backend):
     return train_with
 
 
-def test_a_second_fit_with_the_same_trainer_traces_nothing(backend, net, train, traces):
-    trainer = Trainer(2, backend=backend)
-    train(net, trainer)
-    assert traces()
-    train(net, trainer)
-    assert traces() == 0
-
-
 def test_a_second_fit_on_labels_traces_nothing(net, train, traces):
     labels = [np.zeros(4, "int64"), np.array([0, -100, 0, 0])]
     data = [(X[:4], y) for y in [*labels, *labels]]

@@ -175,10 +175,6 @@ def test_a_device_has_its_kind_and_index():
     assert (gpu(1).kind, gpu(1).index) == ("gpu", 1)
 
 
-def test_the_cpu_comes_first_then_the_gpus_by_number():
-    assert sorted([gpu(10), gpu(2), cpu(), gpu(0)]) == [cpu(), gpu(0), gpu(2), gpu(10)]
-
-
 @given(devices, devices)
 def test_the_order_is_that_of_kind_and_index(left, right):
     keys = (left.kind, left.index), (right.kind, right.index)
@@ -195,10 +191,6 @@ def test_comparing_with_a_foreign_type_is_not_implemented(method):
     assert getattr(gpu(0), method)("gpu:0") is NotImplemented
 
 
-def test_a_device_is_not_its_name():
-    assert gpu(0) != "gpu:0"
-
-
 def test_a_foreign_type_may_know_how_to_compare():
     class Knowing:
         def __eq__(self, other):
@@ -207,11 +199,6 @@ def test_a_foreign_type_may_know_how_to_compare():
         __hash__ = None
 
     assert gpu(0) == Knowing()
-
-
-def test_sorting_with_a_foreign_type_is_refused():
-    with pytest.raises(TypeError):
-        sorted([gpu(0), "gpu:1"])
 
 
 def test_devices_are_keys():

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import random
 import re
 import signal
 import socket
@@ -21,11 +20,7 @@ from d2ldev.distributed import join
 TIMEOUT = 2
 BOUND = 45  # seconds; without an end the processes would wait for 60
 """Seconds after a process is lost until all others have ended, on a machine that is busy."""
-KILLS = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "300")) // 50
-"""How many processes are lost at random instants: 6, and 200 at night."""
 EPOCHS = 5
-
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = (np.arange(24) % 3).astype("int32")
@@ -293,61 +288,6 @@ def test_nothing_is_left_of_a_group_that_was_left():
 
     ended = together(body)
     assert [each.value for each in ended] == [(0, 0)] * 2, ended
-
-
-def test_runs_that_are_killed_at_random_end_with_the_same_parameters(tmp_path):
-    """Each attempt loses a rank at a random instant, and the next one has another size."""
-    expected, history = train()
-    draw = random.Random(0)
-    begin = time.monotonic()
-    together(lambda rank: train(tmp_path / "whole"), 2, timeout=TIMEOUT)
-    whole = time.monotonic() - begin
-    runs, kills, attempts = 0, 0, 0
-    while kills < KILLS or (tmp_path / f"run {runs}").exists():
-        size, path = draw.choice([2, 3]), tmp_path / f"run {runs}"
-        lost = draw.randrange(size)
-        number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-        # Of a run that has to end one day.
-        moment = draw.uniform(0, whole) if kills < KILLS else 3600
-
-        def lose(processes, lost=lost, number=number, moment=moment):
-            end = time.monotonic() + moment
-            has_ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
-            while os.waitid(os.P_PID, processes[lost], has_ended) is None:
-                time.sleep(0.001)
-                if time.monotonic() > end:
-                    os.kill(processes[lost], number)
-                    if number == signal.SIGSTOP:
-                        continue_process(processes, lost)
-                    return
-
-        options = draw.choice([{}, {"checkpoint_every": 2}])
-
-        def body(rank, path=path, options=options):
-            join.PATIENCE = 3  # for one that is lost before it has come
-            return train(path, **options)
-
-        ended = together(body, size, timeout=1, during=lose)
-        attempts += 1
-        kills += ended[lost].status == -signal.SIGKILL
-        for rank, each in enumerate(ended):
-            assert each.seconds < BOUND + whole, each
-            if rank != lost and each.status:
-                assert each.status == 1, each
-                assert "PeerLostError" in each.error + each.text, each
-        if [each.status for each in ended] == [0] * size:
-            for each in ended:
-                for name, values in expected.items():
-                    np.testing.assert_allclose(each.value[0][name], values, **TOLERANCE)
-                for name, values in history.items():
-                    np.testing.assert_allclose(each.value[1][name], values, **TOLERANCE)
-            runs += 1
-        # One that was being written may be there, until the next one is.
-        others = {*os.listdir(tmp_path)} - {"whole", *(f"run {i}" for i in range(runs + 1))}
-        assert len(others) <= 1, others
-    d2ldev.get_backend("reference").save(0, tmp_path / "whole")
-    assert {*os.listdir(tmp_path)} == {"whole", *(f"run {i}" for i in range(runs))}
-    print(f"{kills} processes were lost in {attempts} attempts at {runs} runs")
 
 
 @pytest.mark.parametrize(("seconds", "is_lost"), [(1, False), (5, True)])

@@ -1,7 +1,5 @@
 """Processes that stop together, whichever of them wants it, and hand back one model."""
 
-import threading
-
 import numpy as np
 import pytest
 from launched import together
@@ -46,12 +44,6 @@ def stop(trainer):
     trainer.should_stop = True
 
 
-def stop_from_a_thread(trainer):
-    thread = threading.Thread(target=stop, args=(trainer,))
-    thread.start()
-    thread.join()
-
-
 def fail(trainer):
     raise OwnError
 
@@ -74,20 +66,6 @@ def end_processes(body, size=SIZE):
     found = together(body, size)
     assert [each.text for each in found] == [""] * size
     return [each.value for each in found]
-
-
-@pytest.mark.parametrize(
-    ("wanting", "act"), [(0, stop), (1, stop_from_a_thread), (2, stop), ("all", stop)]
-)
-def test_all_processes_stop_after_the_same_step(wanting, act):
-    found = end_processes(lambda rank: train(AtStep(rank, wanting, 5, act)))
-    assert found[1:] == found[:-1]
-    steps, _, history, raised = found[0]
-    # The others may be in the next step already; no process is further ahead of another one.
-    assert steps == 6 if wanting == "all" else 6 <= steps <= 8
-    assert (history, raised) == ({"loss": []}, "")
-    alone = train(AtStep(0, 0, steps - 1, stop))
-    np.testing.assert_allclose(np.ravel(found[0][1][0]), np.ravel(alone[1][0]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [AtStep, AfterEpoch])

@@ -1,9 +1,7 @@
 """Two machines: what they learn, and what ends when one cannot be reached."""
 
-import subprocess
 import time
 
-import pytest
 from d2ldev_conformance.machines import ADDRESSES, PORT, ip, launch_on, of_machine
 from d2ldev_conformance.suite.parallel.launching import command
 from launched import LIMIT, environment, read_shown, write
@@ -33,25 +31,6 @@ def begin_on_both(machines, program, *options, hosts=None):
         )
         for rank, name in enumerate(machines)
     ]
-
-
-def test_they_learn_like_one_machine(machines, tmp_path):
-    program = write(tmp_path, TRAIN + "show(train())")
-    processes = begin_on_both(machines, program, "--processes", 2)
-    found = {}
-    for process in processes:
-        output, errors = process.communicate(timeout=LIMIT)
-        assert process.returncode == 0, errors
-        found |= read_shown(output)
-    done = subprocess.run(
-        command(program), env=environment(), capture_output=True, text=True, check=True
-    )
-    (expected,) = read_shown(done.stdout)[0]
-    assert sorted(found) == [0, 1, 2, 3]
-    for rank in range(4):
-        ((sums, history),) = found[rank]
-        assert sums == pytest.approx(expected[0], rel=1e-4)
-        assert history["loss"] == pytest.approx(expected[1]["loss"], rel=1e-4)
 
 
 def test_all_hosts_are_reachable_if_the_first_name_is_a_loopback_address(machines, tmp_path):

@@ -24,14 +24,6 @@ def test_a_nesting_is_rebuilt_with_the_values_of_the_file(reference, path):
     assert mine["step"] == 0
 
 
-def test_a_tie_stays_one(reference, path):
-    x = reference.ones(2)
-    reference.save([x, {"a": x}], path)
-    y = reference.zeros(2)
-    loaded = reference.load_into([y, {"a": y}], path)
-    assert loaded[0] is loaded[1]["a"]
-
-
 def test_tensors_that_are_separate_stay_separate(reference, path):
     x = reference.ones(2)
     reference.save([x, x], path)

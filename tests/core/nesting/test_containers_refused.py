@@ -146,15 +146,6 @@ def test_a_container_can_be_registered_after_it_was_refused(reference, registere
     assert reference.device_of(reference.to(Own(x), gpu(0)).value) is gpu(0)
 
 
-def test_a_registered_container_in_which_nothing_moves_is_itself(reference, registered, x):
-    class Own(Unknown):
-        pass
-
-    registered(Own, lambda old: [old.value], lambda old, new: Own(*new))
-    batch = Own(x)
-    assert reference.to(batch, "cpu") is batch
-
-
 def test_a_subclass_of_a_registered_container_is_not_registered(reference, registered, x):
     class Own(Unknown):
         pass

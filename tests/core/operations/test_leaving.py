@@ -10,7 +10,7 @@ from processes import run_python
 from reference_backend import ReferenceFramework
 
 import d2ldev
-from d2ldev import Backend, DeviceMismatchError, cpu, gpu
+from d2ldev import Backend, cpu, gpu
 from d2ldev.framework import Scopes
 from d2ldev.framework.testing import framework_of
 
@@ -67,15 +67,6 @@ def test_generators_that_end_in_the_order_in_which_they_began(block):
     assert [*places, find_device()] == [cpu(), cpu(), cpu(), cpu()]
 
 
-def test_use_backend_in_a_generator_that_is_closed_in_a_later_block(other, reference):
-    generator = yield_inside(d2ldev.use_backend(other))
-    next(generator)
-    with d2ldev.use_backend(reference):
-        generator.close()
-        inside = d2ldev.backend.num_gpus()
-    assert (inside, d2ldev.backend.num_gpus()) == (2, 2)
-
-
 def test_use_backend_whose_generator_outlives_the_block_around_it(other, reference):
     with d2ldev.use_backend(reference):
         generator = yield_inside(d2ldev.use_backend(other))
@@ -83,34 +74,6 @@ def test_use_backend_whose_generator_outlives_the_block_around_it(other, referen
     inside = d2ldev.backend.num_gpus()
     generator.close()
     assert (inside, d2ldev.backend.num_gpus()) == (1, 2)
-
-
-def test_strict_in_a_generator_that_is_closed_in_a_later_block(reference):
-    x, y = reference.ones(1, device="gpu:0"), reference.ones(1, device="gpu:1")
-    generator = yield_inside(reference.strict())
-    next(generator)
-    with reference.strict():
-        generator.close()
-        with pytest.raises(DeviceMismatchError):
-            x + y
-    assert not framework_of(reference).state.strictness.in_force()
-
-
-def test_strict_and_devices_in_one_generator(reference):
-    def both():
-        with gpu(1), reference.strict():
-            yield
-
-    generator = both()
-    next(generator)
-    with gpu(0):
-        generator.close()
-        inside = find_device()
-    assert (inside, find_device(), framework_of(reference).state.strictness.in_force()) == (
-        gpu(0),
-        cpu(),
-        False,
-    )
 
 
 def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():

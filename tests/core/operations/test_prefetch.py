@@ -55,14 +55,6 @@ def test_a_training_without_a_launch_refuses_a_shard(reference):
         trainer.fit(reference.mlp([2, 1]), data.shard(1, 2))
 
 
-def test_nothing_starts_before_the_first_batch_is_requested(reference):
-    loader = Loader([np.ones(1)])
-    batches = reference.prefetch(loader, "gpu:0")
-    begun = loader.begun
-    next(batches)
-    assert (begun, loader.begun) == (0, 1)
-
-
 def test_an_object_with_only_getitem_is_iterated(reference):
     found = [float(x[0]) for x in reference.prefetch(Indexed(), "cpu")]
     assert found == [0.0, 1.0, 2.0]

@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import subprocess
 import sys
-import threading
 
 import array_api_strict as xp
 import pytest
@@ -73,24 +72,6 @@ def test_functions_are_replaced_again_for_a_later_block(strict, replaced):
         with strict.block():
             pass
     assert replaced == ["replaced", "put back"] * 2
-
-
-def test_functions_stay_replaced_until_the_last_threads_block_ends(strict, replaced):
-    entered, leave = threading.Event(), threading.Event()
-
-    def other():
-        with strict.block():
-            entered.set()
-            assert leave.wait(60)
-
-    thread = threading.Thread(target=other)
-    with strict.block():
-        thread.start()
-        assert entered.wait(60)
-    assert replaced == ["replaced"]
-    leave.set()
-    thread.join()
-    assert replaced == ["replaced", "put back"]
 
 
 def test_a_task_that_outlives_its_block_is_in_none(strict):

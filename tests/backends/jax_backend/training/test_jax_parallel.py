@@ -4,15 +4,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-from d2ldev_jax.provision import LeNet
 from flax import nnx
 from several_gpus import (
     CLASSES,
     FEATURES,
     assert_same_as_one,
     flat_batches,
-    images,
-    train,
 )
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
@@ -46,10 +43,6 @@ class Own(Dense):
     def training_step(self, batch):
         x, y = batch
         return optax.softmax_cross_entropy_with_integer_labels(self(x), y).mean()
-
-
-def test_convolutions_learn_like_on_one_device(backend):
-    assert_same_as_one(backend, LeNet, images(28, 28, 1), loss="cross_entropy", lr=0.1)
 
 
 def test_statistics_and_masks_are_those_of_the_whole_batch(backend):
@@ -120,15 +113,6 @@ def _watch(places):
         return optax.softmax_cross_entropy_with_integer_labels(prediction, y).mean()
 
     return loss
-
-
-def test_a_second_fit_compiles_nothing(backend):
-    train(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
-    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
-        compiled = []
-        patch.setattr(jax._src.interpreters.pxla.logger, "log", lambda *a: compiled.append(a))
-        train(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
-    assert not [each for each in compiled if "jit(step)" in str(each)]
 
 
 def test_the_model_is_on_the_first_gpu_again(backend):

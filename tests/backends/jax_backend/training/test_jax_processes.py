@@ -15,9 +15,8 @@ import pytest
 from d2ldev_conformance.suite.data import difference_of_runs
 from d2ldev_jax import parallel
 from d2ldev_jax.parallel import JaxParallel
-from d2ldev_jax.provision import LeNet
 from launched import run_processes
-from several_gpus import flat_batches, images, train
+from several_gpus import flat_batches, train
 from test_jax_parallel import Dense, Normalized, Own, Scaled
 
 import d2ldev
@@ -54,7 +53,6 @@ def _schedule(_model):
 
 
 CASES = {
-    "convolutions": (LeNet, images(28, 28, 1), {"lr": 0.1}),
     "statistics and masks": (Normalized, flat_batches(), {"optimizer": "adam"}),
     "method": (Own, flat_batches(), {"lr": 0.1, "loss": None, "metrics": ()}),
     "fp16": (

@@ -62,14 +62,6 @@ def train(backend):
     return train_for
 
 
-def test_a_second_fit_with_the_same_trainer_compiles_nothing(backend, train, compiled):
-    net, trainer = Net(), Trainer(2, backend=backend)
-    train(net, trainer)
-    assert compiled()
-    train(net, trainer)
-    assert compiled() == []
-
-
 def test_a_new_trainer_compiles_nothing(train, compiled):
     net = Net()
     train(net)

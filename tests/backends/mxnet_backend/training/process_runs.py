@@ -9,10 +9,9 @@ import pickle
 import sys
 
 import numpy as np
-from d2ldev_mxnet import provision
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.models import initialise
-from several_gpus import CLASSES, FEATURES, PAIR, flat_batches, images, train
+from several_gpus import CLASSES, FEATURES, PAIR, flat_batches, train
 
 import d2ldev
 
@@ -21,22 +20,16 @@ BATCHES = [*flat_batches(14, 5), *flat_batches(1, 1)]
 """Of 5, 5, 4 and 1 examples."""
 
 
-def initialise_all(net, seed=0):
-    mx.random.seed(seed)
+def initialise_all(net):
+    mx.random.seed(0)
     net.initialize(mx.init.Xavier())
     return net
 
 
-def mlp(seed=0):
+def mlp():
     net = nn.HybridSequential()
     net.add(nn.Dense(8, "tanh", in_units=FEATURES), nn.Dense(CLASSES, in_units=8))
-    return initialise_all(net, seed)
-
-
-def lenet():
-    """Return a model whose weights oneDNN brings into a layout of its own."""
-    mx.random.seed(0)
-    return provision.lenet()
+    return initialise_all(net)
 
 
 def unbuilt():
@@ -45,11 +38,6 @@ def unbuilt():
     net = nn.HybridSequential()
     net.add(nn.Dense(CLASSES, weight_initializer=mx.init.Constant(value)))
     return initialise_all(net)
-
-
-def seed_by_rank():
-    """Return a model that each process makes with other values."""
-    return mlp(seed=int(os.environ.get("RANK", "0")))
 
 
 def freeze_layer():
@@ -98,14 +86,6 @@ class Own(nn.Block):
         return mx.gluon.loss.SoftmaxCrossEntropyLoss()(self.net(batch[0]), batch[1]).mean()
 
     validation_step = training_step
-
-
-def weigh(sizes=(5, 4)):
-    return [
-        {"x": x, "y": y, "sample_weight": np.arange(len(y), dtype="float32")}
-        for x, y in BATCHES
-        if len(y) in sizes
-    ]
 
 
 def of_trainer(optimizer, options=None, **more):
@@ -180,17 +160,9 @@ def own_output(prediction, y):
 
 CROSS = {"loss": "cross_entropy", "lr": 0.1}
 CASES = {
-    "sgd": (mlp, BATCHES, {"metrics": ["accuracy"]}),
-    "momentum": (mlp, BATCHES, {"optimizer": "momentum"}),
-    "adam": (mlp, BATCHES, {"optimizer": "adam", "gradient_clip_val": 0.1}),
     "adamw": (mlp, BATCHES, {"optimizer": "adamw"}),
     "adagrad": (mlp, BATCHES, {"optimizer": "adagrad"}),
-    "clipped": (mlp, BATCHES, {"gradient_clip_val": 0.05}),
-    "accumulated": (mlp, BATCHES, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05}),
-    "weighted": (mlp, weigh(), {}),
-    "lenet": (lenet, images(1, 28, 28), {"optimizer": "momentum"}),
     "unbuilt": (unbuilt, BATCHES, {"optimizer": "adam"}),
-    "seeded by rank": (seed_by_rank, BATCHES, {}),
     "scaled": (Scaled, BATCHES, {}),
     "frozen": (freeze_layer, BATCHES, {"optimizer": "momentum"}),
     "thawed": (Thawed, BATCHES, {"optimizer": "momentum"}),

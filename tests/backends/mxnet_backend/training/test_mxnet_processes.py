@@ -50,13 +50,13 @@ Trainer(1, num_gpus=0, backend=backend).fit(backend.mlp([3, 1]), Batches())
 # At the end of an epoch all get the running statistics of rank 0, which has a batch more.
 FEWER = """
 import os
-from process_runs import BATCHES, mx, normalized
+from process_runs import BATCHES, mx, normalize
 from d2ldev import Trainer, get_backend
 
 mx.npx.set_np()
 backend, full = get_backend("mxnet"), BATCHES[0]
 data = [full, full] if os.environ["RANK"] == "1" else [full, full, full]
-Trainer(1, num_gpus=0, backend=backend).fit(normalized(), data, loss="cross_entropy")
+Trainer(1, num_gpus=0, backend=backend).fit(normalize(), data, loss="cross_entropy")
 """
 
 
@@ -156,7 +156,7 @@ def test_parts_of_the_same_size_have_the_same_masks(two):
 
 
 def test_three_processes_learn_like_one(tmp_path):
-    cases = ["adam", "branches", "accumulated"]
+    cases = ["adamw", "branches", "branches, accumulated"]
     found = run_cases(cases, tmp_path, 3, num_gpus=0)
     for case in cases:
         assert_same_as_one(found[0][case], case, 0)

@@ -12,8 +12,6 @@ import warnings
 
 import numpy as np
 import torch
-from d2ldev_torch.provision import lenet
-from several_gpus import images
 from torch.utils.data import DataLoader, TensorDataset
 
 import d2ldev
@@ -34,9 +32,6 @@ def batches(sizes=(5, 5, 4, 1), features=3, seed=0):
 def mlp():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-
-
-IMAGES = images(1, 28, 28, sizes=(5, 5, 4, 1))
 
 
 class Branches(torch.nn.Module):
@@ -134,13 +129,6 @@ def _with_overflow():
     return _fit(mlp(), data, precision="fp16", lr=0.01)
 
 
-def _weigh():
-    data = []
-    for x, y in batches():
-        data.append({"x": x, "y": y, "sample_weight": np.linspace(0, 2, len(y)).astype("float32")})
-    return _fit(mlp(), data)
-
-
 def _lbfgs():
     net = mlp()
     # Few iterations: LBFGS is unstable on batches, and rounding grows in it.
@@ -187,10 +175,6 @@ def _load(*, has_generator, **options):
 
 
 RUNS = {
-    "sgd": lambda: _fit(mlp(), val_data=batches((4, 3), seed=1)),
-    "momentum, clipped": lambda: _fit(mlp(), optimizer="momentum", gradient_clip_val=0.05),
-    "adam": lambda: _fit(mlp(), optimizer="adam", lr=0.02),
-    "lenet": lambda: _fit(lenet(), IMAGES, optimizer="momentum"),
     "adamw, accumulated": lambda: _fit(
         mlp(), optimizer="adamw", lr=0.02, accumulate_grad_batches=3, gradient_clip_val=0.05
     ),
@@ -198,7 +182,6 @@ RUNS = {
     "such a part, accumulated": lambda: _fit(
         _seed(Branches), optimizer="adamw", lr=0.02, accumulate_grad_batches=2
     ),
-    "weights": _weigh,
     "bf16": lambda: _fit(mlp(), precision="bf16"),
     "fp16 with a step left out": _with_overflow,
     "fp16, accumulated": lambda: _fit(mlp(), precision="fp16", accumulate_grad_batches=3),

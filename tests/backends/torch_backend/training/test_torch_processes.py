@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import several_gpus
 import torch
 from d2ldev_torch import TorchFramework, parallel
 from d2ldev_torch.devices import TorchDevices
@@ -28,8 +27,8 @@ from d2ldev.distributed import spawning
 from d2ldev.framework import Portion, TrainingSettings, bounds
 from d2ldev.framework.testing import framework_of
 
-# Those of the modules that a program imports.
-FOLDERS = [Path(__file__).parent, Path(several_gpus.__file__).parent]
+# That of the module that a program imports.
+FOLDERS = [Path(__file__).parent]
 # Processes add up in another order, and in bfloat16 and float16 with few digits.
 TOLERANCES = dict.fromkeys(
     ("bf16", "shared: bf16", "fp16 with a step left out", "fp16, accumulated"), 2e-3
@@ -46,10 +45,7 @@ def together(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     program = Path(__file__).with_name("processes_program.py")
     kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    kept |= {
-        "PYTHONPATH": extend_path([Path(several_gpus.__file__).parent]),
-        "OMP_NUM_THREADS": "1",
-    }
+    kept["OMP_NUM_THREADS"] = "1"
     port = free_port()
     processes = [
         subprocess.Popen(
