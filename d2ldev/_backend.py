@@ -1324,8 +1324,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
           tensor have to be equal, bit for bit.
         - Lazy modules (PyTorch) and deferred blocks (Gluon) get their shapes from the file. It must
           have every uninitialized parameter of a lazy module. With ``strict=False`` an incomplete
-          module stays lazy. Unbuilt Keras models are built as the saved model was, from files of
-          ``save``.
+          module stays lazy. An unbuilt Keras model is refused, as ``load_weights`` refuses it: call
+          it on a batch first.
         - A buffer that was None at first gets the shape in the file. A tensor that a layer was
           created without, such as a bias, is unexpected.
         - Layers of a Keras model on TensorFlow are named by position, ``layers.1.kernel``. If two

@@ -55,7 +55,6 @@ class MXNetFiles(Files):
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
         dtypes: Mapping[str, str],
-        inputs: Any,
         undo: Callable[..., object],
         *,
         is_strict: bool,

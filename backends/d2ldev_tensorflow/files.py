@@ -6,10 +6,8 @@ the input has the caller's order, which is the same in every framework.
 
 from __future__ import annotations
 
-import json
 import sys
-import warnings
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
@@ -92,30 +90,18 @@ class TensorFlowFiles(Files):
                 return None  # the layer may reorder its input
         return layers
 
-    def inputs(self, model: Any) -> Any:
-        if not is_of_keras(model, "Layer"):
-            return None
-        try:
-            return json.loads(json.dumps(model.get_build_config()))
-        except Exception:  # a user's class may raise anything
-            return None
-
     def complete(
         self,
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
         dtypes: Mapping[str, str],
-        inputs: Any,
         undo: Callable[..., object],
         *,
         is_strict: bool,
     ) -> tuple[Collection[str], Collection[str]]:
-        if is_of_keras(model, "Layer") and not model.built and self._lacks_some(model, shapes):
-            if inputs is not None and _fits(model, inputs, shapes):
-                undo(_restore_unbuilt(model))
-                model.build_from_config(_with_tuples(inputs))
-            elif not model.weights:
-                raise ValueError("it is not built: call it on a batch first, as model(x)")
+        is_unbuilt = is_of_keras(model, "Layer") and not model.built
+        if is_unbuilt and (is_strict or not model.weights) and self._lacks_some(model, shapes):
+            raise ValueError("it is not built: call it on a batch first, as model(x)")
         # An optimizer makes its variables with the first step of ``fit``, all zeros, for the
         # variables that are trainable then. So it is built here only if the file has its values.
         optimizer: Any = getattr(model, "optimizer", None)
@@ -250,8 +236,8 @@ def _is_of_another(model: Any, here: Set[str], there: Set[str]) -> bool:
     return here != there or not getattr(getattr(model, "optimizer", None), "built", False)
 
 
-def _restore_unbuilt(obj: Any) -> Callable[[], None]:
-    """Return a function that returns a layer or an optimizer to its present state, not built.
+def _restore_unbuilt(optimizer: Any) -> Callable[[], None]:
+    """Return a function that returns an optimizer to its present state, not built.
 
     Building sets attributes, and adds to the containers in them.
     """
@@ -264,7 +250,7 @@ def _restore_unbuilt(obj: Any) -> Callable[[], None]:
         # An OrderedDict can only be changed through its own methods.
         kinds = () if issubclass(type(x), OrderedDict) else (list, dict, set)
         base = next((kind for kind in kinds if issubclass(type(x), kind)), None)
-        is_holder = base or isinstance(x, (tuple, keras.Layer, keras.Optimizer, tracker))
+        is_holder = base or isinstance(x, (tuple, keras.Optimizer, tracker))
         if id(x) in kept or not is_holder:
             return
         kept[id(x)] = x, None if base is None else base(x)
@@ -279,39 +265,8 @@ def _restore_unbuilt(obj: Any) -> Callable[[], None]:
                 type(content).clear(x)
                 (list.extend if type(content) is list else type(content).update)(x, content)
 
-    keep(obj)
+    keep(optimizer)
     return unbuild
-
-
-def _with_tuples(config: Any) -> Any:
-    """Return a build configuration with a tuple for each shape; JSON has lists."""
-    if isinstance(config, Mapping):
-        return {key: _with_tuples(value) for key, value in config.items()}
-    return tuple(map(_with_tuples, config)) if isinstance(config, list) else config
-
-
-def _fits(model: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a model that is built for these inputs has the shapes of a file's tensors.
-
-    This builds the model for a moment, and gives no weight memory: a file may name any inputs.
-    """
-    keras: Any = sys.modules["keras"]
-    unbuild = _restore_unbuilt(model)
-    found: Counter[tuple[int, ...]] = Counter()
-    with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
-        warnings.simplefilter("ignore")  # Keras warns about a model that it cannot build
-        try:
-            model.build_from_config(_with_tuples(inputs))
-            found.update(tuple(x.shape) for x in model.weights)
-        except Exception:  # a user's class may raise anything
-            return False
-        finally:
-            unbuild()
-            # Private; Keras gives memory to these variables at the end of its next scope.
-            sys.modules["keras.src.backend.common.global_state"].set_global_attribute(
-                "uninitialized_variables", []
-            )
-    return bool(found) and found <= Counter(shapes.values())
 
 
 def _class_of(optimizer: Any) -> str:

@@ -88,7 +88,6 @@ class TorchFiles(Files):
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
         dtypes: Mapping[str, str],
-        inputs: Any,
         undo: Callable[..., object],
         *,
         is_strict: bool,

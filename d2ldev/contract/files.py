@@ -130,19 +130,11 @@ class Files:
         """
         return None
 
-    def inputs(self, model: Any) -> Any:
-        """Return what ``complete`` needs to know about a model's inputs, as JSON values.
-
-        Called by ``save`` for every model; None if there is nothing to know.
-        """
-        return None
-
     def complete(
         self,
         model: Any,
         shapes: Mapping[str, tuple[int, ...]],
         dtypes: Mapping[str, str],
-        inputs: Any,
         undo: Callable[..., object],
         *,
         is_strict: bool,
@@ -154,8 +146,6 @@ class Files:
         Args:
             model: one of ``Models.types``.
             shapes, dtypes: of the tensors in the file, by names as ``named_tensors`` gives them.
-            inputs: what a file has in the place of what ``inputs`` returned, which may be anything;
-                None if it has nothing.
             undo: called before each change with a function that takes it back, and the function's
                 arguments. If the file is refused, the functions are called, the last first. They
                 must not fail.

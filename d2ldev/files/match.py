@@ -220,11 +220,8 @@ class Match:
             shapes = {name: x.shape for name, x in stored.items()}
             dtypes = {name: x.dtype for name, x in stored.items()}
             try:
-                inputs = None if outline is None else outline.inputs
                 strict = self._is_strict
-                lacking, others = files.complete(
-                    model, shapes, dtypes, inputs, undo, is_strict=strict
-                )
+                lacking, others = files.complete(model, shapes, dtypes, undo, is_strict=strict)
             except D2LDevError:
                 raise
             except Exception as error:  # whatever the file's shapes and arguments make it raise

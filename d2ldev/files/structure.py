@@ -112,7 +112,6 @@ class Outline:
         labels: the keys, fields or indices of its contents.
         items: an ``Outline``, a ``Stored`` or a plain value for each of them.
         layouts: of a model, by the names of its tensors.
-        inputs: of a model, if they are known; see ``Files.inputs``.
         optional: the names of tensors that are not needed; see ``Slot.is_saved``.
         settings: of a model; see ``Inventory.find_settings``.
         parameters: of the state of an optimizer, in its order.
@@ -124,7 +123,6 @@ class Outline:
     labels: Sequence[Any]
     items: Sequence[Any]
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    inputs: Any = None
     optional: AbstractSet[str] = frozenset()
     settings: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[Parameter] = ()
@@ -286,8 +284,6 @@ class Structure:
         model.check_tensors(is_saved=True)
         if layouts := model.find_layouts():
             row["layouts"] = {name: list(layout) for name, layout in layouts.items()}
-        if (inputs := files.inputs(x)) is not None:
-            row["inputs"] = inputs
         tensors = dict(model.entries)
         for name in sorted(model.unlisted):
             # What is not needed, and no file can hold, is left out.
@@ -514,7 +510,6 @@ def read_description(text: str, store: Callable[[str, str], Stored]) -> Descript
         return Outline(
             *(kind, labels, items),
             layouts={each: _read_layout(*what) for each, what in row.get("layouts", {}).items()},
-            inputs=row.get("inputs"),
             optional=frozenset(map(str, row.get("unlisted", ()))),
             settings={**row.get("settings", {})},
             parameters=parameters(row.get("parameters", ())),

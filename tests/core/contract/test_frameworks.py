@@ -121,9 +121,9 @@ def test_an_optimizer_that_takes_no_state_says_so(small):
         framework_of(small).files.prepare_state({}, {})
 
 
-def test_an_author_of_a_backend_has_eight_methods_of_files_to_know():
+def test_an_author_of_a_backend_has_seven_methods_of_files_to_know():
     methods = [x for name, x in vars(Files).items() if callable(x) and not name.startswith("_")]
-    assert len(methods) == 8
+    assert len(methods) == 7
 
 
 def test_a_framework_has_what_its_author_writes_and_the_state_of_the_core():
