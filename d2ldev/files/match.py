@@ -20,17 +20,14 @@ from d2ldev.contract import Framework, Layout
 from d2ldev.errors import D2LDevError, UnsupportedValueError, quote, text_of
 from d2ldev.files.format.container import name_of, storage_of
 from d2ldev.files.load import shorten
+from d2ldev.files.save import array_refusal, is_array_of_numbers, is_model, is_plain_leaf
 from d2ldev.files.structure import (
     MODEL,
     STATE,
     Outline,
     Parameter,
     Stored,
-    array_refusal,
     flatten,
-    is_array_of_numbers,
-    is_model,
-    is_plain_leaf,
     make_unique,
 )
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
