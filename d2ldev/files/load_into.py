@@ -1,51 +1,35 @@
 """``load_into``: match a file with an object, read the file, then put its values in place.
 
-Three steps, in this order, so that an error leaves everything as it was:
+Four steps, in this order, so that an error leaves everything as it was:
 
-1. each tensor is paired with one of the file, of the same name, shape and dtype: ``match.py``;
-2. all of them are read, each to the device of the one that it replaces;
-3. they are put in place, which cannot fail.
+1. the object is taken apart: ``contents.py``;
+2. each tensor is paired with one of the file, of the same name, shape and dtype: ``match.py``;
+3. all of them are read, each to the device of the one that it replaces;
+4. they are put in place, which cannot fail.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from d2ldev.contract import Framework
 from d2ldev.device import CPU
-from d2ldev.errors import (
-    CheckpointError,
-    D2LDevError,
-    UnsupportedValueError,
-    describe,
-    quote,
-    text_of,
-)
+from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, quote
+from d2ldev.files.contents import Contents
+from d2ldev.files.differences import COMPARED, TAIL, Differences, Source, find_nearest
 from d2ldev.files.format.container import FileError, as_bytes
 from d2ldev.files.load import Checkpoint, Wanted, open_checkpoint, shorten
-from d2ldev.files.match import Match, Pair, Path, Place, list_below
+from d2ldev.files.match import Key, Match, Pair, StoredContents, list_below
 from d2ldev.files.structure import MODEL, Outline, flatten
 from d2ldev.files.tensors_by_name import TensorsByName
-from d2ldev.nesting.containers import Container
-from d2ldev.nesting.kinds import Kind
-from d2ldev.nesting.walk import container_refusal, depth_refusal, join_path, label_children
+from d2ldev.nesting.walk import depth_refusal, join_path
 from d2ldev.operations.arguments import as_path, flag
-
-# A file may have millions of long names. An error shows this many of them. It looks for the nearest
-# name among this many, by this many of their last characters.
-_SHOWN = 10
-_COMPARED = 500
-_TAIL = 60
-
-Source = Checkpoint | TensorsByName
 
 
 class Loaded(NamedTuple):
@@ -89,17 +73,17 @@ def _load(framework: Framework, obj: Any, source: Source, only: str, *, is_stric
         raise UnsupportedValueError(source.attempted, problem, "only='components.model'")
     found = _under(source.outline, only) if only else source.outline
     if only and found is None:
-        few = islice(flatten(source.outline), _COMPARED)
-        names = {each for name in few for each in _beginnings(name[: 5 * _TAIL])}
-        nearest = _nearest(only.rstrip("."), sorted(names))
+        few = islice(flatten(source.outline), COMPARED)
+        names = {each for name in few for each in _beginnings(name[: 5 * TAIL])}
+        nearest = find_nearest(only.rstrip("."), sorted(names))
         raise CheckpointError(
             source.attempted,
             f"it has nothing under {only!r}",
             f"only={nearest or 'the name of a value in the file'!r}",
         )
-    put, match = prepare(framework, source, obj, found, is_strict=is_strict)
+    put, told = prepare(framework, source, obj, found, is_strict=is_strict)
     value = put()
-    return value if is_strict else Loaded(value, match.matched, match.missing, match.unexpected)
+    return value if is_strict else Loaded(value, told.matched, told.missing, told.unexpected)
 
 
 def _under(node: Any, name: str) -> Any:
@@ -131,15 +115,9 @@ def _beginnings(name: str) -> Iterator[str]:
         yield name
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
-    """Return the most similar name; empty if none is similar."""
-    tails = {other[-_TAIL:]: other for other in names[:_COMPARED]}
-    return "".join(tails[tail] for tail in difflib.get_close_matches(name[-_TAIL:], tails, 1))
-
-
 def prepare(
     framework: Framework, source: Source, obj: Any, found: Any, *, is_strict: bool = True
-) -> tuple[Callable[[], Any], Match]:
+) -> tuple[Callable[[], Any], Differences]:
     """Match a nesting with a node of the file, and read that; nothing is changed yet.
 
     Args:
@@ -151,100 +129,63 @@ def prepare(
 
     Returns:
         A function that puts the values in place, and returns the object to use from then on. It
-        cannot fail. And the ``Loaded`` that it puts in place.
+        cannot fail. And the names on both sides.
 
     Raises:
         CheckpointError: if it does not fit.
         FileError: if the file is damaged.
     """
+    told = Differences(source)
     try:
         with ExitStack() as undo:
-            match = Match(
-                framework,
-                obj,
-                found,
-                source.attempted,
-                source.called,
-                is_strict=is_strict,
-                is_by_name=source.writer is None,
-                undo=undo.callback,
-            )
-            _check(framework, source, match, is_strict=is_strict)
-            pairs = match.pairs.values()
-            tensors = source.read([_plan_load(framework, pair) for pair in pairs])
+            is_by_name = source.writer is None
+            here = Contents(framework, obj, source.attempted, is_by_name=is_by_name)
+            there = StoredContents(found, here.takes_state)
+            left_alone = _complete(here, there, told, undo, is_strict=is_strict)
+            here.list_tensors()
+            match = Match(here, there, told, left_alone, is_strict=is_strict)
+            told.check(framework, is_strict=is_strict)
+            tensors = source.read([_plan_load(framework, x) for x in match.pairs.values()])
             news = dict(zip(match.pairs, tensors, strict=True))
-            _check_ties(framework, source, match, news)
-            puts = [_prepare_state(framework, source, match, *state) for state in match.states]
-            _check(framework, source, match, is_strict=is_strict)
-            put = _Putting(framework, source.attempted, match, news).prepare(obj, puts)
+            told.different += _find_torn_ties(framework, source, match, news)
+            puts = [_prepare_state(framework, source, match, told, *x) for x in match.states]
+            told.check(framework, is_strict=is_strict)
+            put = _prepare_put(framework, here, match, news, puts)
             undo.pop_all()
-            return put, match
+            return put, told
     except RecursionError:
         raise depth_refusal(source.attempted) from None
 
 
-def _check(framework: Framework, source: Source, match: Match, *, is_strict: bool) -> None:
-    """Raise one error that names everything that does not fit, if anything does not."""
-    told = []
-    if match.missing and is_strict:
-        told.append(f"it lacks {_some(match.missing)}")
-    if match.unexpected and is_strict:
-        told.append(f"it has unexpected {_some(match.unexpected)}")
-        nearest = [(name, _nearest(name, match.unexpected)) for name in match.missing[:_SHOWN]]
-        told += [f"{shorten(name)} may be {shorten(other)}" for name, other in nearest if other]
-    if match.different:
-        told.append(f"these do not fit: {_some(match.different, '; ')}")
-    if not told:
-        return
-    is_ours = source.writer in (None, framework.name)
-    by = "" if is_ours else f", which the {shorten(source.writer)} backend wrote"
-    fix = f"{source.look}{by}"
-    if fitting := _find_fitting_node(match.missing, match.unexpected):
-        fix = f"backend.load_into(..., only={quote(fitting)}), or {fix}"
-    elif fitting := _find_fitting_node(match.unexpected, match.missing):
-        fix = f"load it into the value at {quote(fitting)} of the object alone, or {fix}"
-    # Such as a module whose parameters are kept apart from it.
-    elif match.unexpected and not (match.pairs or match.missing or match.different):
-        told.append("the object holds no tensors")
-        fix = (
-            "give what was saved, or what holds its tensors: "
-            f"params = backend.load_into(params, ...); {fix}"
-        )
-    raise CheckpointError(source.attempted, f"{'; '.join(told)}; nothing was changed", fix)
-
-
-def _find_fitting_node(names: Sequence[str], others: Sequence[str]) -> str:
-    """Return the name of the only node in ``others`` that has these names; empty if none has."""
-    if not names or len(names) > len(others):
-        return ""
-    nodes = [
-        other.removesuffix(f".{names[0]}") for other in others if other.endswith(f".{names[0]}")
-    ]
-    wanted = set(names)
-    # A file may have millions of names, and each node is compared with all of them.
-    fitting = [
-        node
-        for node in nodes[:_SHOWN]
-        if wanted == {each[len(node) + 1 :] for each in others if each.startswith(f"{node}.")}
-    ]
-    return fitting[0] if len(fitting) == 1 else ""
-
-
-def _some(names: Sequence[str], separator: str = ", ") -> str:
-    text = separator.join(map(shorten, names[:_SHOWN]))
-    more = len(names) - _SHOWN
-    return f"{text} and {more} more" if more > 0 else text
+def _complete(
+    here: Contents, there: StoredContents, told: Differences, undo: ExitStack, *, is_strict: bool
+) -> set[str]:
+    """Make tensors that models lack, and return the names that are left alone on both sides."""
+    left_alone: set[str] = set()
+    for path in here.models:
+        theirs = list_below(path, there.values)
+        try:
+            lacking, others = here.complete(path, theirs, undo.callback, is_strict=is_strict)
+        except D2LDevError:
+            raise
+        except Exception as error:  # whatever the file's shapes and arguments make it raise
+            told.different.append(f"{path or 'the top'}: {shorten(error)}")
+            continue
+        told.missing += [join_path(path, name) for name in lacking]
+        left_alone |= {join_path(path, name) for name in others}
+    return left_alone
 
 
 def _plan_load(framework: Framework, pair: Pair) -> Wanted:
-    if isinstance(pair.value, np.ndarray):
+    x = pair.entry.value
+    if isinstance(x, np.ndarray):
         return Wanted(pair.stored._replace(kind="array"), CPU)
     stored = pair.stored._replace(kind="tensor")
-    device = framework.tensors.device_of(pair.value)
+    device = framework.tensors.device_of(x)
     if pair.layouts is None:
         return Wanted(stored, device)
     theirs, mine = pair.layouts
-    shape = tuple(int(size) for size in pair.value.shape)
+    shape = tuple(int(size) for size in x.shape)
 
     def convert(array: Any) -> Any:
         try:
@@ -255,10 +196,10 @@ def _plan_load(framework: Framework, pair: Pair) -> Wanted:
     return Wanted(stored, device, convert)
 
 
-def _check_ties(
-    framework: Framework, source: Source, match: Match, news: Mapping[tuple[int, str], Any]
-) -> None:
-    """Note each tensor that is one here, and in the file two that differ."""
+def _find_torn_ties(
+    framework: Framework, source: Source, match: Match, news: Mapping[Key, Any]
+) -> Iterator[str]:
+    """Yield in words each tensor that is one here, and in the file two that differ."""
 
     def bits(x: Any) -> Any:
         return as_bytes(x if isinstance(x, np.ndarray) else framework.files.borrow(x))
@@ -266,13 +207,16 @@ def _check_ties(
     for first, second in match.ties:
         if not np.array_equal(bits(news[first]), bits(news[second])):
             names = f"{first[1]} and {second[1]}"
-            match.different.append(
-                f"{names} are one tensor here, and {source.called} has two values"
-            )
+            yield f"{names} are one tensor here, and {source.called} has two values"
 
 
 def _prepare_state(
-    framework: Framework, source: Source, match: Match, optimizer: Any, found: Outline
+    framework: Framework,
+    source: Source,
+    match: Match,
+    told: Differences,
+    optimizer: Any,
+    found: Outline,
 ) -> Any:
     # On the CPU, because the optimizer decides which part of its state belongs where.
     assert isinstance(source, Checkpoint)  # a mapping has no states
@@ -285,104 +229,54 @@ def _prepare_state(
         raise
     except Exception as error:  # whatever another kind of state makes the backend raise
         name = type(optimizer).__name__
-        match.different.append(f"the state does not fit this {name}: {shorten(error)}")
+        told.different.append(f"the state does not fit this {name}: {shorten(error)}")
         return None
 
 
-class _Putting:
-    """Put the read values in place.
+def _prepare_put(
+    framework: Framework,
+    here: Contents,
+    match: Match,
+    news: Mapping[Key, Any],
+    put_states: Sequence[Callable[[], object]],
+) -> Callable[[], Any]:
+    """Make the containers; return a function that cannot fail, see ``prepare``.
 
     Args:
         framework: whose tensors they are.
-        attempted: the current operation, for messages.
-        match: where they go.
+        here: the object.
+        match: where the values go.
         news: the read values by the keys of ``match.pairs``.
+        put_states: functions that put the states of optimizers in place.
     """
+    fills = dict(_plan_fills(framework, match, news))
+    replaced = {place: news[key] for place, key in match.places.items() if key not in fills}
+    placed, puts = here.replace({**match.values, **replaced})
+    objects = [x for inventory in here.inventories.values() for x in inventory.objects]
 
-    def __init__(
-        self, framework: Framework, attempted: str, match: Match, news: dict[tuple[int, str], Any]
-    ) -> None:
-        self._framework, self._attempted, self._match = framework, attempted, match
-        self._news: dict[Place, Any] = dict(match.values)
-        # Functions that put values into tensors, which stay.
-        self._fills = dict(self._plan_fills(news))
-        for place, key in match.places.items():
-            if key not in self._fills:
-                self._news[place] = news[key]
-        self._models = {id(model.top): path for path, model in match.models.items()}
-        # id of a container and of its new children -> the new container.
-        self._made: dict[tuple[int, ...], Any] = {}
+    def put() -> Any:
+        for put_one in (*fills.values(), *puts, *put_states):
+            put_one()
+        for loaded in objects:
+            framework.models.finish(loaded)
+        return placed
 
-    def _plan_fills(
-        self, news: Mapping[tuple[int, str], Any]
-    ) -> Iterator[tuple[tuple[int, str], Callable[[], object]]]:
-        match, models = self._match, self._framework.models
-        values = {
-            key: (x, news[key], id(x) in match.listed or match.is_refilled(x))
-            for key, (x, *_) in match.pairs.items()
-            if not isinstance(x, np.ndarray)
-        }
-        plans = models.plan_writes([*values.values()])
-        for (key, (x, new, _)), plan in zip(values.items(), plans, strict=True):
-            if plan is not None:
-                yield key, plan
-            elif refill := models.find_refill(x):
-                yield key, partial(refill, new)
+    return put
 
-    def prepare(self, obj: Any, puts: Sequence[Callable[[], object]]) -> Callable[[], Any]:
-        """Make the containers; return a function that cannot fail, see ``prepare`` above."""
-        models = self._framework.models
-        slots = [
-            (slot, self._remake(slot.value, join_path(path, name)))
-            for path, model in self._match.models.items()
-            for name, slot in model.slots
-        ]
-        placed = self._remake(obj, ())
-        objects = [obj for model in self._match.models.values() for obj in model.objects]
 
-        def put() -> Any:
-            for fill in self._fills.values():
-                fill()
-            for slot, new in slots:
-                if slot.put is not None and new is not slot.value:
-                    slot.put(new)
-            for put_state in puts:
-                put_state()
-            for loaded in objects:
-                models.finish(loaded)
-            return placed
-
-        return put
-
-    def _remake(self, x: Any, path: Path) -> Any:
-        """Return a nesting with the read values; other values stay.
-
-        Args:
-            x: the nesting.
-            path: see ``Place``.
-        """
-        kind = self._framework.state.kinds[type(x)]
-        if isinstance(kind, Kind):
-            return self._news.get(Place(path, id(x)), x)
-        path = self._models.get(id(x), path)
-        if isinstance(path, str):
-            old = label_children(x, kind, path, self._attempted)
-            new = [self._remake(child, join_path(path, label)) for label, child in old]
-        else:
-            kind = kind.in_files
-            old = label_children(x, kind, ".".join(map(text_of, path)), self._attempted)
-            new = [self._remake(child, (*path, label)) for label, child in old]
-        if all(map(is_, new, (child for _, child in old))):
-            return x
-        # A container that is shared stays shared.
-        key = (id(x), *map(id, new))
-        if key not in self._made:
-            self._made[key] = self._rebuild(x, kind, new, path)
-        return self._made[key]
-
-    def _rebuild(self, x: Any, kind: Container, new: list[Any], path: Path) -> Any:
-        try:
-            return kind.rebuild(x, new)
-        except Exception as error:  # whatever a class's own methods raise
-            name = path if isinstance(path, str) else ".".join(map(text_of, path))
-            raise container_refusal(x, "made again", name, self._attempted, error) from error
+def _plan_fills(
+    framework: Framework, match: Match, news: Mapping[Key, Any]
+) -> Iterator[tuple[Key, Callable[[], object]]]:
+    """Yield functions that put values into tensors, which stay."""
+    models = framework.models
+    values = {
+        key: (x.value, news[key], key[0] in match.listed or x.is_refilled)
+        for key, (x, *_) in match.pairs.items()
+        if x.is_native
+    }
+    plans = models.plan_writes([*values.values()])
+    for (key, (x, new, _)), plan in zip(values.items(), plans, strict=True):
+        if plan is not None:
+            yield key, plan
+        elif refill := models.find_refill(x):
+            yield key, partial(refill, new)

@@ -9,8 +9,8 @@ import numpy as np
 
 from d2ldev.contract import Framework
 from d2ldev.errors import UnsupportedValueError, describe, text_of
+from d2ldev.files.contents import form_of
 from d2ldev.files.load import Wanted
-from d2ldev.files.match import form_of
 from d2ldev.files.structure import Outline, Stored
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, moving

@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_not
-from typing import Any
+from typing import Any, NamedTuple
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, text_of
 from d2ldev.nesting.containers import BROADCAST, DICT, TUPLE, Container, pair_children
@@ -316,11 +316,7 @@ def _places(
         return
     if id(x) in entered:
         if entered[id(x)][1]:
-            raise UnsupportedValueError(
-                attempted,
-                f"the {type(x).__name__} at {name or 'the top'} contains itself",
-                "take the cycle out of the batch",
-            )
+            raise _cycle_refusal(x, name, attempted)
         return
     entered[id(x)] = (x, True)
     for label, child in label_children(x, kind, name, attempted):
@@ -381,6 +377,104 @@ def _leaves(
     entered[id(x)] = (x, False)
 
 
+class _Branch(NamedTuple):
+    """A container of a ``Tree``; in ``branches`` None stands for a child that is a leaf."""
+
+    container: Any
+    kind: Container
+    name: str
+    children: list[Any]
+    branches: list[_Branch | None]
+
+
+class Tree:
+    """A nesting taken apart, to put it together with another leaf in each place.
+
+    A leaf has an item for each place where it is: a file may have another value for each. In
+    ``Flattened`` it has one.
+
+    Args:
+        x: a nesting.
+        path: the name of ``x`` itself.
+        is_leaf: tells of a container whether it is not entered.
+        is_saved: whether containers are walked as files do; see ``Container.in_files``.
+
+    Attributes:
+        leaves: the name and the value in each place, in order.
+
+    Raises:
+        UnsupportedValueError: if a container contains itself, is nested deeper than Python
+            can follow, or cannot be taken apart.
+
+    >>> tree = Tree([x, y], framework.state.kinds, "double a batch")      # doctest: +SKIP
+    >>> tree.put_together([2 * leaf for _, leaf in tree.leaves])          # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        kinds: Kinds,
+        attempted: str,
+        path: str = "",
+        *,
+        is_leaf: Callable[[Any], bool] = lambda _: False,
+        is_saved: bool = False,
+    ) -> None:
+        self._kinds, self._attempted = kinds, attempted
+        self._is_leaf, self._is_saved = is_leaf, is_saved
+        self.leaves: list[tuple[str, Any]] = []
+        self._open: set[int] = set()
+        try:
+            self._root = self._take_apart(x, path)
+        except RecursionError:
+            raise depth_refusal(attempted) from None
+
+    def _take_apart(self, x: Any, path: str) -> _Branch | None:
+        kind = self._kinds[type(x)]
+        if isinstance(kind, Kind) or self._is_leaf(x):
+            self.leaves.append((path, x))
+            return None
+        if id(x) in self._open:
+            raise _cycle_refusal(x, path, self._attempted)
+        self._open.add(id(x))
+        kind = kind.in_files if self._is_saved else kind
+        found = label_children(x, kind, path, self._attempted)
+        branches = [self._take_apart(child, join_path(path, label)) for label, child in found]
+        self._open.remove(id(x))
+        return _Branch(x, kind, path, [child for _, child in found], branches)
+
+    def put_together(self, new: Iterable[Any], made: dict[tuple[int, ...], Any]) -> Any:
+        """Return the nesting with other leaves; a container without a new leaf comes back itself.
+
+        Args:
+            new: a leaf for each of ``leaves``, which the caller keeps.
+            made: the containers that were made, by the ids of a container and its new children. A
+                container that is in several trees with the same children is made once.
+
+        Raises:
+            UnsupportedValueError: if a container cannot be made again.
+        """
+        leaves = iter(new)
+        return next(leaves) if self._root is None else self._make(self._root, leaves, made)
+
+    def _make(
+        self, branch: _Branch, leaves: Iterator[Any], made: dict[tuple[int, ...], Any]
+    ) -> Any:
+        x, kind, name, old, branches = branch
+        new = [
+            next(leaves) if each is None else self._make(each, leaves, made) for each in branches
+        ]
+        if not any(map(is_not, new, old)):
+            return x
+        key = (id(x), *map(id, new))
+        if key not in made:
+            try:
+                made[key] = kind.rebuild(x, new)
+            except Exception as error:  # whatever a class's own methods raise
+                raise container_refusal(x, "made again", name, self._attempted, error) from error
+        return made[key]
+
+
 def label_children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[Any, Any]]:
     """Return what is in a container of this name, each with its key, index or field.
 
@@ -405,6 +499,14 @@ def container_refusal(
         attempted,
         f"the {name} at {path or 'the top'} cannot be {what}: {text_of(error)}",
         f"d2ldev.register_container({name}, children, rebuild)",
+    )
+
+
+def _cycle_refusal(x: Any, name: str, attempted: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        attempted,
+        f"the {type(x).__name__} at {name or 'the top'} contains itself",
+        "take the cycle out of it",
     )
 
 

@@ -155,6 +155,9 @@ def test_a_nesting_that_contains_itself_is_refused(reference, path):
     obj.append(obj)
     with pytest.raises(UnsupportedValueError, match="contains itself"):
         reference.save(obj, path)
+    reference.save([], path)
+    with pytest.raises(UnsupportedValueError, match="contains itself"):
+        reference.load_into(obj, path)
 
 
 def test_a_nesting_that_is_too_deep_is_refused(reference, path):
