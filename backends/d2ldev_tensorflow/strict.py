@@ -111,11 +111,11 @@ class TensorFlowStrict(Strict):
         Raises:
             DeviceMismatchError: if the operands are on several devices.
         """
-        named: list[tuple[str | int, Any]] = []
+        named: list[tuple[str | int | tuple[int, int], Any]] = []
         for index in inputs.operands:
             value = values[index]
             if isinstance(value, (list, tuple)):
-                named += [(f"operand {index + 1}[{i}]", item) for i, item in enumerate(value)]
+                named += [((index, i), item) for i, item in enumerate(value)]
             else:
                 named.append((index, value))
         return self._find_common_device(operation, named)
@@ -129,7 +129,9 @@ class TensorFlowStrict(Strict):
             )
         return self._home_of(operation, inputs, values)
 
-    def _find_common_device(self, operation: str, named: list[tuple[str | int, Any]]) -> str | None:
+    def _find_common_device(
+        self, operation: str, named: Sequence[tuple[str | int | tuple[int, int], Any]]
+    ) -> str | None:
         places = [(name, there) for name, value in named if (there := _place_of(value)) is not None]
         homes = {there for _, there in places}
         if len(homes) == 1:

@@ -19,8 +19,12 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 # What Python can assign to: not the ``dense_0/kernel`` of a variable of Keras.
 _EXPRESSION = re.compile(r"[A-Za-z_]\w*(\[[^]]*\]|\.\w+)*")
 
-Operand = tuple[str | int, Device]
-"""The name of an operation's operand, or else its index in the call, and its device."""
+Name = str | int | tuple[str | int, ...]
+Operand = tuple[Name, Device]
+"""The name of an operation's operand, or else its index in the call, and its device.
+
+The name of a tensor in a list has the indices in the lists after it: ``(0, 2)``, ``("xs", 2)``.
+"""
 
 _BY_BACKEND = "{x} = backend.to({x}, '{device}')"
 
@@ -60,8 +64,11 @@ def mismatch(
     )
 
 
-def _title_of(name: str | int) -> str:
-    return f"operand {name + 1}" if isinstance(name, int) else name
+def _title_of(name: Name) -> str:
+    """Return how messages call an operand: ``'x'``, ``'operand 1'``, ``'operand 1[2]'``."""
+    first, *items = name if isinstance(name, tuple) else (name,)
+    title = f"operand {first + 1}" if isinstance(first, int) else first
+    return title + "".join(f"[{i}]" for i in items)
 
 
 def _is_index(name: str) -> bool:
@@ -91,27 +98,31 @@ def operands_of(
 
 def locate_tensors(
     framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
-) -> list[tuple[str, Tensor, Device]]:
+) -> list[tuple[Name, Tensor, Device]]:
     """Return the tensors among the arguments of an operation: name, tensor, device.
 
-    Those in lists and tuples too, as ``concat`` takes them: ``operand 1[0]``. A tensor that is not
-    on one device, such as a traced one, is left out.
+    Those in lists and tuples too, as ``concat`` takes them. A tensor that is not on one device,
+    such as a traced one, is left out.
     """
-    found: list[tuple[str, Tensor, Device]] = []
-    named = [(f"operand {index + 1}", value) for index, value in enumerate(arguments)]
-    _collect(framework, [*named, *keywords.items()], found)
+    found: list[tuple[Name, Tensor, Device]] = []
+    named: list[tuple[str | int, Any]] = [*enumerate(arguments), *keywords.items()]
+    for name, value in named:
+        _collect(framework, (name,), value, found)
     return found
 
 
 def _collect(
-    framework: Framework, named: list[tuple[str, Any]], found: list[tuple[str, Tensor, Device]]
+    framework: Framework,
+    name: tuple[str | int, ...],
+    value: Any,
+    found: list[tuple[Name, Tensor, Device]],
 ) -> None:
-    for name, value in named:
-        if isinstance(value, (list, tuple)):
-            _collect(framework, [(f"{name}[{i}]", item) for i, item in enumerate(value)], found)
-        elif framework.state.kinds[type(value)] is TENSOR:
-            with suppress(UnsupportedValueError):
-                found.append((name, value, framework.tensors.device_of(value)))
+    if isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            _collect(framework, (*name, i), item, found)
+    elif framework.state.kinds[type(value)] is TENSOR:
+        with suppress(UnsupportedValueError):
+            found.append((name, value, framework.tensors.device_of(value)))
 
 
 def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:

@@ -124,10 +124,9 @@ class Schema:
         named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
         for name, value in named:
             is_list = isinstance(value, (list, tuple))
-            title = f"operand {name + 1}" if isinstance(name, int) else name
             for i, x in enumerate(_tensors_in(value)):
                 if not (x.is_cpu and self.may_be_on_host(x, args, kwargs)):
-                    operands.append((f"{title}[{i}]" if is_list else name, device_of(x.device)))
+                    operands.append(((name, i) if is_list else name, device_of(x.device)))
         return mismatch(_TITLES.get(self.name, self.name), operands, move=MOVE)
 
     def run_quickly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -183,7 +183,9 @@ def test_a_name_that_cannot_be_assigned_to_is_not_in_the_fix():
 def test_operands_are_found_in_lists_and_among_keywords(reference):
     x, y = reference.ones(1, device="gpu:0"), reference.ones(1)
     found = operands_of(framework_of(reference), ([x, y], 1, "text"), {"out": y})
-    assert found == [("operand 1[0]", gpu(0)), ("operand 1[1]", CPU), ("out", CPU)]
+    assert found == [((0, 0), gpu(0)), ((0, 1), CPU), (("out",), CPU)]
+    words = "found operand 1[0] on gpu:0, operand 1[1] on cpu, out on cpu"
+    assert words in mismatch("concat", found).problem
 
 
 @pytest.mark.parametrize(
