@@ -63,6 +63,7 @@ _SAME_ON_VIRTUAL_GPUS = (
     "processes.end-with-a-lost-one",
     "processes.end-with-the-same",
     "processes.leave-out-labels",
+    "processes.leave-what-was-learned",
     "processes.refuse-other-batches",
     "processes.shuffle-as-the-first",
     "processes.stop-together",
