@@ -12,14 +12,6 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "write-a-backend.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache_of_mypy(tmp_path_factory):
-    """What both backends import is read once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MYPY_CACHE_DIR", str(tmp_path_factory.mktemp("mypy")))
-        yield
-
-
 @pytest.mark.parametrize(
     "command",
     [("mypy", "--strict", "."), ("ruff", "check", "."), ("ruff", "format", "--check", ".")],

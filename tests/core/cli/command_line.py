@@ -3,17 +3,19 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
-from processes import FRAMEWORKS, extend_path
+import forking
+from processes import extend_path
 
-_HIDE = f"""
-import sys
-sys.modules.update(dict.fromkeys({FRAMEWORKS}))
-"""
-_START = """
-from d2ldev.cli import run_command
-run_command()
-"""
+PROGRAM = Path(__file__).with_name("program_without_frameworks.py")
+LIBRARIES = (
+    *("array_api_strict", "numpy", "rich.markdown", "rich.progress", "typer.main"),
+    # Newer versions of typer need it.
+    *(("pydantic.type_adapter", "pydantic.types") if find_spec("pydantic") else ()),
+)
+"""What the command imports: as long as none of its variables matters to them, once for all."""
 
 
 def run_command(*arguments, columns=100, path=(), hide=True, before="", after="", **environment):
@@ -35,12 +37,15 @@ def run_command(*arguments, columns=100, path=(), hide=True, before="", after=""
         "PYTHONPATH": extend_path(path),
         **environment,
     }
+    variables = {name: value for name, value in variables.items() if value is not None}
+    program = [PROGRAM] if hide else ["-m", "d2ldev"]
+    if not before and not after and all(name.startswith("D2LDEV_") for name in environment):
+        return forking.run(
+            LIBRARIES, [*program, *arguments], cwd=os.getcwd(), env=variables, timeout=120
+        )
     return subprocess.run(
-        [
-            *("bash", "-c", f'{before}"$@" {after}', "bash"),
-            *(sys.executable, "-c", (_HIDE if hide else "") + _START, *arguments),
-        ],
-        env={name: value for name, value in variables.items() if value is not None},
+        ["bash", "-c", f'{before}"$@" {after}', "bash", sys.executable, *program, *arguments],
+        env=variables,
         capture_output=True,
         encoding="utf-8",
         timeout=120,
