@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -249,6 +251,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     with search.follow(item) as place:
         for namespace in _inputs_of(item):
             place(namespace)
+            _place_closures(namespace, place)
         result = yield
     if found := search.find_failing(item.stash[_LEAKS]):
         pytest.fail("\n".join(map(str, found)), pytrace=False)
@@ -270,6 +273,32 @@ def _inputs_of(item: pytest.Item) -> Iterator[dict[str, Any]]:
     module = getattr(item, "module", None)
     if module is not None:
         yield vars(module)
+
+
+def _is_defined_at_top(function: FunctionType) -> bool:
+    """Return whether a module has a function under its name."""
+    module = sys.modules.get(function.__module__)
+    return getattr(module, function.__name__, None) is function
+
+
+def _place_closures(namespace: Mapping[str, Any], place: Callable[[dict[str, Any]], None]) -> None:
+    """Move what functions of a namespace close over, but not those that a library defines."""
+    waiting = [
+        value
+        for value in list(namespace.values())
+        if isinstance(value, FunctionType)
+        and (value.__globals__ is namespace or not _is_defined_at_top(value))
+    ]
+    for function in waiting:  # which grows meanwhile
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # it is empty
+                before = cell.cell_contents
+                values = {"": before}
+                place(values)
+                if values[""] is not before:
+                    cell.cell_contents = values[""]
+                if isinstance(before, FunctionType) and before not in waiting:
+                    waiting.append(before)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,6 +22,11 @@ def good(x):
 
 def read(x):
     return x.cpu().numpy()
+
+def make_shift():
+    shift = torch.ones(3)
+    return lambda x: x + shift
+
 """
 TESTS = """
 import numpy as np
@@ -31,6 +36,7 @@ import library
 from helper import make
 
 GLOBAL = torch.ones(3)
+SHIFT = library.make_shift()
 
 @pytest.fixture
 def x():
@@ -52,6 +58,9 @@ def test_parameter(value):
 
 def test_global():
     assert library.good(GLOBAL).device.type == "vgpu"
+
+def test_closure(x):
+    assert SHIFT(x).sum() == 6
 
 def test_good(x, shared):
     assert np.sum(library.read(library.good(x + shared + make()))) == 12
@@ -187,6 +196,7 @@ def test_the_file_has_the_outcome_of_each_test_and_line(outcome):
         "test_parameter[tensor]": "passed",
         "test_parameter[list]": "passed",
         "test_global": "passed",
+        "test_closure": "passed",
         "test_good": "passed",
         "test_allowed": "passed",
         "test_all_allowed": "passed",
