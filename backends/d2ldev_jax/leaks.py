@@ -3,9 +3,13 @@
 An array that ``jnp.ones`` makes is not committed. JAX moves it to the device of the others, which
 is right. Arrays that a test makes are committed to the inputs' device. A library leaks where it
 commits an array to another one, as ``jax.device_put`` does. JAX refuses to compute with both. The
-search names the line of the library, and the test ends there.
+search names the line of the library, moves the array, and computes.
 
-A traced function has no devices, and runs as it is.
+- JAX compiles a function for the devices of its arguments. It looks for them in Python once, and
+  then runs the function in C++, past Python. So the search sees each first call, and with it each
+  refusal, at no cost. While an array of the library is elsewhere, it sees all calls. JAX then
+  forgets what it runs in C++.
+- A traced function has no devices, and runs as it is. Its call is one operation.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ import jax
 import jax.numpy as jnp
 import jax.random
 import numpy as np
-from jax._src import dispatch, stages
+from jax._src import dispatch, pjit
 from jax._src.array import ArrayImpl
+from jax._src.lib import _jax
 
 from d2ldev import Device, DeviceMismatchError
-from d2ldev.framework import Stray, Watch, replace
+from d2ldev.framework import CPU, Watch, replace
 from d2ldev_jax import tensors
 
 _MAKERS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
@@ -42,8 +47,12 @@ _MAKERS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     ),
 )
 _PUT = "_batched_device_put_impl"
-_REFUSE = "_device_assignment_mismatch_error"
+_CALL = "_pjit_call_impl_python"
 _READS = ("__array__", "item", "tolist", "__float__", "__int__", "__bool__", "__complex__")
+# Functions that look at an array, or copy it, and compute nothing.
+_LOOKS = frozenset(
+    ("copy", "convert_element_type", "reshape", "squeeze", "broadcast_in_dim", "expand_dims")
+)
 
 
 class Follower:
@@ -60,6 +69,9 @@ class Follower:
     ) -> None:
         self._watch, self._frames = watch, watch.frames
         self._native, self._from_native = native, from_native
+        # The host, which a test may name for its inputs.
+        self._host = next(x for x in jax.devices("cpu") if from_native(x) is CPU)
+        self._commits = False
 
     @contextmanager
     def follow(self) -> Iterator[Callable[[dict[str, Any]], None]]:
@@ -73,6 +85,7 @@ class Follower:
             (dispatch.device_put_p, "impl", self._follow_put(dispatch.device_put_p.impl)),
             (dispatch, _PUT, self._follow_put(vars(dispatch)[_PUT])),
             (tensors, "batched_device_put", self._follow_batch(tensors.batched_device_put)),
+            (pjit, _CALL, self._follow_call(vars(pjit)[_CALL])),
         ]
         for module, names in _MAKERS:
             replacements += [
@@ -93,10 +106,8 @@ class Follower:
         with ExitStack() as entered:
             entered.enter_context(self._watch.be_strict())
             entered.enter_context(jax.default_device(self._native))
-            # ``strict()`` has replaced it already, by a function that raises the error.
-            refuse = vars(stages)[_REFUSE]
-            replacements.append((stages, _REFUSE, self._follow_refusal(refuse)))
             entered.callback(replace(replacements))
+            self._see_all_calls()
             yield self.place
 
     def place(self, values: dict[str, Any]) -> None:
@@ -114,7 +125,11 @@ class Follower:
 
     def _commit(self, x: Any) -> Any:
         self._watch.has_inputs = True
-        return jax.device_put(x, self._native)
+        self._commits = True  # and the library moves nothing
+        try:
+            return jax.device_put(x, self._native)
+        finally:
+            self._commits = False
 
     def _device_of(self, x: Any) -> Any:
         """Return the one device that an array is committed to; None if it is not committed."""
@@ -131,23 +146,27 @@ class Follower:
             frame = self._frames.nearest(sys._getframe(1))
             if frame is None:
                 return made
-            device = self._device_of(made)
-            if device is None:
-                is_input = self._frames.is_test(frame) or self._watch.is_input(frame)
-                return self._commit(made) if is_input else made
-            if kwargs.get("device") is not None:  # not the device of an operand
-                self._note(made, device, frame, "creates")
+            device, is_named = self._device_of(made), kwargs.get("device") is not None
+            may_be_input = device is None or (device == self._host and is_named)
+            if may_be_input and self._makes_input(frame):
+                return self._commit(made)
+            if device is not None and is_named:  # it is not the device of an operand
+                self._note(made, frame, "creates")
             return made
 
         return make
+
+    def _makes_input(self, frame: FrameType) -> bool:
+        if self._frames.is_test(frame):
+            return True
+        return self._watch.is_input(frame) and not self._watch.is_kept(frame)
 
     def _follow_put(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def device_put(*xs: Any, **options: Any) -> Any:
             made = function(*xs, **options)
-            for x, moved in zip(xs, made, strict=True):
-                self._note_move(x, moved, sys._getframe(1))
-            return made
+            frame = self._frames.nearest(sys._getframe(1))
+            return [self._put(x, moved, frame) for x, moved in zip(xs, made, strict=True)]
 
         return device_put
 
@@ -155,22 +174,82 @@ class Follower:
         @functools.wraps(function)
         def put_batch(aval: Any, sharding: Any, xs: Any, *options: Any) -> Any:
             moved = function(aval, sharding, xs, *options)
-            self._note_move(xs[0], moved, sys._getframe(1))
-            return moved
+            return self._put(xs[0], moved, self._frames.nearest(sys._getframe(1)))
 
         return put_batch
 
-    def _note_move(self, x: Any, moved: Any, caller: FrameType) -> None:
-        frame = self._frames.nearest(caller)
-        if frame is not None and (device := self._device_of(moved)) is not None:
-            action = "moves" if self._device_of(x) == self._native else "creates"
-            self._note(moved, device, frame, action)
+    def _put(self, x: Any, moved: Any, frame: FrameType | None) -> Any:
+        """Return an array that was put on a device: on the inputs' device if it is an input."""
+        device = self._device_of(moved)
+        if frame is None or device is None or self._commits:
+            return moved
+        stray = self._watch.find_stray(x)
+        if stray is not None and not self._frames.is_test(frame):
+            if device != self._native:
+                self._watch.inherit(moved, stray)
+            elif stray.operation:
+                place = self._from_native(self._device_of(x))
+                self._watch.report("move", stray, place, stray.operation, None)
+            return moved
+        was_there = self._device_of(x) == self._native
+        if device == self._host and (
+            self._frames.is_test(frame) if was_there else self._makes_input(frame)
+        ):
+            return self._commit(moved)
+        self._note(moved, frame, "moves" if was_there else "creates")
+        return moved
 
-    def _note(self, x: Any, device: Any, frame: FrameType, action: str) -> None:
-        if device == self._native:
+    def _note(self, x: Any, frame: FrameType, action: str) -> None:
+        if self._device_of(x) == self._native:
             self._watch.has_inputs = True
         elif not self._frames.is_test(frame):
-            self._watch.note_stray(x, frame, action)
+            is_first = not self._watch.strays
+            self._watch.note_stray(x, frame, action, is_suspect=self._watch.is_kept(frame))
+            if is_first:
+                self._see_all_calls()
+
+    # -- meet -------------------------------------------------------------------------------------
+
+    def _see_all_calls(self) -> None:
+        """Let JAX forget what it runs in C++, but not what it has compiled."""
+        if self._watch.strays:
+            _jax.PjitFunctionCache.clear_all()
+
+    def _follow_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Follow the calls that JAX makes in Python; each gets a flat list of arrays."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            watch = self._watch
+            if not watch.has_inputs:
+                watch.has_inputs = any(self._device_of(x) == self._native for x in args)
+            frame = self._frames.nearest(sys._getframe(1))
+            name = str(options["name"]).strip("_")
+            found = [stray for x in args if (stray := watch.find_stray(x)) is not None]
+            if found and (frame is None or self._frames.is_test(frame)):
+                watch.report_results(found, name)
+            try:
+                results = function(*args, **options)
+            except DeviceMismatchError:
+                elsewhere = [x for x in args if self._device_of(x) not in (None, self._native)]
+                if not elsewhere or all(self._device_of(x) != self._native for x in args):
+                    raise
+                watch.report_operands(elsewhere, name, frame)
+                ids = {id(x) for x in elsewhere}
+                moved = [self._commit(x) if id(x) in ids else x for x in args]
+                results = function(*moved, **options)
+            else:
+                if not watch.strays:
+                    return results
+                if found:
+                    made = [x for x in results[0] if self._device_of(x) not in (None, self._native)]
+                    watch.pass_on(found, made, name, frame, computes=name not in _LOOKS)
+            # Without what would run in C++ the next time.
+            return results[0], None, *results[2:]
+
+        return call
+
+    # -- read -------------------------------------------------------------------------------------
 
     def _follow_read(self, function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__.strip("_")
@@ -179,42 +258,10 @@ class Follower:
         def read(x: Any, *args: Any, **kwargs: Any) -> Any:
             if not _is_concrete(x):
                 return function(x, *args, **kwargs)
-            frame = self._frames.nearest(sys._getframe(1))
-            if frame is not None:
-                if not self._frames.is_test(frame):
-                    if self._device_of(x) == self._native:
-                        line = self._frames.line(frame)
-                        self._watch.report_line("read", line, "reads", self._watch.device, name)
-                elif (stray := self._watch.find_stray(x)) is not None:
-                    place = self._from_native(self._device_of(x))
-                    self._watch.report("result", stray, place, name, None)
+            self._watch.note_read(x, name, self._frames.nearest(sys._getframe(1)))
             return function(x, *args, **kwargs)
 
         return read
-
-    def _follow_refusal(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except DeviceMismatchError as error:  # which the library may catch
-                self._explain(error, self._frames.nearest(sys._getframe(1)))
-                raise
-
-        return refuse
-
-    def _explain(self, error: DeviceMismatchError, frame: FrameType | None) -> None:
-        """Report the arrays of the library that an operation has refused."""
-        found: list[tuple[Stray | None, Device | None]] = []
-        for known in list(self._watch.strays.values()):
-            device = self._from_native(self._device_of(known.tensor()))
-            if str(device) in error.devices:
-                found.append((known, device))
-        operation = error.attempted.removeprefix("run ")
-        is_test = frame is None or self._frames.is_test(frame)
-        for stray, device in found or ([] if is_test else [(None, None)]):
-            kind = "result" if is_test else "mix"
-            self._watch.report(kind, stray, device, operation, frame)
 
 
 def _is_concrete(x: Any) -> bool:

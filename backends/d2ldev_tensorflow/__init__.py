@@ -43,10 +43,6 @@ class TensorFlowFramework(Framework):
     name = "tensorflow"
     distributions = (_distribution(), "keras", "numpy")
     max_virtual_gpus = 8
-    cannot = {
-        "find leaks": "TensorFlow copies an operand from any device to that of its operation, and "
-        "has no hook for the functions of a program",
-    }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)

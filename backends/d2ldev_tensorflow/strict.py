@@ -34,7 +34,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -50,6 +50,9 @@ from d2ldev_tensorflow.devices import (
     is_default_only,
     own_task,
 )
+
+if TYPE_CHECKING:
+    from d2ldev.framework import Watch
 
 _Function = Callable[..., Any]
 _may_mix: Scopes[bool] = Scopes("tensorflow_may_mix")
@@ -98,6 +101,11 @@ class TensorFlowStrict(Strict):
             (owner, name, make(in_force, vars(owner)[name])) for owner, name, make in replacing
         )
 
+    def follow(self, watch: Watch) -> AbstractContextManager[Callable[[dict[str, Any]], None]]:
+        from d2ldev_tensorflow.leaks import Follower  # only a search for leaks needs it
+
+        return Follower(watch, self._devices, operands_of, title_of, allow_mixing).follow()
+
     def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
         # Private. The cached zeros for gradients have a device, and could not mix.
         context().zeros_cache().flush()
@@ -139,7 +147,7 @@ class TensorFlowStrict(Strict):
         if not homes or _may_mix.is_in_force():
             return None
         located = [(name, self._devices.from_native(there)) for name, there in places]
-        error = mismatch(_title_of(operation), [(x, device) for x, device in located if device])
+        error = mismatch(title_of(operation), [(x, device) for x, device in located if device])
         # These marks keep the error. Without them a Keras layer would raise a RuntimeError that
         # adds its arguments. AutoGraph would raise an error that adds the user's line.
         vars(error).update(_keras_call_info_injected=True, ag_pass_through=True)
@@ -230,18 +238,31 @@ def inputs_of(operation: str) -> Inputs | None:
     )
 
 
+def operands_of(operation: str, inputs: Sequence[Any]) -> list[Any]:
+    """Return the tensors among the inputs of an operation, and the handles of variables.
+
+    Inputs that the host reads, such as shapes, are left out.
+    """
+    known = inputs_of(operation)
+    if known is not None and known.operands and len(inputs) >= len(known.names):
+        inputs = [inputs[i] for i in known.operands]
+    values = [
+        each
+        for value in inputs
+        for each in (value if isinstance(value, (list, tuple)) else (value,))
+    ]
+    return [x for value in values if (x := tensor_of(value)) is not None]
+
+
 def _place_of(value: Any) -> str | None:
     """Return TensorFlow's name of the device where an operand is.
 
     Return None for a value that mixes: a number, a string, a handle, a 0-dim CPU tensor, an
     unplaced tensor.
     """
-    if type(value) is not _EagerTensor:
-        # A Keras variable contains one of TensorFlow's.
-        variable = value if isinstance(value, tf.Variable) else getattr(value, "_value", None)
-        value = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
-        if type(value) is not _EagerTensor:
-            return None
+    value = tensor_of(value)
+    if value is None:
+        return None
     # The device of the operation that made it. The bytes may be in the host's memory, where
     # TensorFlow keeps int32, shapes, and handles of variables.
     there: str = value.device
@@ -257,6 +278,16 @@ def _place_of(value: Any) -> str | None:
     else:
         rank = value._rank()
     return None if not rank and there.endswith(_HOST) else there
+
+
+def tensor_of(value: Any) -> Any:
+    """Return a tensor, or the handle of a variable; None for any other value."""
+    if type(value) is _EagerTensor:
+        return value
+    # A Keras variable contains one of TensorFlow's.
+    variable = value if isinstance(value, tf.Variable) else getattr(value, "_value", None)
+    handle = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
+    return handle if type(handle) is _EagerTensor else None
 
 
 def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
@@ -282,7 +313,7 @@ def _name(index: int, value: Any) -> str | int:
     return name.partition(":")[0] if isinstance(name, str) else index
 
 
-def _title_of(operation: str) -> str:
+def title_of(operation: str) -> str:
     """Return a short name: 'add' for the operation ``'AddV2'``, 'f' for ``'__inference_f_12'``."""
     if operation.startswith("__"):
         return operation.removeprefix("__").partition("_")[2].rpartition("_")[0]

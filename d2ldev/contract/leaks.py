@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
@@ -339,6 +339,7 @@ class Watch:
         self._device_of = device_of
         self._report = report
         self._moved: tuple[Any, ...] = ()
+        self._mixed: set[Line | None] = set()
         for stray in frames.suspects:
             if (x := stray.tensor()) is not None:
                 self.inherit(x, stray)
@@ -377,15 +378,19 @@ class Watch:
             return _OWN
         is_elsewhere = is_kept = False
         for x, is_attribute, _ in self._tensors_of(entry):
-            with suppress(UnsupportedValueError):  # it is on several, or traced
-                if self._device_of(x) is self.device:
-                    return _OWN
+            if self._is_there(x):
+                return _OWN
             # An object may keep tensors of any device, such as one of each type.
             is_elsewhere = is_elsewhere or not is_attribute
             is_kept = is_kept or self.is_suspect(x)
         if is_elsewhere:
             return _ELSEWHERE
         return _KEPT if is_kept or _constructs_in_place(entry) else _INPUT
+
+    def _is_there(self, x: Any) -> bool:
+        with suppress(UnsupportedValueError):  # it is on several, or traced
+            return self._device_of(x) is self.device
+        return False
 
     def find_given(self, frame: FrameType) -> list[Any]:
         """Return the suspects that the test has given to the function that it called.
@@ -474,6 +479,8 @@ class Watch:
     ) -> None:
         """Report a tensor on another device.
 
+        The line of a mix is not reported for a result as well.
+
         Args:
             kind: ``'mix'``, ``'result'`` or ``'move'``.
             stray: what is known of the tensor.
@@ -488,7 +495,74 @@ class Watch:
         caller = None
         if stray is not None and (met_at is None or met_at.function != stray.line.function):
             caller = stray.caller
+        if kind == "mix":
+            self._mixed.add(line)
+        elif kind == "result" and line in self._mixed:
+            return  # the results of its tensor are elsewhere, too
         self._report(Leak(kind, line, action, device, self.device, operation, met_at, caller))
+
+    def report_results(self, strays: Iterable[Stray], operation: str) -> None:
+        """Report tensors of the library that the test computes with, each of them once."""
+        for stray in strays:
+            x = stray.tensor()
+            if x is not None and not stray.is_suspect:
+                self.report("result", stray, self._device_of(x), operation, None)
+                self.strays.pop(id(x), None)
+
+    def report_operands(
+        self, elsewhere: Iterable[Any], operation: str, frame: FrameType | None
+    ) -> None:
+        """Report the tensors that the framework refuses as operands beside the inputs.
+
+        Suspects that the test has given to the library are inputs.
+        """
+        if frame is None or self.frames.is_test(frame):
+            return
+        given = {id(x) for x in self.find_given(frame)} if self.strays else set()
+        for x in elsewhere:
+            if id(x) not in given:
+                self.report("mix", self.find_stray(x), self._device_of(x), operation, frame)
+
+    def pass_on(
+        self,
+        strays: Sequence[Stray],
+        made: Iterable[Any],
+        operation: str,
+        frame: FrameType | None,
+        *,
+        computes: bool,
+    ) -> None:
+        """Remember what an operation has made elsewhere from tensors of the library.
+
+        Args:
+            strays: what is known of these tensors.
+            made: what was made.
+            operation: the operation.
+            frame: the innermost frame of a test or a library.
+            computes: whether the operation computes. Otherwise it looks at a tensor, or copies it.
+        """
+        stray = next((stray for stray in strays if stray.operation), strays[0])
+        if computes and stray.action == "moves" and not stray.operation:
+            line = None if frame is None else self.frames.line(frame)
+            stray = stray._replace(operation=operation, met_at=line)
+        for x in made:
+            self.inherit(x, stray)
+
+    def note_read(self, x: Any, operation: str, frame: FrameType | None) -> None:
+        """Report that the host reads a tensor, or that the test takes one of the library."""
+        stray = self.find_stray(x)
+        if frame is None:
+            return
+        if self.frames.is_test(frame):
+            self.report_results([] if stray is None else [stray], operation)
+            return
+        line: Line | None = None
+        if stray is not None and stray.action == "moves":
+            line = stray.line
+        elif self._is_there(x):
+            line = self.frames.line(frame)
+        if line is not None:
+            self.report_line("read", line, "reads", self.device, operation)
 
     def report_line(
         self, kind: str, line: Line, action: str, device: Device | None, operation: str

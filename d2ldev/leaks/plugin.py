@@ -1,7 +1,8 @@
 """The pytest plugin: ``pytest --d2ldev-leaks`` runs a library's own tests on another device.
 
 Every pytest run of an environment that has d2ldev loads it. It offers options, markers and fixtures
-there. All else waits for ``--d2ldev-leaks``. No framework is imported before the first test runs.
+there. All else waits for ``--d2ldev-leaks``. No framework is imported before the first test runs,
+unless ``--d2ldev-leaks-backend`` names it.
 
 Held by ``tests/backends/torch_backend/test_torch_leaks_plugin.py``.
 """
@@ -161,6 +162,11 @@ class _Search:
             raise pytest.UsageError(str(error)) from error
 
     @property
+    def is_named(self) -> bool:
+        """Whether the command names the framework."""
+        return self._name is not None
+
+    @property
     def writes_baseline(self) -> bool:
         """Whether there is no file of accepted leaks yet."""
         return self.baseline is not None and self._accepted is None
@@ -204,6 +210,14 @@ class _Search:
             self.backend, device, self.frames, item.stash[_LEAKS], as_cuda=self.as_cuda
         ) as place:
             yield place
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let a framework that was named make its virtual GPUs before the files of tests use it."""
+    search = session.config.stash.get(_SEARCH, None)
+    if search is not None and search.is_named:
+        search.backend.devices()
 
 
 @pytest.hookimpl(trylast=True)

@@ -33,11 +33,39 @@ def move(x):
     moved = jax.device_put(x, jax.devices()[0])  # move
     return x + moved
 
+def compute_elsewhere(x):
+    host = jax.devices()[0]
+    moved = jax.device_put(x, host)  # elsewhere
+    return jax.device_put(jnp.sort(moved) * 2, x.device)
+
+def derive(x):
+    made = jax.device_put(np.ones(3), jax.devices()[0])  # derive
+    other = jax.device_put(np.ones(3), jax.devices()[0])
+    return x + (made * 2)[:3], other
+
+def leak_in_gradient(x):
+    made = jax.device_put(np.ones(3), jax.devices()[0])  # grad
+    return jax.grad(lambda y: (y * made).sum())(x)
+
+def leak_twice(x):
+    return create(put(x))
+
+def call_compiled(x):
+    made = jax.device_put(np.ones(3), jax.devices()[0])  # compiled
+    return jax.jit(lambda y, z: y + z)(x, made)
+
 def catch(x):
     try:
         return x + jax.device_put(np.ones(3), jax.devices()[0])  # catch
     except Exception:
         return x
+
+class Shift:
+    def __init__(self):
+        self.value = jax.device_put(np.ones(3), jax.devices()[0])  # kept
+
+    def __call__(self, x):
+        return x + self.value
 
 def return_it(x):
     return jax.device_put(x * 2, jax.devices()[0])  # result
@@ -49,8 +77,18 @@ def good(x):
     made = jnp.ones(3) + jnp.zeros_like(x) + np.ones(3) + jnp.arange(3)[jnp.array([0, 1, 2])]
     return jax.jit(lambda y: y + jnp.ones(3))(x) + jax.grad(jnp.sum)(made)
 
+def hand_over(x):
+    return np.asarray(jax.device_put(x, jax.devices()[0]))  # hand over
+
+def bring_back(x):
+    moved = jax.device_put(x, jax.devices()[0])
+    return jax.device_put(moved, x.device)
+
 def convert(array):
     return jnp.asarray(array)
+
+def convert_on_host(array):
+    return jax.device_put(array, jax.devices()[0])
 """
 number_of = partial(find_number, LIBRARY)
 
@@ -66,11 +104,10 @@ def library(tmp_path_factory):
     [("put", "creates"), ("put_by_name", "creates"), ("create", "creates"), ("move", "moves")],
 )
 def test_an_array_that_a_library_commits_elsewhere_is_found(backend, library, name, action):
-    with (
-        pytest.raises(d2ldev.DeviceMismatchError),
-        d2ldev.find_leaks("gpu:1", backend=backend) as leaks,
-    ):
-        getattr(library, name)(jnp.ones(3))
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        result = getattr(library, name)(jnp.arange(3.0))
+    assert np.array_equal(result, getattr(library, name)(np.arange(3.0)))
+    assert str(backend.device_of(result)) == "gpu:1"
     (leak,) = leaks
     line = number_of(name)
     assert (leak.kind, leak.line.number, leak.action) == ("mix", line, action)
@@ -78,11 +115,45 @@ def test_an_array_that_a_library_commits_elsewhere_is_found(backend, library, na
     assert (leak.operation, leak.met_at.number) == ("add", line + 1)
 
 
-def test_an_array_is_found_whose_refusal_the_library_catches(backend, library):
+@pytest.mark.parametrize(
+    ("name", "comment"),
+    [
+        ("catch", "catch"),
+        ("derive", "derive"),
+        ("leak_in_gradient", "grad"),
+        ("call_compiled", "compiled"),
+    ],
+)
+def test_an_array_is_found_wherever_it_meets_an_input(backend, library, name, comment):
     with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
-        library.catch(jnp.ones(3))
+        jax.tree.map(np.asarray, getattr(library, name)(jnp.arange(3.0))[0])
+    assert {(leak.kind, leak.line.number) for leak in leaks} == {("mix", number_of(comment))}
+
+
+def test_one_run_finds_all_leaks_in_their_order(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        for _ in range(2):
+            library.leak_twice(jnp.ones(3))
+    lines = [leak.line.number for leak in leaks.find_failing()]
+    assert lines == [number_of("put"), number_of("create")]
+    assert len(leaks) == 4
+
+
+def test_what_is_computed_elsewhere_and_comes_back_is_found(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        library.compute_elsewhere(jnp.arange(3.0))
+        library.bring_back(jnp.arange(3.0))
     (leak,) = leaks
-    assert (leak.kind, leak.line.number) == ("mix", number_of("catch"))
+    assert (leak.kind, leak.line.number, leak.action) == ("move", number_of("elsewhere"), "moves")
+    assert (leak.operation, leak.met_at.number) == ("sort", number_of("elsewhere") + 1)
+
+
+def test_an_array_that_an_object_keeps_is_followed(backend, library):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        shift = library.Shift()
+        shift(jnp.ones(3))
+    (leak,) = leaks
+    assert (leak.kind, leak.line.number) == ("mix", number_of("kept"))
 
 
 def test_a_result_from_elsewhere_is_found(backend, library):
@@ -95,18 +166,25 @@ def test_a_result_from_elsewhere_is_found(backend, library):
 def test_reads_of_the_host_fail_nothing(backend, library):
     with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
         library.read(jnp.ones(3))
-    assert {(leak.kind, leak.line.number) for leak in leaks} == {("read", number_of("read"))}
+        library.hand_over(jnp.ones(3))
+    lines = {number_of("read"), number_of("hand over")}
+    assert {(leak.kind, leak.line.number) for leak in leaks} == {("read", line) for line in lines}
     assert leaks.find_failing() == []
 
 
 def test_a_right_library_has_no_leaks(backend, library):
     with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
-        made = [jnp.ones(3), library.convert(np.ones(3)), jax.random.normal(jax.random.key(0), 3)]
+        host = jax.devices()[0]
+        made = [
+            *(jnp.ones(3), library.convert(np.ones(3)), jax.random.normal(jax.random.key(0), 3)),
+            *(library.convert_on_host(np.ones(3)), jnp.ones(3, device=host)),
+            *(jax.device_put(np.ones(3), host), jax.device_put(jnp.ones(3), host)),
+        ]
         results = [library.good(x) for x in made]
         sums = [float(x.sum()) for x in results]
     assert {str(backend.device_of(x)) for x in (*made, *results)} == {"gpu:1"}
     assert all(x.committed for x in made)
-    assert len(sums) == 3
+    assert len(sums) == 7
     assert list(leaks) == []
 
 

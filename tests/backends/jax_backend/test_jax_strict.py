@@ -138,4 +138,4 @@ thread.join()
         code, hide=(), environment={"D2LDEV_VIRTUAL_GPUS": "2", "D2LDEV_STRICT": "1"}
     )
     assert len(shown) == 2
-    assert all("x on gpu:1, y on cpu" in text for text in shown)
+    assert all("operand 1 on gpu:1, operand 2 on cpu" in text for text in shown)

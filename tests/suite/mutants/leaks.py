@@ -22,15 +22,15 @@ class Following(Mutant):
         @contextmanager
         def follow(self, watch):
             native = self.framework.devices.native(watch.device)
-            restore = self.replace((xp, name, self.show(watch, name, native)) for name in MAKERS)
-            try:
-                with watch.be_strict():
+            makers = [(xp, name, self.show(watch, name, native)) for name in MAKERS]
+            with watch.be_strict():
+                array = type(xp.zeros(0))
+                add = self.go_on(watch, vars(array)["__add__"], native)
+                restore = self.replace([*makers, (array, "__add__", add)])
+                try:
                     yield lambda values: None
-            except DeviceMismatchError as error:
-                self.report(watch, error)
-                raise
-            finally:
-                restore()
+                finally:
+                    restore()
 
         def replace(self, replacements):
             return replace(replacements)
@@ -56,9 +56,24 @@ class Following(Mutant):
         def note(self, watch, made, frame):
             watch.note_stray(made, frame, "moves")
 
-        def report(self, watch, error):
-            (stray,) = watch.strays.values()
-            watch.report("mix", stray, CPU, error.attempted, None)
+        def go_on(self, watch, add, native):
+            """Return what adds two arrays after it has reported the one that is elsewhere."""
+
+            def run(x, y):
+                try:
+                    return add(x, y)
+                except DeviceMismatchError as error:
+                    self.report(watch, y, error)
+                    return add(x, self.move(y, native))
+
+            return run
+
+        def report(self, watch, y, error):
+            watch.report("mix", watch.find_stray(y), CPU, error.attempted, None)
+
+        def move(self, y, native):
+            (moved,) = self.framework.tensors.transfer([y], native, copy=True)
+            return moved
 
 
 class FollowsNothing(Following, caught_by="leaks.a-line-that-leaves-the-device-is-named"):
@@ -66,7 +81,7 @@ class FollowsNothing(Following, caught_by="leaks.a-line-that-leaves-the-device-i
         def note(self, watch, made, frame):
             watch.strays.clear()
 
-        def report(self, watch, error):
+        def report(self, watch, y, error):
             pass
 
 
@@ -84,6 +99,12 @@ class TakesEveryTensorForALeak(Following, caught_by="leaks.staying-on-the-device
             with super().follow(watch) as place:
                 yield place
                 watch.report("mix", None, CPU, "add", None)
+
+
+class StopsAtTheFirstLeak(Following, caught_by="leaks.one-run-finds-all"):
+    class Strict(Following.Strict):
+        def move(self, y, native):
+            return y
 
 
 class TakesEveryMoveForALeak(Following, caught_by="leaks.a-hand-over-to-numpy-fails-no-test"):
