@@ -97,6 +97,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Let a framework that the command names make its virtual GPUs, before any code uses it."""
+    options = early_config.known_args_namespace
+    if not options.d2ldev_leaks or not options.d2ldev_leaks_backend:
+        return
+    from d2ldev.active import get_backend
+    from d2ldev.errors import D2LDevError
+
+    _make_virtual_gpus(options.d2ldev_leaks_device)
+    try:
+        get_backend(options.d2ldev_leaks_backend).devices()
+    except D2LDevError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _make_virtual_gpus(device: str) -> None:
+    """Ask for virtual GPUs up to a device, unless the environment asks for a number."""
+    import d2ldev.settings as settings
+    from d2ldev.errors import InvalidDeviceError
+
+    index = device.rpartition(":")[2]
+    try:
+        if settings.virtual_gpus() is None:
+            number = max(2, int(index) + 1 if index.isdecimal() else 0)
+            settings.choose_virtual_gpus(
+                settings.check_virtual_gpus(
+                    number, f"find leaks of {device}", "--d2ldev-leaks-device gpu:1"
+                )
+            )
+    except InvalidDeviceError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the search, if it was asked for."""
     config.addinivalue_line(
@@ -108,7 +141,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--d2ldev-leaks"):
         return
     search = config.stash[_SEARCH] = _Search(config)
-    search.make_virtual_gpus()
+    _make_virtual_gpus(search.device)
     if not hasattr(config, "workerinput"):  # of pytest-xdist: its controller counts
         config.stash[_TABLE] = table = _Table(search)
         config.pluginmanager.register(table)
@@ -143,28 +176,6 @@ class _Search:
         tests = [*option("--d2ldev-leaks-tests"), *config.getini("d2ldev_leaks_tests")]
         self.frames: Frames = Frames(str(self.root / path) for path in tests)
         self._backend: Backend | None = None
-
-    def make_virtual_gpus(self) -> None:
-        """Ask for virtual GPUs up to the device, unless the environment asks for a number."""
-        import d2ldev.settings as settings
-        from d2ldev.errors import InvalidDeviceError
-
-        index = self.device.rpartition(":")[2]
-        try:
-            if settings.virtual_gpus() is None:
-                number = max(2, int(index) + 1 if index.isdecimal() else 0)
-                settings.choose_virtual_gpus(
-                    settings.check_virtual_gpus(
-                        number, f"find leaks of {self.device}", "--d2ldev-leaks-device gpu:1"
-                    )
-                )
-        except InvalidDeviceError as error:
-            raise pytest.UsageError(str(error)) from error
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the command names the framework."""
-        return self._name is not None
 
     @property
     def writes_baseline(self) -> bool:
@@ -210,14 +221,6 @@ class _Search:
             self.backend, device, self.frames, item.stash[_LEAKS], as_cuda=self.as_cuda
         ) as place:
             yield place
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection(session: pytest.Session) -> None:
-    """Let a framework that was named make its virtual GPUs before the files of tests use it."""
-    search = session.config.stash.get(_SEARCH, None)
-    if search is not None and search.is_named:
-        search.backend.devices()
 
 
 @pytest.hookimpl(trylast=True)

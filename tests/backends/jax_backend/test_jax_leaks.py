@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax._src.dispatch import device_put_p
 from leaky_libraries import find_number, import_library
+from processes import run_python
 
 import d2ldev
 
@@ -200,3 +201,17 @@ def test_the_block_leaves_jax_as_it_was(backend):
     assert during != before == look()
     backend.copy(backend.ones(1), "gpu:0")
     assert list(leaks) == []
+
+
+def test_a_framework_that_is_named_has_its_virtual_gpus_before_any_conftest_runs(tmp_path):
+    (tmp_path / "conftest.py").write_text("import jax.numpy as jnp\n\nX = jnp.ones(3)\n")
+    (tmp_path / "test_one.py").write_text(
+        "import jax\n\ndef test_one():\n    assert len(jax.devices()) == 3\n"
+    )
+    command = ["-p", "d2ldev.leaks.plugin", "--d2ldev-leaks", "--d2ldev-leaks-backend", "jax"]
+    program = f"""
+import pytest
+show(int(pytest.main(["-q", "-p", "no:cacheprovider", *{command}, {str(tmp_path)!r}])))
+"""
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "XLA_FLAGS": ""}
+    assert run_python(program, hide=(), environment=environment) == [0]
