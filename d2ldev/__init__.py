@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
     from d2ldev.registry.selection import virtual_gpus
+    from d2ldev.training.array_loader import ArrayLoader
     from d2ldev.training.callbacks import EarlyStopping, Schedule
-    from d2ldev.training.data import ArrayLoader
     from d2ldev.training.log import DeviceLog
     from d2ldev.training.loggers import CSVLogger, TensorBoardLogger
     from d2ldev.training.timer import Timer
@@ -84,7 +84,7 @@ _CORE = {
 }
 # Imported each at its first use, because most programs do not train.
 _RARE = {
-    "ArrayLoader": "training.data",
+    "ArrayLoader": "training.array_loader",
     "CSVLogger": "training.loggers",
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",

@@ -1430,7 +1430,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> prediction.shape
         (4, 1)
         """
-        from d2ldev.training.learning import complete, learner
+        from d2ldev.training.learning import complete, make_learner
 
         require(self._framework, "train", "train a model")
         given = TrainingSettings(
@@ -1444,7 +1444,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         is_trained = flag("train", "is_trained", is_trained)
         settings = complete(self._framework, model, given, loss=loss, lr=lr, is_trained=is_trained)
         them = [] if devices is None else resolve_all(self._framework, devices, "train")
-        return learner(self._framework, model, settings, them, group)
+        return make_learner(self._framework, model, settings, them, group)
 
     def join_group(self) -> Group | None:
         """Join the other processes of a launch, and return them; None without a launch.

@@ -87,10 +87,10 @@ if TYPE_CHECKING:
     from d2ldev.contract.group import Group
     from d2ldev.contract.leaks import Stray, Watch
     from d2ldev.operations.parallel import BatchShard, ShardSampler, shard_batch, shard_copy
+    from d2ldev.training.functions import read_signature
     from d2ldev.training.keras_inputs import join_keras_inputs, read_keras_signature
     from d2ldev.training.objective import LEAST_WEIGHT, Objective
     from d2ldev.training.programs import Programs
-    from d2ldev.training.steps import read_signature
 
 __all__ = [
     "ADAGRAD_EPSILON",
@@ -202,7 +202,7 @@ _RARE = {
         "d2ldev.training.programs": ("Programs",),
         "d2ldev.training.keras_inputs": ("join_keras_inputs", "read_keras_signature"),
         "d2ldev.training.objective": ("BatchWeight", "LEAST_WEIGHT", "Objective"),
-        "d2ldev.training.steps": ("read_signature",),
+        "d2ldev.training.functions": ("read_signature",),
     }.items()
     for name in names
 }

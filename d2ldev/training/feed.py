@@ -23,10 +23,10 @@ from d2ldev.training.data import (
     length_of_first_axis,
 )
 from d2ldev.training.floats import Cast, dtype_of_model
+from d2ldev.training.functions import takes_target
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, is_overridden
 from d2ldev.training.interruption import shield
 from d2ldev.training.objective import is_named
-from d2ldev.training.steps import takes_target
 from d2ldev.training.team import Counts, Team
 from d2ldev.typing import Inputs
 

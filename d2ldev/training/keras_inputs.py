@@ -8,7 +8,7 @@ from typing import Any
 
 from d2ldev.contract.training import Signature
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.training.steps import read_signature
+from d2ldev.training.functions import read_signature
 
 
 def read_keras_signature(model: Any) -> Signature:

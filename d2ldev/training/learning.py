@@ -18,8 +18,8 @@ from d2ldev.operations.inventory import list_named_tensors
 from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
 from d2ldev.options import Loss
+from d2ldev.training.functions import output_refusal
 from d2ldev.training.objective import check_shapes_of_labels
-from d2ldev.training.steps import output_refusal
 from d2ldev.typing import Inputs
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def complete(
     return checked
 
 
-def learner(
+def make_learner(
     framework: Framework,
     model: Any,
     settings: TrainingSettings,

@@ -24,7 +24,7 @@ from d2ldev.locks import Lock
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.creation import shape_of
-from d2ldev.training.steps import write_mean
+from d2ldev.training.functions import write_mean
 from d2ldev.typing import DeviceLike, NativeDeviceT, TensorT
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.other_backends import function_of_another_backend
 from d2ldev.options import METRICS, Loss, Metric, problem_of
-from d2ldev.training.steps import comparison, describe_output, mean_of, metric_refusal
+from d2ldev.training.functions import comparison, describe_output, mean_of, metric_refusal
 
 
 def find_metrics(

@@ -13,7 +13,7 @@ from d2ldev.contract import Framework, TrainingSettings, Weighted
 from d2ldev.contract.training import NO_LABEL, Portion, WeightedLoss
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.operations.examples import number_of_examples
-from d2ldev.training.steps import (
+from d2ldev.training.functions import (
     comparison,
     describe_output,
     mean_of,

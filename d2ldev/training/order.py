@@ -16,7 +16,7 @@ from d2ldev.distributed.random_states import check_random_state, random_state
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote, text_of
 from d2ldev.files.save import Structure
 from d2ldev.registry.selection import framework_of_loader
-from d2ldev.training.data import ArrayLoader
+from d2ldev.training.array_loader import ArrayLoader
 
 
 def begin_epoch(data: Any, epoch: int) -> None:

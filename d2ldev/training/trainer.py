@@ -49,6 +49,7 @@ from d2ldev.options import (
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.settings import Peers
 from d2ldev.settings import peers as find_peers
+from d2ldev.training.array_loader import ArrayLoader
 from d2ldev.training.callbacks import (
     HOOKS,
     check_callbacks,
@@ -59,7 +60,7 @@ from d2ldev.training.callbacks import (
     notify,
 )
 from d2ldev.training.context import RunContext
-from d2ldev.training.data import ArrayLoader, check_data, empty_data_refusal
+from d2ldev.training.data import check_data, empty_data_refusal
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption

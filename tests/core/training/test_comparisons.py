@@ -7,8 +7,8 @@ import pytest
 
 from d2ldev import Trainer, UnsupportedValueError, WeightedLoss, gpu
 from d2ldev.framework import Objective, TrainingSettings, Weighted
+from d2ldev.training.functions import comparison, weigh_loss
 from d2ldev.training.metrics import find_metrics
-from d2ldev.training.steps import comparison, weigh_loss
 
 
 def contract_order(prediction, y):

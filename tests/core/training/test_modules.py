@@ -8,8 +8,8 @@ import pytest
 
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.framework import Objective, TrainingSettings
+from d2ldev.training.functions import comparison, takes_target
 from d2ldev.training.module import find_own_settings
-from d2ldev.training.steps import comparison, takes_target
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
 

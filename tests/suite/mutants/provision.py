@@ -22,7 +22,7 @@ from reference_backend import (
 from d2ldev import UnsupportedValueError
 from d2ldev.framework import Objective, read_signature
 from d2ldev.framework.testing import framework_of
-from d2ldev.training.steps import output_refusal
+from d2ldev.training.functions import output_refusal
 
 samples = provision.samples
 own_tensors = provision.own_tensors
