@@ -169,9 +169,7 @@ class LeakMode(TorchFunctionMode):
         self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> torch.Tensor:
         generator = kwargs.get("generator")
-        if (generator is not None and generator.device.type == "cpu") or "sparse" in _name(
-            function
-        ):
+        if generator is not None and generator.device.type == "cpu":
             plain = {name: value for name, value in kwargs.items() if name != "device"}
             has_gradient = plain.pop("requires_grad", False)
             return self._to_device(function(*args, **plain)).requires_grad_(has_gradient)
@@ -298,7 +296,12 @@ class LeakMode(TorchFunctionMode):
         if x.is_cpu:
             self._moved += 1
             with suppress(UnsupportedValueError):
-                x.data = x.data.to(self._native)
+                moved = x.data.to(self._native)
+                if x.layout is torch.strided:
+                    x.data = moved
+                else:  # ``data`` takes no sparse tensor of another device
+                    with suppress(RuntimeError):  # one that C++ code refers to stays
+                        torch._C._swap_tensor_impl(x, moved.requires_grad_(x.requires_grad))
         return x
 
     # -- move and read ----------------------------------------------------------------------------

@@ -275,6 +275,24 @@ def name_cuda(x):
     generator = torch.Generator("cuda" if x.device.type == "cuda" else "cpu")
     return torch.randn(3, generator=generator, device=device) + x.cuda()
 
+def create_sparse(x):
+    made = torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], (3, 3))  # sparse
+    return made @ x
+
+def move_sparse(x):
+    return (x.diag().to_sparse().cpu() * 2).to(x.device)  # sparse move
+
+class Graph:
+    def __init__(self):
+        self.adjacency = torch.eye(3).to_sparse()  # adjacency
+
+def multiply(graph, x):
+    return torch.sparse.mm(graph, x[:, None]).sum()
+
+def good_graph(x):
+    graph = torch.eye(3, device=x.device).to_sparse()
+    return torch.sparse.mm(graph.to_sparse_csr(), x[:, None]) + graph.coalesce().values()[0]
+
 def good_factories(x):
     made = torch.ones(3, device=x.device) + torch.zeros_like(x) + x.new_ones(3)
     return made + torch.tensor(2.0) + torch.full_like(x, 2)
@@ -334,6 +352,8 @@ KINDS = {
     "catch": ("mix", "catch", "creates"),
     "convert": ("mix", "numpy", "creates"),
     "construct": ("mix", "constructor", "creates"),
+    "create_sparse": ("mix", "sparse", "creates"),
+    "move_sparse": ("move", "sparse move", "moves"),
     "return_it": ("result", "result", "creates"),
     "move": ("move", "move", "moves"),
     "move_by_name": ("move", "to", "moves"),
@@ -370,6 +390,7 @@ def find(backend, function, **options):
     return leaks
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("name", KINDS)
 def test_each_leak_is_found_with_its_line(backend, library, name):
     kind, comment, action = KINDS[name]
@@ -503,6 +524,21 @@ def test_what_the_test_takes_from_an_object_is_an_input(backend, library):
     assert leak.line.number == number_of("create")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_of_the_test_are_inputs(backend, library):
+    leaks = Leaks()
+    coo, csr = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
+    with follow(backend, "gpu:1", Frames([__file__]), leaks) as place:
+        place({"coo": coo, "csr": csr})  # which stay the same objects
+        values = torch.ones(2, requires_grad=True)
+        made = torch.sparse_coo_tensor([[0, 1], [1, 0]], values, (3, 3))
+        for graph in (coo, csr, library.Graph().adjacency, made):
+            loss = library.multiply(graph, torch.ones(3))
+        loss.backward()
+        assert values.grad.tolist() == [1, 1]
+    assert list(leaks) == []
+
+
 def test_what_an_object_keeps_is_known_in_the_next_block(backend, library):
     """As a test's is that gets an object from a fixture."""
     frames, leaks = Frames([__file__]), Leaks()
@@ -524,6 +560,7 @@ def test_a_test_may_ask_for_the_size_of_what_an_object_keeps(backend, library):
     assert leak.line.number == number_of("kept")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize(
     "name", [word.partition("(")[0] for word in LIBRARY.split() if word.startswith("good_")]
 )
