@@ -396,10 +396,22 @@ class Watch:
         """Return the suspects that the test has given to the function that it called.
 
         They are arguments, or in an object that the test can place: its class has a method ``to``.
+        A call without inputs on the device leaves them beside the suspects that its object keeps.
         """
-        entry = self.frames.entry(frame)
-        given = (x for x, _, is_given in self._tensors_of(entry) if is_given)
-        return [x for x in given if self.is_suspect(x)]
+        given, stays, is_there = [], False, False
+        for x, _, is_given in self._tensors_of(self.frames.entry(frame)):
+            if self.is_suspect(x):
+                given += [x] * is_given
+                stays = stays or not is_given
+            else:
+                is_there = is_there or self._is_there(x)
+        return [] if stays and not is_there else given
+
+    def _is_there(self, x: Any) -> bool:
+        """Return whether a tensor is on the inputs' device."""
+        with suppress(UnsupportedValueError):  # it is on several, or traced
+            return self._device_of(x) is self.device
+        return False
 
     def _tensors_of(self, frame: FrameType) -> Iterator[tuple[Any, bool, bool]]:
         """Yield the tensors of a call's arguments.

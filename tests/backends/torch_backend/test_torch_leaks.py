@@ -231,6 +231,16 @@ class Sampler:
     def choose_by_copy(self, x):
         return x[self.order] + x.index_select(0, self.order.to(x.device))
 
+class Noise:
+    def __init__(self):
+        self.scale = torch.ones(3)  # of the noise
+
+    def draw(self, number):
+        return torch.rand(number, 3) * self.scale
+
+    def weigh(self, x):
+        return x * self.scale
+
 class PlacedSampler(Sampler):
     def __init__(self, number, device=None):
         self.order = torch.randperm(number, device=device)
@@ -504,6 +514,18 @@ def test_a_tensor_that_an_object_keeps_is_followed(backend, library):
     (leak,) = find(backend, lambda x: library.Sampler(3).choose(x))
     assert (leak.kind, leak.line.number) == ("mix", number_of("kept"))
     assert list(find(backend, lambda x: library.Sampler(3).choose_by_copy(x))) == []
+
+
+def test_what_an_object_draws_may_go_back_to_it(backend, library):
+    def draw_and_weigh(_x):
+        noise = library.Noise()
+        drawn = noise.draw(4)
+        assert drawn.shape == (4, 3)
+        noise.weigh(drawn)
+
+    assert list(find(backend, draw_and_weigh)) == []
+    (leak,) = find(backend, lambda x: library.Noise().weigh(x))
+    assert leak.line.number == number_of("of the noise")
 
 
 @pytest.mark.parametrize("name", ["PlacedSampler", "MovedSampler"])
