@@ -311,6 +311,11 @@ def good_indices(x):
     order = torch.randperm(3)
     return x[order] + x[torch.tensor([True, True, True])]
 
+def pick(x):
+    y = x[None] * 2
+    y[torch.zeros(1, dtype=torch.long), torch.ones(1, dtype=torch.long)] = 1
+    return y[torch.zeros(3, dtype=torch.long), torch.arange(3)]
+
 def good_transfer(x):
     return x + torch.linspace(0, 1, 3).to(x)
 
@@ -588,6 +593,10 @@ def test_a_test_may_ask_for_the_size_of_what_an_object_keeps(backend, library):
 )
 def test_right_functions_have_no_leaks(backend, library, name):
     assert list(find(backend, getattr(library, name))) == []
+
+
+def test_an_index_may_stay_on_the_cpu_in_a_backward_pass(backend, library):
+    assert list(find(backend, lambda x: library.pick(x.requires_grad_()).sum().backward())) == []
 
 
 def test_a_device_that_the_caller_gives_to_a_library_stands_for_the_tried_one(backend, library):
