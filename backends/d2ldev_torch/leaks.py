@@ -133,8 +133,8 @@ class LeakMode(TorchFunctionMode):
         self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: FrameType
     ) -> Any:
         frame = self._frames.nearest(caller)
-        native = kwargs.get("device")
-        native = torch.device(native) if isinstance(native, (str, int)) else native
+        given = kwargs.get("device")
+        native = torch.device(given) if isinstance(given, (str, int)) else given
         self._take_given(frame)
         if frame is None or kwargs.get("out") is not None:
             return self._call(function, args, kwargs, caller)
@@ -143,7 +143,7 @@ class LeakMode(TorchFunctionMode):
             kwargs = {**kwargs, "device": native}
         is_elsewhere = native is not None and native.type != "cpu"
         if not is_elsewhere and (
-            self._makes_input(frame, caller) or self._frames.is_given(frame, native)
+            self._makes_input(frame, caller) or self._frames.is_given(frame, given)
         ):
             return self._make_on_device(function, args, kwargs)
         made = self._call(function, args, kwargs, caller)
@@ -334,7 +334,7 @@ class LeakMode(TorchFunctionMode):
             return self._gpu(native.index)
         if frame is None or native.type != "cpu":
             return native
-        is_of_test = self._frames.is_test(frame) or self._frames.is_given(frame, native)
+        is_of_test = self._frames.is_test(frame) or self._frames.is_given(frame, value)
         return self._native if is_of_test else native
 
     def _read(

@@ -181,15 +181,24 @@ class Frames:
         return self.kind(frame) == TEST
 
     def is_given(self, frame: FrameType, device: object) -> bool:
-        """Return whether a test has given the object of a device to the library that it called.
+        """Return whether a test has given a device to the library that it called.
+
+        It gives the framework's own object, or a name. A name is an argument of the call, or an
+        option of an object, and no function on the way has that name as a constant of its own.
 
         Args:
             frame: a frame of the library.
-            device: the framework's own object; None if the library names no device.
+            device: the framework's own object, or a name; None if the library names no device.
         """
         if device is None or self.is_test(frame):
             return False
-        outer = self.entry(frame).f_back
+        entry = self.entry(frame)
+        if isinstance(device, str):
+            codes = [outer.f_code for outer in (frame, *self.library(frame))]
+            return _has_option(entry, device) and not any(
+                device in code.co_consts for code in codes
+            )
+        outer = entry.f_back
         while outer is not None and self.kind(outer) != TEST:
             outer = outer.f_back
         if outer is None:
@@ -588,6 +597,16 @@ def _arguments_of(code: CodeType) -> tuple[str, ...]:
     number = code.co_argcount + code.co_kwonlyargcount
     number += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
     return code.co_varnames[:number]
+
+
+def _has_option(entry: FrameType, name: str) -> bool:
+    """Return whether a call has a name among its arguments, or among their attributes."""
+    known = entry.f_locals
+    values = [known[each] for each in _arguments_of(entry.f_code) if each in known]
+    for value in tuple(values):
+        inside = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        values += [] if isinstance(value, (type, *_CODE)) else inside.values()
+    return any(isinstance(value, str) and value == name for value in values)
 
 
 def _constructs_in_place(entry: FrameType) -> bool:

@@ -345,6 +345,22 @@ def stay(x, device):
     made = torch.ones(3, device=device) + torch.zeros_like(x, device=device)
     return x.to(device) + made.to(device=device)
 
+def put(x, device="cpu"):
+    return x.to(device) + torch.ones(3, device=device)
+
+def put_inside(x):
+    return x + put(torch.ones(3, device=x.device))  # no device
+
+class Learner:
+    def __init__(self, device="cpu"):
+        self.device = device
+
+    def learn(self, x):
+        return put(x, self.device)
+
+    def learn_there(self, x):
+        return x + torch.ones(3, device="cpu")  # there
+
 def good_functional(x):
     return torch.func.vmap(lambda row: row * 2)(x[None])[0] + torch.func.grad(torch.sum)(x)
 """
@@ -603,6 +619,15 @@ def test_a_device_that_the_caller_gives_to_a_library_stands_for_the_tried_one(ba
     device = torch.device("cpu")
     leaks = find(backend, lambda x: library.stay(x, device))
     assert list(leaks) == []
+
+
+def test_a_name_that_the_caller_gives_to_a_library_stands_for_the_tried_one(backend, library):
+    assert list(find(backend, lambda x: x + library.put(x, "cpu"))) == []
+    assert list(find(backend, lambda x: x + library.Learner().learn(x))) == []
+    (leak,) = find(backend, lambda x: library.Learner().learn_there(x))
+    assert leak.line.number == number_of("there")
+    leaks = find(backend, library.put_inside).find_failing()
+    assert number_of("no device") in {leak.caller.number for leak in leaks}
 
 
 def test_training_with_modules_buffers_and_loaders_has_no_leaks(backend, library):
