@@ -184,7 +184,7 @@ class Frames:
         """Return whether a test has given a device to the library that it called.
 
         It gives the framework's own object, or a name. A name is an argument of the call, or an
-        option of an object, and no function on the way has that name as a constant of its own.
+        option of an object. No function on the way has that name as a constant of its own.
 
         Args:
             frame: a frame of the library.
