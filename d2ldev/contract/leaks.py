@@ -407,7 +407,8 @@ class Watch:
         They are arguments, or in an object that the test can place: its class has a method ``to``.
         A call without inputs on the device leaves them beside the suspects that its object keeps.
         """
-        given, stays, is_there = [], False, False
+        given: list[Any] = []
+        stays = is_there = False
         for x, _, is_given in self._tensors_of(self.frames.entry(frame)):
             if self.is_suspect(x):
                 given += [x] * is_given
