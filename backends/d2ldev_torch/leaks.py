@@ -312,9 +312,9 @@ class LeakMode(TorchFunctionMode):
         frame = self._frames.nearest(caller)
         is_test = frame is not None and self._frames.is_test(frame)
         if function is _Tensor.to:
-            args = [self._translate(value, frame) for value in args]
+            args = [self._translate(value, frame, caller) for value in args]
             kwargs = {
-                name: self._translate(value, frame) if name == "device" else value
+                name: self._translate(value, frame, caller) if name == "device" else value
                 for name, value in kwargs.items()
             }
         x = args[0]
@@ -325,7 +325,7 @@ class LeakMode(TorchFunctionMode):
             self._watch.note_stray(moved, frame, "moves")
         return moved
 
-    def _translate(self, value: Any, frame: FrameType | None) -> Any:
+    def _translate(self, value: Any, frame: FrameType | None, caller: FrameType) -> Any:
         """Return the device that an argument of ``to`` stands for."""
         native = torch.device(value) if isinstance(value, str) else value
         if not isinstance(native, torch.device):
@@ -334,7 +334,10 @@ class LeakMode(TorchFunctionMode):
             return self._gpu(native.index)
         if frame is None or native.type != "cpu":
             return native
-        is_of_test = self._frames.is_test(frame) or self._frames.is_given(frame, value)
+        is_given = self._frames.is_given
+        is_of_test = self._frames.is_test(frame) or is_given(frame, value)
+        # ``module.to("cpu")`` makes an object of the name.
+        is_of_test = is_of_test or (_is_of_torch(caller) and is_given(frame, native.type))
         return self._native if is_of_test else native
 
     def _read(

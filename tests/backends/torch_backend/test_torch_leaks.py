@@ -356,7 +356,8 @@ class Learner:
         self.device = device
 
     def learn(self, x):
-        return put(x, self.device)
+        net = torch.nn.Linear(3, 3).to(self.device)
+        return net(put(x, self.device))
 
     def learn_there(self, x):
         return x + torch.ones(3, device="cpu")  # there
