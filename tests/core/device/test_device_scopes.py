@@ -17,19 +17,6 @@ def test_with_gives_the_device():
         assert device is gpu(1)
 
 
-def test_a_device_can_be_entered_inside_its_own_block():
-    with gpu(1):
-        with gpu(1):
-            pass
-        assert find_device() is gpu(1)
-
-
-def test_an_exception_leaves_the_block():
-    with pytest.raises(ZeroDivisionError), gpu(1):
-        raise ZeroDivisionError
-    assert find_device() is cpu()
-
-
 def test_a_device_that_does_not_exist_cannot_be_entered():
     with pytest.raises(d2ldev.DeviceUnavailableError, match="gpu:7"), gpu(7):
         pass

@@ -213,13 +213,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_value_that_cannot_be_saved_leaves_the_old_file(reference, path, saved):
-    with pytest.raises(UnsupportedValueError):
-        reference.save({"b": reference.zeros(5), "c": object()}, path)
-    assert path.read_bytes() == saved
-    assert list(path.parent.iterdir()) == [path]
-
-
 def test_a_limit_on_the_size_of_files_is_an_error_with_its_reason(tmp_path):
     run_python(
         """

@@ -53,12 +53,6 @@ def test_the_dataclass_that_was_given_is_not_changed(moved, x, cls):
     assert batch.x is x
 
 
-@pytest.mark.parametrize("cls", KINDS)
-def test_a_dataclass_in_which_nothing_moves_is_itself(reference, x, cls):
-    batch = cls(x)
-    assert reference.to(batch, "cpu") is batch
-
-
 def test_a_frozen_dataclass_is_frozen_afterwards(moved, x):
     new = moved(Frozen(x))
     with pytest.raises(FrozenInstanceError):

@@ -32,12 +32,6 @@ def _counts():
     return Counted.walks, Counted.rebuilds
 
 
-def test_a_batch_that_is_there_is_walked_once(reference, x):
-    batch = [Counted((x, {"y": x}))]
-    assert reference.to(batch, "cpu") is batch
-    assert _counts() == (1, 0)
-
-
 def test_a_batch_that_moves_is_found_once_and_rebuilt_once(reference, x):
     reference.to([Counted((x, {"y": x}))], gpu(0))
     assert _counts() == (1, 1)

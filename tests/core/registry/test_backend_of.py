@@ -19,11 +19,6 @@ SETTING = (
 )
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
-def test_backend_of_a_tensor_is_its_backend(reference, device):
-    assert d2ldev.backend_of(reference.zeros(3, device=device)) is reference
-
-
 def test_backend_of_a_tensor_that_the_user_made(reference):
     assert d2ldev.backend_of(xp.zeros(3)) is reference
 
