@@ -112,6 +112,7 @@ class Follower:
 
     def place(self, values: dict[str, Any]) -> None:
         """Commit the arrays among the values of a dict to the device."""
+        self._watch.note_toolboxes(values.values())
         for name, value in list(values.items()):
             if _is_concrete(value):
                 values[name] = self._commit(value)

@@ -113,6 +113,7 @@ class Follower:
 
         So are tensors in lists, tuples and dicts. A variable stays, and mixes with the inputs.
         """
+        self._watch.note_toolboxes(values.values())
         for name, value in list(values.items()):
             if type(value) in (_EagerTensor, list, tuple, dict) and name != "__builtins__":
                 values[name] = tf.nest.map_structure(self._move, value)

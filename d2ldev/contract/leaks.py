@@ -357,6 +357,16 @@ class Watch:
         """Keep the suspects for the next block."""
         self.frames.suspects = [stray for stray in self.strays.values() if stray.is_suspect]
 
+    def note_toolboxes(self, values: Iterable[Any]) -> None:
+        """Remember the objects among the values of a test that keep tensors of their own."""
+        for value in values:
+            if isinstance(value, (type, *_CODE)) or self._kinds[type(value)] in (TENSOR, OBJECT):
+                continue
+            for each in list(getattr(value, "__dict__", {}).values()):
+                inside = each if isinstance(each, (list, tuple)) else (each,)
+                if any(self._kinds[type(x)] is TENSOR for x in inside):
+                    self.frames.toolboxes[id(value)] = value
+
     def is_input(self, frame: FrameType) -> bool:
         """Return whether a tensor that a line of a library creates is an input of the test.
 

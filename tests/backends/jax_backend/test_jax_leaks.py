@@ -11,6 +11,8 @@ from leaky_libraries import find_number, import_library
 from processes import run_python
 
 import d2ldev
+from d2ldev.contract.leaks import Frames
+from d2ldev.leaks.finding import Leaks, follow
 
 LIBRARY = """
 import jax
@@ -73,6 +75,13 @@ def return_it(x):
 
 def read(x):
     return float(x[0]) + np.asarray(x).sum()  # read
+
+class Toolbox:
+    def __init__(self):
+        self.kinds = [jax.device_put(np.ones(1), device) for device in jax.devices()]
+
+    def make(self):
+        return jnp.ones(3)
 
 def good(x):
     made = jnp.ones(3) + jnp.zeros_like(x) + np.ones(3) + jnp.arange(3)[jnp.array([0, 1, 2])]
@@ -187,6 +196,15 @@ def test_a_right_library_has_no_leaks(backend, library):
     assert all(x.committed for x in made)
     assert len(sums) == 7
     assert list(leaks) == []
+
+
+def test_an_object_of_the_test_that_keeps_arrays_tells_nothing_of_a_call(backend, library):
+    toolbox = library.Toolbox()
+    with follow(backend, "gpu:1", Frames([__file__]), Leaks()) as place:
+        place({"toolbox": toolbox})
+        made = toolbox.make()
+    assert made.committed
+    assert str(backend.device_of(made)) == "gpu:1"
 
 
 def test_the_block_leaves_jax_as_it_was(backend):
