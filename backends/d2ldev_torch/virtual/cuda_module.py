@@ -209,18 +209,36 @@ class TensorType(type):
     """The type of ``torch.cuda.FloatTensor`` and its like: a dtype on the current CUDA device."""
 
     dtype: torch.dtype
+    layout: torch.layout
 
     def __call__(cls, *args: Any, device: Any = None) -> torch.Tensor:
         made: torch.Tensor = getattr(torch, cls.__name__)(*args).to(native_of(device))
         return made
 
     def __instancecheck__(cls, x: object) -> bool:
-        return isinstance(x, torch.Tensor) and x.device.type == NAME and x.dtype is cls.dtype
+        if not isinstance(x, torch.Tensor) or x.device.type != NAME:
+            return False
+        return x.layout is cls.layout and x.dtype is cls.dtype
+
+
+class SparseType(TensorType):
+    """The type of ``torch.cuda.sparse.FloatTensor`` and its like, which is COO."""
+
+    def __call__(cls, *args: Any, device: Any = None) -> torch.Tensor:
+        if not args or not isinstance(args[0], torch.Tensor):
+            made: torch.Tensor = getattr(torch.sparse, cls.__name__)(*args).to(native_of(device))
+            return made
+        native = None if device is None else native_of(device)
+        return torch.sparse_coo_tensor(*args, dtype=cls.dtype, device=native)
 
 
 def _make_type(name: str) -> TensorType:
-    dtype = getattr(torch, name).dtype
-    return TensorType(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
+    return _make(TensorType, getattr(torch, name), "torch.cuda")
+
+
+def _make(kind: type[TensorType], like: Any, module: str) -> TensorType:
+    names = {"dtype": like.dtype, "layout": like.layout, "is_cuda": True, "__module__": module}
+    return kind(like.__name__, (), names)
 
 
 _current_streams: dict[int, Any] = {}
@@ -306,6 +324,11 @@ def list_replacements() -> list[tuple[Any, str, Any]]:
         replacements += [
             (module, name, answer) for module in _MODULES if vars(module).get(name) is function
         ]
+    replacements += [
+        (torch.cuda.sparse, name, _make(SparseType, vars(torch.sparse)[name], "torch.cuda.sparse"))
+        for name in vars(torch.cuda.sparse)
+        if name.endswith("Tensor") and name in vars(torch.sparse)
+    ]
     generators = tuple(torch.default_generator for _ in range(count()))
     return [
         *replacements,

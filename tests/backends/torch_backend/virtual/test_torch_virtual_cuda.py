@@ -42,6 +42,7 @@ def test_torch_cuda_counts_them():
     assert torch.cuda.current_device() == 0
 
 
+@pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor")
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -67,6 +68,9 @@ def test_torch_cuda_counts_them():
         (lambda: torch.ones(2).type(torch.cuda.FloatTensor), FIRST),
         (lambda: torch.ones(2, device="cuda:1").type("torch.cuda.DoubleTensor"), SECOND),
         (lambda: torch.cuda.FloatTensor([1.0, 2.0]), FIRST),
+        (lambda: torch.cuda.sparse.FloatTensor(2, 2), FIRST),
+        (lambda: torch.eye(2).to_sparse().to("cuda:1"), SECOND),
+        (lambda: torch.eye(2).to_sparse().cuda(1) @ torch.ones(2, device="cuda:1"), SECOND),
         (lambda: torch.empty(2, device="cuda:1").fill_(1), SECOND),
         (lambda: nn.Linear(2, 2, device="cuda:1").weight, SECOND),
         (lambda: nn.Linear(2, 2).to("cuda:1").weight, SECOND),
@@ -111,6 +115,17 @@ def test_types_are_those_of_cuda():
     assert not isinstance(x, torch.cuda.LongTensor)
     assert not isinstance(torch.ones(2), torch.cuda.FloatTensor)
     assert nn.Linear(2, 2).type(torch.cuda.DoubleTensor).weight.type() == "torch.cuda.DoubleTensor"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_types_of_sparse_tensors_are_those_of_cuda():
+    indices, values = torch.zeros(2, 1, dtype=torch.int64), torch.ones(1)
+    x = torch.cuda.sparse.FloatTensor(indices.to(SECOND), values.to(SECOND), (2, 2))
+    assert (x.device, x.type()) == (SECOND, "torch.cuda.sparse.FloatTensor")
+    assert x.to_dense().tolist() == [[1, 0], [0, 0]]
+    assert isinstance(x, torch.cuda.sparse.FloatTensor)
+    assert not isinstance(x, torch.cuda.FloatTensor)
+    assert not isinstance(values.to(SECOND), torch.cuda.sparse.FloatTensor)
 
 
 def test_mixed_devices_are_refused():
