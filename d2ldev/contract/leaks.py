@@ -149,7 +149,8 @@ class Frames:
         self._neither = set(_NEITHER)
         self._kinds: dict[str, int] = {}
         self._names: dict[str, str] = {}
-        self._lines: dict[tuple[CodeType, int], Line] = {}
+        # By the identity of the code, which is kept: its hash reads all of its instructions.
+        self._lines: dict[tuple[int, int], tuple[Line, CodeType]] = {}
         for path in tests:
             self.add_tests(path)
 
@@ -248,12 +249,13 @@ class Frames:
     def line(self, frame: FrameType) -> Line:
         """Return the line that a frame runs."""
         code, number = frame.f_code, frame.f_lineno
-        line = self._lines.get((code, number))
-        if line is None:
+        known = self._lines.get((id(code), number))
+        if known is None:
             module = frame.f_globals.get("__name__", "")
             function = f"{module}.{code.co_qualname.replace('<locals>.', '')}"
-            line = self._lines[code, number] = Line(self._name(code), number, function)
-        return line
+            known = Line(self._name(code), number, function), code
+            self._lines[id(code), number] = known
+        return known[0]
 
     def _name(self, code: CodeType) -> str:
         name = self._names.get(code.co_filename)
@@ -349,6 +351,8 @@ class Watch:
         self._report = report
         self._moved: tuple[Any, ...] = ()
         self._mixed: set[Line | None] = set()
+        # A loop reads one tensor after another: the leak is the same.
+        self._of_lines: dict[tuple[Any, ...], Leak] = {}
         for stray in frames.suspects:
             if (x := stray.tensor()) is not None:
                 self.inherit(x, stray)
@@ -600,7 +604,12 @@ class Watch:
         self, kind: str, line: Line, action: str, device: Device | None, operation: str
     ) -> None:
         """Report what a line does with a tensor of the inputs' device: it reads it, or draws it."""
-        self._report(Leak(kind, line, action, device, self.device, operation, line))
+        key = kind, line, action, device, operation
+        leak = self._of_lines.get(key)
+        if leak is None:
+            leak = Leak(kind, line, action, device, self.device, operation, line)
+            self._of_lines[key] = leak
+        self._report(leak)
 
 
 def _arguments_of(code: CodeType) -> tuple[str, ...]:

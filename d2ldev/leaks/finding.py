@@ -51,6 +51,7 @@ class Leaks(Sequence[Leak]):
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self._allowed = tuple(allowed)
         self._leaks: list[Leak] = []
+        self._verdicts: dict[Leak, bool] = {}
         self.has_inputs = False
 
     def add(self, leak: Leak) -> None:
@@ -66,8 +67,14 @@ class Leaks(Sequence[Leak]):
         >>> len(leaks)
         0
         """
-        if not (self._allowed and is_allowed(leak, self._allowed)):
+        if not (self._allowed and self._is_allowed(leak)):
             self._leaks.append(leak)
+
+    def _is_allowed(self, leak: Leak) -> bool:
+        known = self._verdicts.get(leak)
+        if known is None:
+            known = self._verdicts[leak] = is_allowed(leak, self._allowed)
+        return known
 
     def find_failing(self, kinds: Iterable[str] = FAILING) -> list[Leak]:
         """Return the first leak of each line and its caller, of the kinds that fail a test.
@@ -80,15 +87,22 @@ class Leaks(Sequence[Leak]):
 
     def by_line(self) -> list[tuple[Leak, int]]:
         """Return the first leak of each kind, line and caller, and the count; the most first."""
-        counts = Counter(map(_place_of, self._leaks))
+        counts: Counter[tuple[str, Line | None, Line | None]] = Counter()
+        for leak, count in self._distinct():
+            counts[_place_of(leak)] += count
         first = self._first_by_line()
         return [(first[key], count) for key, count in counts.most_common()]
 
     def _first_by_line(self) -> dict[tuple[str, Line | None, Line | None], Leak]:
         first: dict[tuple[str, Line | None, Line | None], Leak] = {}
-        for leak in self._leaks:
+        for leak, _ in self._distinct():
             first.setdefault(_place_of(leak), leak)
         return first
+
+    def _distinct(self) -> list[tuple[Leak, int]]:
+        """Return each object once with its count: a loop adds the same one many thousand times."""
+        known = {id(leak): leak for leak in self._leaks}
+        return [(known[key], count) for key, count in Counter(map(id, self._leaks)).items()]
 
     def __len__(self) -> int:
         return len(self._leaks)

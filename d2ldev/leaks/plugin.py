@@ -405,7 +405,7 @@ class _Table:
         self._search = search
         self._backend: str | None = None
         self._outcomes: dict[str, str] = {}
-        self._rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._noted: dict[str, list[dict[str, Any]]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count what was noted of a test."""
@@ -415,19 +415,28 @@ class _Table:
             noted = cast("tuple[str, str, list[dict[str, Any]]]", noted)
             self._backend, outcome, rows = noted
             self._outcomes[report.nodeid] = outcome
+            self._noted.setdefault(report.nodeid, []).extend(rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the lines, those of the most tests first.
+
+        Workers end their tests in any order, and the report is the same.
+        """
+        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for name, rows in sorted(self._noted.items()):
             for row in rows:
-                known = self._rows.setdefault(
+                known = found.setdefault(
                     (row["kind"], row["file"], row["line"], row["caller"]),
                     {**row, "count": 0, "tests": []},
                 )
                 known["count"] += row["count"]
-                known["tests"].append(report.nodeid)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the lines, those of the most tests first."""
+                known["tests"].append(name)
         return sorted(
-            self._rows.values(),
-            key=lambda row: (-len(row["tests"]), str(row["file"]), row["line"], str(row["caller"])),
+            found.values(),
+            key=lambda row: (
+                -len(row["tests"]),
+                *(str(row["file"]), row["line"] or 0, str(row["caller"]), row["kind"]),
+            ),
         )
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:

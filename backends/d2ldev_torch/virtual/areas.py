@@ -158,9 +158,10 @@ def _choose_kernel(name: str, schema: Schema, *, is_composed: bool) -> Callable[
         return partial(schema.op._handle.redispatch_boxed, CPU_KEYS) if has_cpu else None
     if schema.name in _LEFT_TO_TORCH:
         return None
-    # The CPU's kernel serves the CPU, and a composition serves all other devices.
-    is_composed_elsewhere = any(_has(name, key) for key in _COMPOSED) or (has_cpu and is_composed)
-    return partial(run_on_cpu, schema) if is_composed_elsewhere else None
+    # Where the CPU has a kernel, torch may have a composition for all other devices. The fallback
+    # would find the rest, and takes longer: it looks up the schema in each call.
+    is_run = has_cpu or any(_has(name, key) for key in _COMPOSED)
+    return partial(run_on_cpu, schema) if is_run else None
 
 
 _COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")

@@ -78,7 +78,8 @@ def follow_cuda(
     widened = ONLY_ON_CUDA.get(name, "")
     if not refused and not widened:
         return None
-    return partial(_run, schema, run, _dtypes_in(refused), _dtypes_in(widened))
+    refuses, widens = _dtypes_in(refused), _dtypes_in(widened)
+    return partial(_run, schema, run, refuses, widens, refuses | widens)
 
 
 def _dtypes_in(names: str) -> frozenset[torch.dtype]:
@@ -90,15 +91,18 @@ def _run(
     run: Callable[..., Any],
     refused: frozenset[torch.dtype],
     widened: frozenset[torch.dtype],
+    unusual: frozenset[torch.dtype],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     # Outputs are written in any dtype, and are keyword arguments.
     for value in args:
-        if isinstance(value, torch.Tensor) and (value.dtype in refused or value.dtype in widened):
+        if isinstance(value, torch.Tensor) and value.dtype in unusual:
             break
     else:
-        if not kwargs or widened.isdisjoint(v for v in kwargs.values() if type(v) is torch.dtype):
+        if not kwargs:
+            return run(*args)
+        if widened.isdisjoint(v for v in kwargs.values() if type(v) is torch.dtype):
             return run(*args, **kwargs)
     dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
     if dtypes & refused:

@@ -61,6 +61,7 @@ _NUMBERS = frozenset((bool, int, float, complex))
 _PLAIN = _NUMBERS | {type(None), str, torch.dtype, torch.memory_format}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _UNUSUAL = object()
+_is_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 class Schema:
@@ -138,34 +139,36 @@ class Schema:
         Returns:
             The result on the virtual GPU; ``_UNUSUAL``, with nothing done, for any other call.
         """
-        if not self._may_be_quick or torch._C._is_any_autocast_enabled():
+        if not self._may_be_quick or _is_autocast_enabled():
             return _UNUSUAL
         new = []
         index = -1
         has_number = False
-        for i, value in enumerate(args):
+        for value in args:
             kind = type(value)
             if kind in _TENSORS:
                 found = origin_of(value)
                 if found is not None:
-                    value = found[0]
-                    if index != found[1]:
+                    value, own = found
+                    if index != own:
                         if index >= 0:
                             return _UNUSUAL
-                        index = found[1]
-                elif not (value.is_cpu and value.dim() == 0 and i in self._numbers):
+                        index = own
+                elif not (value.is_cpu and value.dim() == 0 and len(new) in self._numbers):
                     return _UNUSUAL
+            elif kind in _NUMBERS:
+                has_number = has_number or len(new) in self._tensors
             elif kind not in _PLAIN and not _is_plain_list(value):
                 return _UNUSUAL
-            elif kind in _NUMBERS and i in self._tensors:
-                has_number = True
             new.append(value)
         if index < 0 or (kwargs and not all(type(value) in _PLAIN for value in kwargs.values())):
             return _UNUSUAL
         if has_number:  # only the whole call turns it into a tensor
             result = self.op(*new, **kwargs)
-        else:
+        elif kwargs:
             result = self._redispatch(CPU_KEYS, *new, **kwargs)
+        else:
+            result = self._redispatch(CPU_KEYS, *new)
         if self.is_mutable:
             _follow(args, new)
         if isinstance(result, (list, tuple)):
@@ -191,9 +194,9 @@ def _take(result: Any, args: tuple[Any, ...], new: list[Any], index: int) -> Any
     """Return a result on the virtual GPU: an operand itself, a number unchanged."""
     if not isinstance(result, _Tensor):
         return result
-    for operand, origin in zip(args, new, strict=True):
+    for i, origin in enumerate(new):
         if result is origin:
-            return operand
+            return args[i]
     return as_virtual(result, index)
 
 
@@ -321,8 +324,10 @@ class Operands:
 def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on a virtual GPU with its CPU kernel."""
     quick = schema.run_quickly(args, kwargs)
-    if quick is not _UNUSUAL:
-        return quick
+    return _run_unusual(schema, args, kwargs) if quick is _UNUSUAL else quick
+
+
+def _run_unusual(schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     operands = Operands(schema)
     new, named = operands.to_cpu(args, kwargs)
     if not schema.is_mutable:

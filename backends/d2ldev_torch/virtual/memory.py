@@ -59,20 +59,19 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
         capsule = _export(x)
     except (BufferError, RuntimeError) as error:
         raise layout_refusal(f"make a tensor on {NAME}:{index}") from error
-    if not x.data_ptr() and x._is_zerotensor():
+    address, dtype = x.data_ptr(), x.dtype
+    if not address and x._is_zerotensor():
         return as_virtual(x.clone(), index)  # zeros that take memory only when they are needed
     new = _import_capsule(capsule, _DL_EXTENSION, index, x)
-    dtype = x.dtype
     if new.dtype is not dtype:  # integers with fewer than eight bits
         raise layout_refusal(f"make a tensor on {NAME}:{index}")
     # Count a storage once, from here until it is freed: views share it.
     storage: Any = new.untyped_storage()
     if not (x.requires_grad or dtype.is_complex):
-        storage.origin = x, index, x.data_ptr(), x.shape, x.stride(), dtype
-    held = ref(storage, _forget)
-    _held[id(held)] = held
+        storage.origin = x, index, address, x.shape, x.stride(), dtype
+    _held.add(ref(storage, _forget))
     if _peaks:
-        _count(id(held), index, storage.nbytes())
+        _count(storage)
     return new
 
 
@@ -277,18 +276,12 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return as_cpu(view)
 
 
-# By the id of the reference: references to one storage are equal.
-_held: dict[int, ref[torch.UntypedStorage]] = {}
+_held: set[ref[torch.UntypedStorage]] = set()
+_forget = _held.discard
 
-
-def _forget(storage: ref[torch.UntypedStorage]) -> None:
-    del _held[id(storage)]
-    index, size = _sizes.pop(id(storage), (0, 0))
-    _used[index] -= size
-
-
-# Of ``follow_peaks``: the size of each storage, and the bytes of each virtual GPU now and at most.
-_sizes: dict[int, tuple[int, int]] = {}
+# Of ``follow_peaks``: the size of each storage, by the id of a reference to it. Then the bytes of
+# each virtual GPU now, and at most.
+_sizes: dict[int, tuple[ref[torch.UntypedStorage], int, int]] = {}
 _used: Counter[int] = Counter()
 _peaks: dict[int, int] = {}
 
@@ -298,16 +291,21 @@ def follow_peaks(number: int) -> None:
     for followed in (_sizes, _used, _peaks):
         followed.clear()
     _peaks.update(dict.fromkeys(range(number), 0))
-    for key, held in _held.copy().items() if number else ():
-        storage = held()
-        if storage is not None:
-            _count(key, storage.device.index, storage.nbytes())
+    for storage in _storages() if number else ():
+        _count(storage)
 
 
-def _count(key: int, index: int, size: int) -> None:
-    _sizes[key] = index, size
+def _count(storage: torch.UntypedStorage) -> None:
+    index, size = storage.device.index, storage.nbytes()
+    held = ref(storage, _take_off)
+    _sizes[id(held)] = held, index, size
     _used[index] += size
     _peaks[index] = max(_peaks[index], _used[index])
+
+
+def _take_off(held: ref[torch.UntypedStorage]) -> None:
+    _, index, size = _sizes.pop(id(held))
+    _used[index] -= size
 
 
 def peak_of(index: int) -> int:
@@ -339,5 +337,5 @@ def _address(x: torch.Tensor) -> int | None:
 
 
 def _storages() -> list[torch.UntypedStorage]:
-    storages = (storage() for storage in _held.copy().values())
+    storages = (held() for held in _held.copy())
     return [storage for storage in storages if storage is not None]

@@ -171,12 +171,30 @@ def run(project, *options):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module", params=[[], ["-n", "2"]], ids=["one-process", "xdist"])
-def outcome(request, project):
-    file = project / f"leaks{len(request.param)}.json"
-    options = ["--d2ldev-leaks", f"--d2ldev-leaks-json={file}", *request.param]
-    status, text = run(project, *options)
-    return status, text, json.loads(file.read_text())
+@pytest.fixture(scope="module")
+def outcomes(project):
+    """The same run in one process, and in two of pytest-xdist."""
+
+    def end(*options):
+        file = project / f"leaks{len(options)}.json"
+        status, text = run(project, "--d2ldev-leaks", f"--d2ldev-leaks-json={file}", *options)
+        return status, text, json.loads(file.read_text())
+
+    return {"one-process": end(), "xdist": end("-n", "2")}
+
+
+@pytest.fixture(params=["one-process", "xdist"])
+def outcome(request, outcomes):
+    return outcomes[request.param]
+
+
+def test_processes_side_by_side_give_the_same_report(outcomes):
+    alone, beside = (
+        (status, text.partition("= d2ldev leaks")[2].partition("= short test summary")[0], data)
+        for status, text, data in outcomes.values()
+    )
+    assert len(alone[1].splitlines()) > 2
+    assert beside == alone
 
 
 def test_tests_fail_with_the_line_of_the_library(outcome):
