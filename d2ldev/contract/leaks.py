@@ -410,11 +410,6 @@ class Watch:
             return _ELSEWHERE
         return _KEPT if is_kept or _constructs_in_place(entry) else _INPUT
 
-    def _is_there(self, x: Any) -> bool:
-        with suppress(UnsupportedValueError):  # it is on several, or traced
-            return self._device_of(x) is self.device
-        return False
-
     def find_given(self, frame: FrameType) -> list[Any]:
         """Return the suspects that the test has given to the function that it called.
 
