@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import gc
+import importlib
 import os
 import socket
 import struct
@@ -117,6 +119,8 @@ class TorchParallel(Parallel):
             return
         host, _, port = group.addresses[0].rpartition(":")
         timeout = timedelta(seconds=2 * group.timeout)
+        # Imported later, its functions would keep the engine as a default argument, for good.
+        importlib.import_module("torch.distributed.nn")
         engines = self._engines(group)
         with _through_interface(group.addresses[group.rank].rpartition(":")[0]):
             # Not by ``init_method``: under torchrun, rank 0 would expect the agent to listen.
@@ -232,6 +236,8 @@ def _leave(group: Group) -> None:
         group.check()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+            # What refers to itself keeps the engine, whose threads would see the interpreter end.
+            gc.collect()
 
 
 def _has_statistics(layer: torch.nn.Module) -> bool:
