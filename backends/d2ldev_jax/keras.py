@@ -25,6 +25,22 @@ def is_layer(obj: Any) -> bool:
     return isinstance(obj, KerasObject) and isinstance(obj, sys.modules["keras"].Layer)
 
 
+def list_layers(model: Any) -> list[Any]:
+    """Return a layer or a model, and all layers in it: in public, only a model lists its own."""
+    found: list[Any] = []
+    left, seen = [model], set()
+    while left:
+        each = left.pop()
+        if id(each) in seen or not (is_layer(each) or isinstance(each, (list, tuple, dict))):
+            continue
+        seen.add(id(each))
+        if is_layer(each):
+            found.append(each)
+            each = vars(each)
+        left += each.values() if isinstance(each, dict) else each
+    return found
+
+
 def members(obj: Any) -> Iterator[Slot]:
     """Yield the values of an object's variables."""
     trained: set[int] = set()

@@ -22,7 +22,7 @@ from d2ldev.framework import (
     join_keras_inputs,
     read_keras_signature,
 )
-from d2ldev_jax.keras import KerasObject, name_variables
+from d2ldev_jax.keras import KerasObject, list_layers, name_variables
 from d2ldev_jax.training.wrappers import Wrapper
 
 # No variable has such a name.
@@ -124,6 +124,9 @@ class KerasModule(_Owner, Wrapper):
         # Not through ``setattr``, which would make it a part of the state.
         self.__dict__["losses"] = losses
         return prediction
+
+    def list_dependencies(self) -> list[Any]:
+        return list_layers(self.unwrap())
 
     def take_losses(self) -> list[Tensor]:
         losses: list[Tensor] = self.__dict__.pop("losses", [])

@@ -305,7 +305,9 @@ class JaxLearner(Learner):
         )
         if self._steps is None or self._steps.structure != steps.structure:
             self._steps = steps
-            self._program = _PROGRAMS.get([self.settings.loss], steps.values, _Program)
+            is_wrapped = isinstance(self._model, Wrapper)
+            objects = self._model.list_dependencies() if is_wrapped else []
+            self._program = _PROGRAMS.get([self.settings.loss, *objects], steps.values, _Program)
             self._program.users[id(steps)] = steps
         self._is_synced = False
 

@@ -40,6 +40,10 @@ class Wrapper(nnx.Module):
         """Return the inputs of the model."""
         return read_signature(self.unwrap(), switches=SWITCHES)
 
+    def list_dependencies(self) -> list[Any]:
+        """Return objects whose plain attributes the programs depend on, and the graph lacks."""
+        return []
+
     def take_losses(self) -> list[Tensor]:
         """Return the losses that layers have added in the last call."""
         return []

@@ -287,6 +287,46 @@ def test_a_frozen_layer_stays_and_the_users_changes_count(backend):
     assert not np.any(model.layers[0].kernel.value)
 
 
+class Scaled(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.function = 1.0, keras.activations.linear
+
+    def call(self, x):
+        return self.function(x) * self.scale
+
+
+CHANGES = {
+    "a number": lambda layer: setattr(layer, "scale", 3.0),
+    "a function": lambda layer: setattr(layer, "function", keras.activations.tanh),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_a_layer_between_two_fits_counts(backend, change):
+    layer = Scaled()
+    model = build(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), layer]))
+    trainer = Trainer(1, backend=backend)
+    before = trainer.validate(model, DATA, loss="mse")
+    assert trainer.validate(model, DATA, loss="mse") == before
+    change(layer)
+    expected = float(np.mean((np.asarray(model(X)) - Y) ** 2))
+    assert trainer.validate(model, DATA, loss="mse")["loss"] == pytest.approx(expected, rel=1e-5)
+    assert before["loss"] != pytest.approx(expected, rel=1e-2)
+
+
+def test_a_second_fit_traces_nothing(backend, caplog):
+    model = build(make_own)
+    with jax.log_compiles():
+        for number in (1, 0):
+            caplog.clear()
+            Trainer(1, backend=backend).fit(model, DATA, loss="mse", optimizer="adam", lr=0.01)
+            texts = [each.getMessage() for each in caplog.records]
+            assert (
+                sum(x.startswith("Finished tracing + transforming step") for x in texts) == number
+            )
+
+
 def test_a_layer_that_is_frozen_later_is_refused(backend):
     model = build(make_line)
 
