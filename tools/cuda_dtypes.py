@@ -26,6 +26,7 @@ WIDER = {
     torch.bfloat16: torch.float32,
     torch.complex32: torch.complex64,
 }
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # Kernels that only cards have, and operators that have one entry for each way to compute.
 LEFT_OUT = ("_flash_attention", "_efficient_attention", "_scaled_mm", "batch_norm", "jiterator")
 SAMPLES = 12
@@ -120,14 +121,21 @@ def record(entry: Any, dtype: torch.dtype) -> set[tuple[str, torch.dtype]]:
     return {call for call in recorder.calls if call[1] is dtype}
 
 
+def list_only_on_cpu(entry: Any) -> set[torch.dtype]:
+    """Return the dtypes that CUDA refuses, and not the CPU.
+
+    The table names one integer for some operators whose kernels take several, such as convolutions.
+    Where CUDA computes no integer, it refuses all of them.
+    """
+    found: set[torch.dtype] = entry.dtypes - entry.dtypesIfCUDA
+    if found & INTEGERS and not entry.dtypesIfCUDA & INTEGERS:
+        found |= INTEGERS
+    return {dtype for dtype in found - set(WIDER) if "float8" not in str(dtype)}
+
+
 def find_only_on_cpu(entries: list[Any]) -> Table:
     """Return the kernels that CUDA has not for a dtype."""
-    pairs = [
-        (entry, dtype)
-        for entry in entries
-        for dtype in entry.dtypes - entry.dtypesIfCUDA
-        if dtype not in WIDER and "float8" not in str(dtype)
-    ]
+    pairs = [(entry, dtype) for entry in entries for dtype in list_only_on_cpu(entry)]
     dtypes = {dtype for _, dtype in pairs}
     common: set[tuple[str, torch.dtype]] = set()
     for entry in entries:

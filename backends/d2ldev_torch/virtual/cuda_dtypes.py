@@ -1,7 +1,7 @@
 """The dtypes of operators that only the CPU's or only CUDA's kernels compute.
 
-``tools/cuda_dtypes.py`` wrote these tables with torch 2.13.0. Each has the names of dtypes by the
-name of an operator. The rules are in ``dtypes.py``.
+``tools/cuda_dtypes.py`` wrote these tables with torch 2.13.0. Each has the names of dtypes by
+the name of an operator. The rules are in ``dtypes.py``.
 """
 
 ONLY_ON_CPU = {
@@ -9,15 +9,15 @@ ONLY_ON_CPU = {
     "_histogramdd_from_bin_cts": "float32 float64",
     "_histogramdd_from_bin_tensors": "float32 float64",
     "_trilinear": "int16 int32 int64 int8 uint8",
-    "_upsample_bilinear2d_aa": "uint8",
+    "_upsample_bilinear2d_aa": "int16 int32 int64 int8 uint8",
     "addbmm": "int16 int32 int64 int8 uint8",
     "addmm": "int16 int32 int64 int8 uint8",
     "addmv": "int16 int32 int64 int8 uint8",
-    "avg_pool2d": "int64",
-    "avg_pool3d": "int64",
+    "avg_pool2d": "int16 int32 int64 int8 uint8",
+    "avg_pool3d": "int16 int32 int64 int8 uint8",
     "baddbmm": "int16 int32 int64 int8 uint8",
     "bmm": "int16 int32 int64 int8 uint8",
-    "convolution": "int64",
+    "convolution": "int16 int32 int64 int8 uint8",
     "dot": "int16 int32 int64 int8 uint8",
     "histogram": "float32 float64",
     "max_pool2d_with_indices": "int16 int32 int64 int8 uint8",
@@ -25,8 +25,8 @@ ONLY_ON_CPU = {
     "mm": "int16 int32 int64 int8 uint8",
     "mv": "int16 int32 int64 int8 uint8",
     "native_dropout_backward": "int16 int32 int64 int8 uint8",
-    "upsample_bicubic2d": "uint8",
-    "upsample_bilinear2d": "uint8",
+    "upsample_bicubic2d": "int16 int32 int64 int8 uint8",
+    "upsample_bilinear2d": "int16 int32 int64 int8 uint8",
     "vdot": "int16 int32 int64 int8 uint8",
 }
 

@@ -31,6 +31,7 @@ WIDER = {
     torch.bfloat16: torch.float32,
     torch.complex32: torch.complex64,
 }
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # Kernels of attention that only cards have.
 OF_CARDS = ("_flash_attention", "_efficient_attention")
 
@@ -207,11 +208,15 @@ def sweep(number, compare, selected=lambda op: True):
 def sweep_refused():
     """Return the pairs of operator and dtype that a virtual GPU refuses as CUDA, and the others.
 
-    Half precision is left out: a build for the CPU does not know whether CUDA computes it.
+    Half precision is left out: a build for the CPU does not know whether CUDA computes it. The
+    table names one integer for some operators whose kernels take several.
     """
     refused, computed = [], []
     for op in operators():
-        for dtype in op.dtypes - op.dtypesIfCUDA - set(WIDER):
+        dtypes = op.dtypes - op.dtypesIfCUDA - set(WIDER)
+        if dtypes & INTEGERS and not op.dtypesIfCUDA & INTEGERS:
+            dtypes |= INTEGERS
+        for dtype in dtypes:
             if "float8" in str(dtype):
                 continue
             error = None
