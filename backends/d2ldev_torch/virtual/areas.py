@@ -133,7 +133,9 @@ def _register(aten: Any, name: str) -> None:
         if of_layout is not None:
             aten.impl(name, of_layout, key)
     kernel = _choose_kernel(name, schema, is_composed=is_composed)
-    run = op.decompose if is_composed else partial(run_on_cpu, schema)
+    # A composition is called by the dispatcher of C++, in half the time of ``op.decompose``.
+    run = partial(op._handle.redispatch_boxed, _COMPOSITION) if is_composed else None
+    run = run or partial(run_on_cpu, schema)
     as_on_cuda = follow_cuda(schema, kernel or run, is_composed=is_composed)
     kernel = as_on_cuda or kernel
     if kernel is None:
@@ -141,6 +143,11 @@ def _register(aten: Any, name: str) -> None:
     aten.impl(name, kernel, "PrivateUse1")
     if is_composed and (as_on_cuda or name in COPY_KERNELS or name in autograd.COMPOSED_BY_DEVICE):
         aten.impl(name, kernel, "AutogradPrivateUse1")
+    if is_composed and as_on_cuda:  # ``vmap`` composes it before any kernel is called
+        aten.impl(name, kernel, "FuncTorchBatched")
+
+
+_COMPOSITION = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
 
 
 def _choose_kernel(name: str, schema: Schema, *, is_composed: bool) -> Callable[..., Any] | None:
@@ -148,6 +155,8 @@ def _choose_kernel(name: str, schema: Schema, *, is_composed: bool) -> Callable[
     special = COPY_KERNELS.get(name) or cuda_kernels.KERNELS.get(name)
     if special is not None:
         return special
+    if schema.outs and schema.name in cuda_kernels.KERNELS:
+        return partial(cuda_kernels.write, schema, cuda_kernels.KERNELS[schema.name])
     if name in autograd.COMPOSED_BY_DEVICE:
         return partial(autograd.run_composite, schema)
     if schema.is_random:

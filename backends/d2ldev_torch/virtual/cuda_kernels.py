@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from d2ldev_torch.virtual.kernels import run_on_cpu, schema_of
+from d2ldev_torch.virtual.kernels import Operands, Schema, run_on_cpu, schema_of
 
 _Tensor = torch.Tensor
 
@@ -143,6 +143,19 @@ def nansum(
 
 
 _NANSUM = schema_of(torch.ops.aten.nansum.default)
+
+
+def write(schema: Schema, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Write the results of a kernel to the tensors that are given as ``out``."""
+    Operands(schema).to_cpu(args, kwargs)  # operands on different devices are refused
+    outs = tuple(kwargs.pop(name) for name in schema.outs)
+    results = kernel(*args, **kwargs)
+    for out, result in zip(outs, results if len(outs) > 1 else (results,), strict=True):
+        if out.shape != result.shape:
+            out.resize_(result.shape)
+        out.copy_(result)
+    return outs if len(outs) > 1 else outs[0]
+
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "histc": histc,

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from d2ldev_torch.virtual.cuda_dtypes import ONLY_ON_CPU, ONLY_ON_CUDA
+from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.kernels import Operands, Schema
 
 _WIDER = {
@@ -97,7 +98,11 @@ def _run(
 ) -> Any:
     # Outputs are written in any dtype, and are keyword arguments.
     for value in args:
-        if isinstance(value, torch.Tensor) and value.dtype in unusual:
+        if (
+            isinstance(value, torch.Tensor)
+            and value.dtype in unusual
+            and value.device.type == NAME  # ``vmap`` calls it for any device
+        ):
             break
     else:
         if not kwargs:
@@ -136,10 +141,10 @@ def run_wider(
             narrow |= _NARROWER[dtype]
     operands: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def widen(value: Any) -> Any:
+    def widen(value: Any, dtypes: Any = widened) -> Any:
         if isinstance(value, torch.dtype):
-            return _WIDER[value] if value in widened else value
-        if not isinstance(value, torch.Tensor) or value.dtype not in widened:
+            return _WIDER[value] if value in dtypes else value
+        if not isinstance(value, torch.Tensor) or value.dtype not in dtypes:
             return value
         wide = value.to(_WIDER[value.dtype])
         operands[id(wide)] = wide, value
@@ -152,6 +157,7 @@ def run_wider(
         return value.to(narrow[value.dtype]) if is_wide else value
 
     new, named = tree_map(widen, (args, kwargs))
+    named |= {name: widen(named[name], _WIDER) for name in schema.outs}
     result = schema.op(*new, **named)
     for x in schema.list_written(new, named):
         if id(x) in operands:

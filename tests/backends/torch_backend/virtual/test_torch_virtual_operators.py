@@ -74,6 +74,7 @@ def test_what_only_cuda_computes_is_computed(swept):
         (lambda x: x[0] @ x[0], "\"dot\" not implemented for 'Long'"),
         (lambda x: torch.addmm(x, x, x, out=x.clone()), '"addmm_cuda"'),
         (lambda x: functional.max_pool2d(x[None], 2), '"max_pool2d_with_indices_out_cuda_frame"'),
+        (lambda x: functional.conv1d(x[None].int(), x[None].int()), "for 'Int'"),
         (lambda x: torch.histogram(x.float(), 3), "not implemented for 'Float'"),
     ],
 )
@@ -91,6 +92,38 @@ def test_half_precision_in_a_fourier_transform_has_a_gradient(place):
     assert found.dtype is torch.complex32
     found.abs().sum().backward()
     assert (x.grad.dtype, x.grad.device) == (torch.float16, place)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_half_precision_in_a_fourier_transform_is_mapped(place):
+    x = torch.randn(3, 8, device=place).half()
+    found = torch.vmap(torch.fft.fft)(x)
+    assert (found.dtype, found.device) == (torch.complex32, place)
+    assert torch.equal(torch.view_as_real(found), torch.view_as_real(torch.fft.fft(x)))
+    gradient = torch.vmap(torch.func.grad(lambda row: torch.fft.fft(row).abs().sum()))(x)
+    assert gradient.dtype is torch.float16
+    with pytest.raises(RuntimeError, match="Unsupported dtype Half"):  # as without virtual GPUs
+        torch.vmap(torch.fft.fft)(x.cpu())
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.parametrize(
+    ("operator", "make"),
+    [
+        (torch.fft.fft, lambda: torch.randn(8).half()),
+        (lambda x, **out: torch.histc(x, 4, **out), lambda: torch.tensor([1, 2, 2, 3])),
+        (lambda x, **out: torch.nansum(x, 0, **out), lambda: torch.tensor([1j, torch.nan])),
+    ],
+)
+def test_what_only_cuda_computes_is_written_to_out(place, operator, make):
+    x = make().to(place)
+    expected = operator(x)
+    for shape in (0, expected.shape):
+        held = torch.empty(shape, dtype=expected.dtype, device=place)
+        assert operator(x, out=held) is held
+        assert held.tolist() == expected.tolist()
+    with pytest.raises(DeviceMismatchError):
+        operator(x, out=held.cpu())
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
