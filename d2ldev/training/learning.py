@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract import Framework, Learner, Tensor, TrainingSettings
@@ -155,13 +156,15 @@ def make_learner(
 def _check_reduction(settings: TrainingSettings) -> None:
     """Refuse a loss that returns a sum if several shards or batches make a step.
 
-    Losses of torch and Keras have the attribute ``reduction``.
+    Losses of torch and Keras have the attribute ``reduction``, and torch's functions an argument.
     """
-    reduction = None if settings.methods else getattr(settings.loss, "reduction", None)
+    loss = settings.loss
+    reduction = None if settings.methods else getattr(loss, "reduction", None)
+    if isinstance(loss, partial):
+        reduction = loss.keywords.get("reduction")
     if reduction in ("sum", "mean_with_sample_weight"):
         raise UnsupportedValueError(
-            f"train with the loss {describe(settings.loss)}, where several shards or batches make "
-            "a step",
+            f"train with the loss {describe(loss)} where several shards or batches make a step",
             f"its reduction is {reduction!r}, and its values count as means over the examples",
             "a loss with reduction='mean', or a function that returns "
             "d2ldev.WeightedLoss(sum, weight)",

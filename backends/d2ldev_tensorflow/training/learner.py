@@ -569,8 +569,9 @@ class _Program:
 
 def _find_programs(model: Any) -> Programs[_Program]:
     """Return the programs that a model keeps."""
-    # Not through ``__setattr__``, which would track them.
-    return vars(model).setdefault(OF_PROGRAMS, Programs(4, ("_called", "_variable_read")))
+    # Not through ``__setattr__``, which would track them. A ``CompiledLoss`` notes ``is_built``.
+    ignored = "_called", "_variable_read", "is_built"
+    return vars(model).setdefault(OF_PROGRAMS, Programs(4, ignored))
 
 
 def _trace(users: WeakValueDictionary[int, TensorFlowLearner], method: Callable[..., Any]) -> Any:

@@ -118,6 +118,13 @@ def test_the_same_loss_traces_nothing_and_a_new_one_each_time(net, train, traces
     assert (traces() > 0) is is_traced
 
 
+def test_a_second_fit_of_a_compiled_model_traces_nothing(backend, net, traces):
+    net.compile("adam", keras.losses.Huber(0.5), loss_weights=2.0)
+    for is_first in (True, False):
+        Trainer(1, backend=backend).fit(net, DATA, DATA[:1])
+        assert (traces() > 0) is is_first
+
+
 def test_a_loss_that_is_dropped_takes_its_data_with_it(net, train):
     weights = tf.ones(1)
     gone = ref(weights)

@@ -6,6 +6,8 @@ of them have to agree.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -225,15 +227,23 @@ class WithReduction:
         return (prediction[0, 0] - y[0, 0]) ** 2
 
 
+def take_reduction(prediction, y, reduction):
+    """Return a loss by its reduction, as the functions of ``torch.nn.functional`` do."""
+    return WithReduction(reduction)(prediction, y)
+
+
 @requirement("train.refuses-sums", section=SECTION, source="contract, Training")
 @WITH_OWN_LOSS
 @pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
-def test_a_loss_that_is_no_mean_is_refused_in_several_batches(backend, reduction):
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_loss_that_is_no_mean_is_refused_in_several_batches(backend, reduction, is_partial):
     """Refuse a loss whose ``reduction`` differs from a mean if several batches make a step.
 
     Its sums would be averaged.
     """
     net, loss = backend.mlp([2, 1]), WithReduction(reduction)
+    if is_partial:
+        loss = partial(take_reduction, reduction=reduction)
     with pytest.raises(UnsupportedValueError, match=reduction):
         backend.learner(net, loss=loss, accumulate_grad_batches=2)
     learner = backend.learner(net, loss=loss)
