@@ -7,7 +7,7 @@ the functions that no mode sees.
 
 - torch has a stack of modes for each thread. New threads get the mode, too, and backward passes.
 - ``x.device`` is ``cuda:1`` for programs and libraries. It stays ``vgpu:1`` for d2ldev and torch,
-  whose code for CUDA would look for CUDA's own functions.
+  whose code for CUDA would look for CUDA's own functions. torch's errors name ``cuda:1``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from torch.amp import autocast_mode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 
+from d2ldev import D2LDevError
 from d2ldev.framework import replace, warn
-from d2ldev_torch.virtual import cuda_module, memory
+from d2ldev_torch.virtual import cuda_module, memory, torch_module
 from d2ldev_torch.virtual.cuda_module import native_of
 from d2ldev_torch.virtual.devices import NAME, count
 
@@ -76,7 +77,12 @@ class _Mode(TorchFunctionMode):
                 kwargs = {name: translate(value) for name, value in kwargs.items()}
                 if kwargs.get("pin_memory"):  # virtual GPUs read the host's memory directly
                     del kwargs["pin_memory"]
-        result = function(*args, **kwargs) if kwargs else function(*args)
+        try:
+            result = function(*args, **kwargs) if kwargs else function(*args)
+        except Exception as error:
+            if not isinstance(error, D2LDevError):
+                error.args = tuple(map(_name_cuda, error.args))
+            raise
         kind = type(result)
         if kind is torch.device:
             return show(result, sys._getframe(1))
@@ -85,6 +91,12 @@ class _Mode(TorchFunctionMode):
         return result
 
 
+def _name_cuda(text: Any) -> Any:
+    """Return the text of an error with the names of CUDA devices for those of virtual GPUs."""
+    return _name.sub("cuda", text) if isinstance(text, str) else text
+
+
+_name = re.compile(rf"\b{NAME}\b")
 _mode = _Mode()
 _number_of_blocks = 0
 
@@ -114,6 +126,7 @@ def switch_on() -> None:
 
 def _enter(entered: ExitStack) -> None:
     if not is_on():
+        entered.callback(torch_module.make_current, torch_module.current_device())
         _replace(entered)
         memory.follow_peaks(count())
         entered.callback(memory.follow_peaks, 0)

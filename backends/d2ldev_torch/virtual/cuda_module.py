@@ -124,6 +124,13 @@ def _set_index(index: int) -> None:
         torch_module.make_current(index)
 
 
+def _exchange(index: int) -> int:
+    """Make another device current, and return the index of the one before."""
+    before = torch_module.current_device()
+    _set_index(-1 if index < 0 else _index(index))
+    return before
+
+
 class StreamContext(nullcontext[None]):
     """A block whose work is done when a call returns, on any stream."""
 
@@ -334,6 +341,11 @@ def list_replacements() -> list[tuple[Any, str, Any]]:
         *replacements,
         (torch.cuda, "default_generators", generators),
         (torch.cuda, "_lazy_init", refuse_hardware),
+        (torch._C, "_accelerator_getDeviceIndex", torch_module.current_device),
+        *(
+            (torch._C, f"_accelerator_{name}", _exchange)
+            for name in ("setDeviceIndex", "exchangeDevice", "maybeExchangeDevice")
+        ),
     ]
 
 

@@ -141,7 +141,7 @@ class Schema:
         """
         if not self._may_be_quick or _is_autocast_enabled():
             return _UNUSUAL
-        new = []
+        new: list[Any] = []
         index = -1
         has_number = False
         for value in args:

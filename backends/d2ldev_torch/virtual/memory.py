@@ -58,13 +58,13 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
     try:
         capsule = _export(x)
     except (BufferError, RuntimeError) as error:
-        raise layout_refusal(f"make a tensor on {NAME}:{index}") from error
+        raise layout_refusal(f"make a tensor on gpu:{index}") from error
     address, dtype = x.data_ptr(), x.dtype
     if not address and x._is_zerotensor():
         return as_virtual(x.clone(), index)  # zeros that take memory only when they are needed
     new = _import_capsule(capsule, _DL_EXTENSION, index, x)
     if new.dtype is not dtype:  # integers with fewer than eight bits
-        raise layout_refusal(f"make a tensor on {NAME}:{index}")
+        raise layout_refusal(f"make a tensor on gpu:{index}")
     # Count a storage once, from here until it is freed: views share it.
     storage: Any = new.untyped_storage()
     if not (x.requires_grad or dtype.is_complex):

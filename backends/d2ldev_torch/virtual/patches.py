@@ -29,7 +29,7 @@ from d2ldev import UnsupportedValueError
 from d2ldev.framework import warn
 from d2ldev_torch.virtual import as_cuda, torch_module
 from d2ldev_torch.virtual.cuda_module import native_of
-from d2ldev_torch.virtual.devices import NAME, index_of
+from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.memory import as_virtual, bytes_of, forget_origin
 
 _CAN_RESIZE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
@@ -90,11 +90,12 @@ def _share_no_memory() -> None:
     def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != NAME:
             return make_shared(cls, size, device=device)
+        gpu = device_of(torch.device(device))
         raise UnsupportedValueError(
             "share memory with other processes",
-            f"the memory of {device} belongs to this process",
+            f"the memory of {gpu} belongs to this process",
             "leave data on the CPU until it has arrived: x = backend.to(x, device) in this process",
-            [device],
+            [gpu],
         )
 
     storage_type._new_shared = classmethod(new_shared)

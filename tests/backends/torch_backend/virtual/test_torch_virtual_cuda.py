@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from d2ldev_torch.virtual.as_cuda import is_on, stand_for_cuda
@@ -181,6 +182,13 @@ def test_the_current_device():
 def test_torch_s_accelerator_is_cuda():
     assert torch.accelerator.current_accelerator().type == "cuda"
     torch.accelerator.synchronize(FIRST)
+    with torch.accelerator.device_index(1):
+        assert torch.accelerator.current_device_index() == torch.cuda.current_device() == 1
+        torch.accelerator.set_device_index(0)
+        assert torch.ones(2, device="cuda").device == FIRST
+    assert torch.accelerator.current_device_index() == 0
+    with pytest.raises(DeviceUnavailableError, match="cuda:2"):
+        torch.accelerator.set_device_index(2)
 
 
 def test_d2ldev_knows_them(virtual):
@@ -202,6 +210,29 @@ def test_torch_knows_nothing_of_it():
     x = torch.ones(2, device="cuda")
     assert not hasattr(x, "__cuda_array_interface__")
     assert repr(x).endswith("device='vgpu:0')")
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.numpy, np.asarray])
+def test_torch_s_errors_name_cuda_devices(convert):
+    with pytest.raises(TypeError, match="can't convert cuda:1 device type tensor to numpy"):
+        convert(torch.ones(2, device="cuda:1"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_errors_of_d2ldev_name_the_gpu():
+    x = torch.ones(2, device="cuda:1")
+    for attempt in (
+        lambda: torch.quantize_per_tensor(x, 0.1, 1, torch.qint8),
+        lambda: torch.UntypedStorage._new_shared(3, device="vgpu:1"),
+    ):
+        with pytest.raises(UnsupportedValueError, match=" gpu:1"):
+            attempt()
+
+
+def test_a_native_device_is_taken_but_is_none_of_cuda(virtual):
+    x = torch.ones(2, device=virtual.native("gpu:1"))
+    assert x.device == SECOND
+    assert virtual.device_of(x) == virtual.device(virtual.native("gpu:1")) == virtual.device(SECOND)
 
 
 # -- what no mode of this thread sees --------------------------------------------------------------
@@ -472,7 +503,7 @@ from d2ldev_torch.virtual.as_cuda import is_on, stand_for_cuda
 x = torch.ones(2, device="vgpu:1")
 owners = (
     torch, torch.Tensor, torch.UntypedStorage, DeviceContext, threading.Thread, torch.cuda,
-    torch.accelerator, torch.nested, autocast_mode, autocast_mode.autocast,
+    torch._C, torch.accelerator, torch.nested, autocast_mode, autocast_mode.autocast,
 )
 kept = [dict(vars(owner)) for owner in owners]
 for _ in range(2):
@@ -485,6 +516,8 @@ for _ in range(2):
     assert len(torch.overrides._get_current_function_mode_stack()) == 0
     with stand_for_cuda(), stand_for_cuda():
         assert is_on() and torch.cuda.is_available() and x.is_cuda
+        assert torch.cuda.current_device() == 0
+        torch.cuda.set_device(1)
 try:
     torch.ones(2, device="cuda")
 except Exception as error:
