@@ -111,18 +111,24 @@ class Follower:
             yield self.place
 
     def place(self, values: dict[str, Any]) -> None:
-        """Commit the arrays among the values of a dict to the device."""
+        """Commit the arrays among the values of a dict to the device.
+
+        Those that a library has left elsewhere stay there.
+        """
         self._watch.note_toolboxes(values.values())
         for name, value in list(values.items()):
             if _is_concrete(value):
-                values[name] = self._commit(value)
+                values[name] = self._place_array(value)
             elif isinstance(value, (list, tuple, dict)) and type(value) in (list, tuple, dict):
                 placed = jax.tree.map(
-                    lambda x: self._commit(x) if _is_concrete(x) else x,
+                    self._place_array,
                     value,
                     is_leaf=lambda x: not isinstance(x, (list, tuple, dict)),
                 )
                 values[name] = placed
+
+    def _place_array(self, x: Any) -> Any:
+        return self._commit(x) if _is_concrete(x) and not self._watch.is_left(x) else x
 
     def _commit(self, x: Any) -> Any:
         self._watch.has_inputs = True

@@ -111,7 +111,8 @@ class Follower:
     def place(self, values: dict[str, Any]) -> None:
         """Move the tensors among the values of a dict to the device.
 
-        So are tensors in lists, tuples and dicts. A variable stays, and mixes with the inputs.
+        So are tensors in lists, tuples and dicts. A variable stays, and mixes with the inputs. A
+        tensor that a library has left elsewhere stays, too.
         """
         self._watch.note_toolboxes(values.values())
         for name, value in list(values.items()):
@@ -119,7 +120,7 @@ class Follower:
                 values[name] = tf.nest.map_structure(self._move, value)
 
     def _move(self, x: Any) -> Any:
-        if type(x) is not _EagerTensor or x.dtype in OF_THE_HOST:
+        if type(x) is not _EagerTensor or x.dtype in OF_THE_HOST or self._watch.is_left(x):
             return x
         self._watch.has_inputs = True
         with DefaultDevice(self._native):

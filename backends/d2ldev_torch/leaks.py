@@ -267,7 +267,8 @@ class LeakMode(TorchFunctionMode):
     def place(self, values: dict[str, Any]) -> None:
         """Move the tensors and modules among the values of a dict, which stay the same objects.
 
-        So are tensors in lists, tuples and dicts, and in attributes of objects.
+        So are tensors in lists, tuples and dicts, and in attributes of objects. A tensor that a
+        library has left elsewhere stays there.
         """
         with torch._C.DisableTorchFunction():
             for value in list(values.values()):
@@ -282,7 +283,7 @@ class LeakMode(TorchFunctionMode):
 
     def _place_value(self, value: Any) -> None:
         if isinstance(value, _Tensor):
-            if not self._watch.is_suspect(value):
+            if self._watch.find_stray(value) is None:
                 self._move_in_place(value)
         elif isinstance(value, torch.nn.Module):
             self._move_module(value)

@@ -135,7 +135,7 @@ class Frames:
     Attributes:
         toolboxes: objects of the tests from before all blocks that keep tensors of their own, by
             their identity. What they keep tells nothing of a call's inputs.
-        suspects: those of the blocks that have ended, such as a fixture's.
+        strays: those of the blocks that have ended, such as a fixture's.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Frames:
         self._files: set[str] = set()
         self._namespace = namespace
         self.toolboxes: dict[int, object] = {}
-        self.suspects: list[Stray] = []
+        self.strays: list[Stray] = []
         self._neither = set(_NEITHER)
         self._kinds: dict[str, int] = {}
         self._names: dict[str, str] = {}
@@ -353,13 +353,13 @@ class Watch:
         self._mixed: set[Line | None] = set()
         # A loop reads one tensor after another: the leak is the same.
         self._of_lines: dict[tuple[Any, ...], Leak] = {}
-        for stray in frames.suspects:
+        for stray in frames.strays:
             if (x := stray.tensor()) is not None:
                 self.inherit(x, stray)
 
     def end(self) -> None:
-        """Keep the suspects for the next block."""
-        self.frames.suspects = [stray for stray in self.strays.values() if stray.is_suspect]
+        """Keep the strays for the next block."""
+        self.frames.strays = list(self.strays.values())
 
     def note_toolboxes(self, values: Iterable[Any]) -> None:
         """Remember the objects among the values of a test that keep tensors of their own."""
@@ -494,6 +494,11 @@ class Watch:
         """Return whether a tensor is a suspect."""
         stray = self.find_stray(x)
         return stray is not None and stray.is_suspect
+
+    def is_left(self, x: Any) -> bool:
+        """Return whether a call with an input has left a tensor on another device."""
+        stray = self.find_stray(x)
+        return stray is not None and not stray.is_suspect
 
     def find_stray(self, x: Any) -> Stray | None:
         """Return what is known of a tensor."""

@@ -256,7 +256,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     """Make the inputs of the fixtures on the device."""
     if (search := _search_of(item)) is None:
         return (yield)
-    with search.follow(item):
+    with search.follow(item) as place:
+        if (module := getattr(item, "module", None)) is not None:
+            place(vars(module))
         return (yield)
 
 

@@ -207,6 +207,18 @@ def test_an_object_of_the_test_that_keeps_arrays_tells_nothing_of_a_call(backend
     assert str(backend.device_of(made)) == "gpu:1"
 
 
+def test_an_array_that_a_library_gave_to_a_fixture_is_followed(backend, library):
+    leaks, frames = Leaks(), Frames([__file__])
+    with follow(backend, "gpu:1", frames, leaks):
+        values = {"made": library.return_it(jnp.ones(3))}
+    assert list(leaks) == []
+    with follow(backend, "gpu:1", frames, leaks) as place:
+        place(values)
+        np.asarray(values["made"])
+    (leak,) = leaks
+    assert (leak.kind, leak.line.number) == ("result", number_of("result"))
+
+
 def test_the_block_leaves_jax_as_it_was(backend):
     def look():
         array = type(jnp.ones(3))

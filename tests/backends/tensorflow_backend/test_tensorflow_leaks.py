@@ -9,6 +9,8 @@ from leaky_libraries import find_number, import_library
 from tensorflow.python import pywrap_tfe
 
 import d2ldev
+from d2ldev.contract.leaks import Frames
+from d2ldev.leaks.finding import Leaks, follow
 
 LIBRARY = """
 import numpy as np
@@ -237,6 +239,18 @@ def test_models_from_before_the_block_and_from_it_have_no_leaks(backend):
             optimizer.apply_gradients(zip(found, net.trainable_variables, strict=True))
     assert {str(backend.device_of(each)) for each in (loss, *found)} == {"gpu:1"}
     assert leaks.find_failing() == []
+
+
+def test_a_tensor_that_a_library_gave_to_a_fixture_is_followed(backend, library):
+    leaks, frames = Leaks(), Frames([__file__])
+    with follow(backend, "gpu:1", frames, leaks):
+        values = {"made": library.return_it(tf.ones(3))}
+    assert list(leaks) == []
+    with follow(backend, "gpu:1", frames, leaks) as place:
+        place(values)
+        np.asarray(values["made"])
+    (leak,) = leaks
+    assert (leak.kind, leak.line.number) == ("result", number_of("result"))
 
 
 def test_the_block_leaves_tensorflow_as_it_was(backend, library):

@@ -27,6 +27,20 @@ def make_shift():
     shift = torch.ones(3)
     return lambda x: x + shift
 
+def make_weights(x):
+    return torch.ones(len(x))
+
+class Weights:
+    def __init__(self, x):
+        self.made = torch.ones(len(x))
+
+CACHE = []
+
+def use_cache(x):
+    if not CACHE:
+        CACHE.append(torch.ones(len(x)))
+    return x * CACHE[0]
+
 """
 TESTS = """
 import numpy as np
@@ -144,6 +158,37 @@ def test_file():
     torch.save(x, file)
     file.seek(0)
     assert (torch.load(file) + x).sum() == 6
+"""
+OF_FIXTURES = """
+import pytest
+import torch
+import library
+
+X = torch.ones(3)
+OPTION = {"x": X}
+
+@pytest.fixture(scope="module")
+def shared():
+    return library.Weights(X)
+
+@pytest.fixture
+def weights():
+    return library.make_weights(OPTION["x"])
+
+def test_shared(shared):
+    assert (shared.made + X).sum() == 6
+
+def test_own(weights):
+    assert (weights + X).sum() == 6
+
+def test_given(weights):
+    library.good(weights)
+
+def test_cached():
+    library.use_cache(X)
+
+def test_cached_again():
+    library.use_cache(X)
 """
 # A wheel announces the plugin; a checkout that was installed before there was one does not.
 _NAMED = {point.name for point in entry_points(group="pytest11")}
@@ -306,6 +351,18 @@ def test_a_test_that_reads_its_own_file_passes(project):
     report = project / "of_files.json"
     run(project, "--d2ldev-leaks", f"--d2ldev-leaks-json={report}", "tests/of_files.py")
     assert [*json.loads(report.read_text())["tests"].values()] == ["passed"]
+
+
+def test_a_leak_of_a_fixture_or_of_an_earlier_test_is_found_where_it_is_used(project):
+    (project / "tests" / "of_fixtures.py").write_text(OF_FIXTURES)
+    report = project / "of_fixtures.json"
+    run(project, "--d2ldev-leaks", f"--d2ldev-leaks-json={report}", "tests/of_fixtures.py")
+    data = json.loads(report.read_text())
+    ends = {name.partition("::")[2]: end for name, end in data["tests"].items()}
+    assert ends.pop("test_given") == "passed"  # nothing met it
+    assert set(ends.values()) == {"leaking"}
+    found = {(leak["kind"], leak["line"], len(leak["tests"])) for leak in data["lines"]}
+    assert found == {("result", 19, 1), ("result", 23, 1), ("mix", 29, 2)}
 
 
 def test_the_marks_and_fixtures_of_the_page_do_what_it_says(tmp_path):
