@@ -10,9 +10,16 @@ from types import FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
+import numpy as np
+
 P = TypeVar("P")
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value counts by value: a number, also of NumPy, a string or a flag."""
+    return type(value) in _PLAIN or isinstance(value, np.generic)
 
 
 class Programs(Generic[P]):
@@ -72,14 +79,14 @@ class Programs(Generic[P]):
 
     def _read(self, obj: Any, found: list[Any]) -> Hashable:
         """Return what an object counts by, and add all that counts by identity to ``found``."""
-        if type(obj) in _PLAIN:
+        if _is_plain(obj):
             return type(obj), obj
         if type(obj) is MethodType:  # it is a new object each time
             return self._read(obj.__func__, found), self._read(obj.__self__, found)
         found.append(obj)
         parts: list[Hashable] = [id(obj)]
         for name, value in list(getattr(obj, "__dict__", {}).items()):
-            if name not in self._ignored and type(value) in _PLAIN:
+            if name not in self._ignored and _is_plain(value):
                 parts.append((name, type(value), value))
             elif name not in self._ignored and type(value) is FunctionType:
                 found.append(value)

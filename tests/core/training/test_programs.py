@@ -6,6 +6,7 @@ import pickle
 from functools import partial
 from weakref import ref
 
+import numpy as np
 import pytest
 
 from d2ldev.framework import Programs
@@ -18,6 +19,7 @@ def double(x):
 class Loss:
     def __init__(self, delta=1.0):
         self.delta = delta
+        self.factor = np.float32(1)
         self.function = double
         self._weight = 1.0
 
@@ -66,6 +68,7 @@ def test_other_values_have_programs_of_their_own(programs):
 
 CHANGES = {
     "an attribute": lambda loss: setattr(loss, "delta", 2.0),
+    "a number of NumPy": lambda loss: setattr(loss, "factor", np.float32(2)),
     "a new attribute": lambda loss: setattr(loss, "scale", 2.0),
     "a function": lambda loss: setattr(loss, "function", lambda x: 2 * x),
     "a private attribute": lambda loss: setattr(loss, "_weight", 2.0),
