@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache, partial, wraps
 from inspect import signature
 from operator import is_
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from d2ldev import D2LDevError, UnsupportedValueError
+from d2ldev import D2LDevError, Trainer, UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -282,7 +282,7 @@ class JaxLearner(Learner):
         for each in (self._model, self._optimizer):
             if hasattr(each, "pull"):
                 each.pull()
-        model_split, model_arrays = _split(self._model)
+        model_split, model_arrays = _split_model(self._model)
         own = self._optimizer.tx
         if self._rate is not None:
             self._optimizer.tx = _make_with_any_rate(self.settings.optimizer)
@@ -481,7 +481,10 @@ class _Split(NamedTuple):
 
     def merge(self, arrays: list[Any]) -> Any:
         """Return such an object with these arrays."""
-        return nnx.merge(self.graph, jax.tree.unflatten(self.structure, arrays))
+        obj = nnx.merge(self.graph, jax.tree.unflatten(self.structure, arrays))
+        if isinstance(trainer := vars(obj).get("trainer"), ref):
+            vars(obj)["trainer"] = trainer()
+        return obj
 
     def put(self, obj: Any, arrays: list[Any]) -> None:
         """Give the object itself these arrays."""
@@ -495,6 +498,21 @@ def _split(obj: Any) -> tuple[_Split, list[Any]]:
         graph, state = nnx.split(obj)
     arrays, structure = jax.tree.flatten(state)
     return _Split(graph, structure), arrays
+
+
+def _split_model(model: Any) -> tuple[_Split, list[Any]]:
+    """Split a model with a weak reference to its Trainer.
+
+    The table of programs keeps the graph, and the Trainer refers to the model.
+    """
+    trainer = vars(model).get("trainer")
+    if not isinstance(trainer, Trainer):
+        return _split(model)
+    vars(model)["trainer"] = ref(trainer)
+    try:
+        return _split(model)
+    finally:
+        vars(model)["trainer"] = trainer
 
 
 def _are_same(arrays: list[Any], others: list[Any]) -> bool:

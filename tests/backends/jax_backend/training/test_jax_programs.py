@@ -289,3 +289,27 @@ def test_models_that_were_trained_and_dropped_are_gone(backend, train):
     del net, options
     gc.collect()
     assert [each for each in gone if each() is not None] == []
+
+
+class WithOwnStep(Net):
+    """A model of D2L, whose ``trainer`` the Trainer sets."""
+
+    def training_step(self, batch):
+        return jnp.mean((self(batch[0]) - batch[1]) ** 2) * self.trainer.max_epochs
+
+    def configure_optimizers(self):
+        return optax.sgd(0.1)
+
+
+def test_models_with_a_trainer_that_were_trained_and_dropped_are_gone(backend):
+    gone = []
+    for epochs in (1, 2):
+        net, trainer = WithOwnStep(), Trainer(epochs, backend=backend)
+        before = float(np.mean((np.asarray(net(X[:4])) - X[:4, :1]) ** 2))
+        history = trainer.fit(net, DATA[:1])
+        assert history["loss"][0] == pytest.approx(epochs * before, rel=1e-5)
+        assert net.trainer is trainer
+        gone.append(ref(net))
+    del net, trainer
+    gc.collect()
+    assert [each for each in gone if each() is not None] == []
