@@ -492,6 +492,29 @@ class LeakMode(TorchFunctionMode):
         )
         return function(*args, **kwargs)
 
+    def take_gradients(
+        self, outputs: Iterable[Any], gradients: Iterable[Any], caller: FrameType
+    ) -> tuple[Any, ...]:
+        """Return the gradients that a backward pass begins with, on the devices of its outputs."""
+        with torch._C.DisableTorchFunction():
+            frame = self._frames.nearest(caller)
+            return tuple(
+                self._take_gradient(output, gradient, frame)
+                for output, gradient in zip(outputs, gradients, strict=True)
+            )
+
+    def _take_gradient(self, output: Any, gradient: Any, frame: FrameType | None) -> Any:
+        if not isinstance(output, _Tensor) or not isinstance(gradient, _Tensor):
+            return gradient
+        if output.device != self._native or gradient.device == self._native or not gradient.dim():
+            return gradient  # PyTorch moves one without dimensions
+        stray, device = self._watch.find_stray(gradient), self._from_native(gradient.device)
+        if frame is not None and not self._frames.is_test(frame):
+            self._watch.report("mix", stray, device, "backward", frame)
+        elif stray is not None and not stray.is_suspect:
+            self._watch.report("result", stray, device, "backward", None)
+        return self._to_device(gradient)
+
     def _draw_elsewhere(
         self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> torch.Tensor:
@@ -600,9 +623,10 @@ def _replacements(mode: LeakMode) -> list[tuple[Any, str, Any]]:
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     @functools.wraps(run)
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
+    def run_backward(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = mode.take_gradients(outputs, gradients, sys._getframe(1))
         with mode:
-            return run(*args, **kwargs)
+            return run(outputs, gradients, *args, **kwargs)
 
     def leave_as_it_is(model: Any = None, **_options: Any) -> Any:
         return (lambda function: function) if model is None else model

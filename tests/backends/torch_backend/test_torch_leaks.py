@@ -55,6 +55,18 @@ def create_in_trace(x):
 def create_in_vmap(x):
     return torch.func.vmap(lambda row: row + torch.ones(3))(x[None])  # vmap
 
+def begin_backward(x):
+    y = x.detach().requires_grad_() * 2
+    y.backward(torch.ones(3))  # begin backward
+
+def begin_gradient(x):
+    torch.autograd.functional.vjp(lambda y: y * 2, x, torch.ones(3))  # begin gradient
+
+def begin_with_number(x):
+    y = x.detach().requires_grad_()
+    y.sum().backward(torch.tensor(2.0))
+    return y.grad
+
 def create_in_gradient(x):
     return torch.func.grad(lambda y: (y * torch.ones(3)).sum())(x)  # grad
 
@@ -378,6 +390,8 @@ KINDS = {
     "create_in_trace": ("mix", "trace", "creates"),
     "create_in_vmap": ("mix", "vmap", "creates"),
     "create_in_gradient": ("mix", "grad", "creates"),
+    "begin_backward": ("mix", "begin backward", "creates"),
+    "begin_gradient": ("mix", "begin gradient", "creates"),
     "create_in_generator": ("mix", "generator", "creates"),
     "create_in_compiled": ("mix", "compiled", "creates"),
     "create_in_hook": ("mix", "hook", "creates"),
@@ -610,6 +624,10 @@ def test_a_test_may_ask_for_the_size_of_what_an_object_keeps(backend, library):
 )
 def test_right_functions_have_no_leaks(backend, library, name):
     assert list(find(backend, getattr(library, name))) == []
+
+
+def test_a_backward_pass_may_begin_with_a_number_of_the_cpu(backend, library):
+    assert list(find(backend, library.begin_with_number)) == []
 
 
 def test_an_index_may_stay_on_the_cpu_in_a_backward_pass(backend, library):
