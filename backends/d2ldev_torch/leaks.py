@@ -628,6 +628,17 @@ def _replacements(mode: LeakMode) -> list[tuple[Any, str, Any]]:
         with mode:
             return run(outputs, gradients, *args, **kwargs)
 
+    iterate = torch.utils.data.DataLoader.__iter__
+
+    @functools.wraps(iterate)
+    def iterate_here(loader: Any) -> Any:
+        workers, seconds = loader.num_workers, loader.timeout
+        loader.num_workers = loader.timeout = 0
+        try:
+            return iterate(loader)
+        finally:
+            loader.num_workers, loader.timeout = workers, seconds
+
     def leave_as_it_is(model: Any = None, **_options: Any) -> Any:
         return (lambda function: function) if model is None else model
 
@@ -638,6 +649,8 @@ def _replacements(mode: LeakMode) -> list[tuple[Any, str, Any]]:
     return [
         *((torch, name, take_result(getattr(torch, name))) for name in names),
         (torch.nn.Module, "__init__", begin),
+        # A tensor on a virtual GPU goes to no other process.
+        (torch.utils.data.DataLoader, "__iter__", iterate_here),
         (torch, "compile", functools.wraps(torch.compile)(leave_as_it_is)),
         # The tracer crashes where a mode calls functions of its own.
         (torch.jit, "trace", functools.wraps(torch.jit.trace)(leave_untraced)),

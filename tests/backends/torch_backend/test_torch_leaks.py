@@ -685,10 +685,24 @@ def test_tensors_that_the_caller_creates_are_on_the_device(backend, library):
     assert list(leaks) == []
 
 
+def test_workers_of_a_loader_return_inputs(backend):
+    with d2ldev.find_leaks("gpu:1", backend=backend) as leaks:
+        data = torch.utils.data.TensorDataset(torch.ones(4, 3), torch.arange(4))
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=2, num_workers=1, timeout=9, persistent_workers=True
+        )
+        for _ in range(2):
+            devices = {x.device.type for batch in loader for x in batch}
+            assert devices == {"vgpu"}
+    assert (loader.num_workers, loader.timeout) == (1, 9)
+    assert list(leaks) == []
+
+
 def test_the_block_leaves_torch_as_it_was(backend):
     def look():
         return (
             *(torch.from_numpy, torch.compile, torch.autograd._engine_run_backward),
+            torch.utils.data.DataLoader.__iter__,
             "__init__" in vars(torch.Tensor),
             torch.ones(3).device.type,
             len(modules._global_parameter_registration_hooks),
