@@ -106,6 +106,8 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
     inside = _inside(folder)
     for directory in inside.values():
         directory.mkdir(exist_ok=True)
+    # Fixtures of several tests may have left files for these tests, or their processes have.
+    before = {path for directory in inside.values() for path in directory.rglob("*")}
     with (
         chdir(inside["working"]),
         children_use(folder),
@@ -118,10 +120,12 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
             if _current_directory() != inside["working"]:
                 leaks.append(f"the working directory was changed to {_current_directory()}")
             for kind, directory in inside.items():
-                left = [path.relative_to(directory) for path in sorted(directory.rglob("*"))]
-                if left or not directory.is_dir():
-                    leaks.extend(f"a file in the {kind} directory: {path}" for path in left)
-                    shutil.rmtree(directory, ignore_errors=True)
+                for path in sorted({*directory.rglob("*")} - before):
+                    leaks.append(f"a file in the {kind} directory: {path.relative_to(directory)}")
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
 
 
 @contextmanager

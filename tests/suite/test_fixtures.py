@@ -203,6 +203,15 @@ def test_in_the_folder_of_a_run_a_test_changes_no_variable(tmp_path, monkeypatch
         monkeypatch.undo()
 
 
+def test_a_file_from_before_a_test_is_not_its_own_and_stays(tmp_path):
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "temporary" / "of-a-fixture").touch()
+    with pytest.raises(LeakError) as raised, detect_leaks(folder=tmp_path):
+        (tmp_path / "temporary" / "of-the-test").touch()
+    assert raised.value.leaks == ("a file in the temporary directory: of-the-test",)
+    assert [path.name for path in (tmp_path / "temporary").iterdir()] == ["of-a-fixture"]
+
+
 @detect_leaks()
 def leak_one_of_each():
     os.environ["KEPT"] = "after"
