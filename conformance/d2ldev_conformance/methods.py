@@ -186,6 +186,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "scopes.use-backend-": ("use_backend",),
     "several.": ("Trainer.fit",),
     "several.predict-": ("Trainer.validate", "Trainer.predict"),
+    "several.refuse-sums": ("learner",),
     "split.": ("split",),
     "strict.": ("strict",),
     "show.": ("summarize",),

@@ -282,6 +282,9 @@ def entropies(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Return the mean cross-entropy of the labels that are classes, and the other labels."""
     labels = y.cast(dtypes.int64)
+    if y.dtype == dtypes.uint64:  # a great one stays great: -100 counts as no label
+        greatest = dtypes.int64.max
+        labels = (y > greatest).where(greatest, labels)
     is_class = (labels >= 0) & (labels < prediction.shape[-1])
     is_right, shares = is_class, is_class.cast(prediction.dtype)
     if weights is not None:
