@@ -423,11 +423,7 @@ class LeakMode(TorchFunctionMode):
         if any(x.device == self._native for x, _ in found):
             return self._call(function, args, kwargs, caller)
         if is_test:
-            for x, stray in found:
-                if stray.is_suspect:  # only its size is asked for
-                    continue
-                self._watch.report("result", stray, self._from_native(x.device), name, None)
-                self._watch.strays.pop(id(x), None)  # once is enough
+            self._watch.report_results((stray for _, stray in found), name)
         try:
             result = function(*args, **kwargs)
         except RuntimeError as error:
@@ -441,13 +437,13 @@ class LeakMode(TorchFunctionMode):
                 if stray.operation:
                     device = self._from_native(x.device)
                     self._watch.report("move", stray, device, stray.operation, None)
-        stray = next((stray for _, stray in found if stray.operation), found[0][1])
-        if stray.action == "moves" and not stray.operation and name not in _LOOKS:
-            line = None if frame is None else self._frames.line(frame)
-            stray = stray._replace(operation=name.strip("_"), met_at=line)
-        for x in made:
-            if x.device != self._native:
-                self._watch.inherit(x, stray)
+        self._watch.pass_on(
+            [stray for _, stray in found],
+            (x for x in made if x.device != self._native),
+            name.strip("_"),
+            frame,
+            computes=name not in _LOOKS,
+        )
         return result
 
     def _repair(
