@@ -509,8 +509,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         ((2, 3), 'float32', Device('gpu', 0))
         """
         framework = self._framework
-        fill = creation.fill(framework, 0.0)
-        return creation.make_tensor(framework, fill, shape, dtype, device, like)
+        zeros = framework.tensors.zeros
+        return creation.make_tensor(framework, zeros, shape, dtype, device, like)
 
     def ones(
         self,
@@ -534,8 +534,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
                [1., 1., 1.]], dtype=float32)
         """
         framework = self._framework
-        fill = creation.fill(framework, 1.0)
-        return creation.make_tensor(framework, fill, shape, dtype, device, like)
+        ones = framework.tensors.ones
+        return creation.make_tensor(framework, ones, shape, dtype, device, like)
 
     def full(
         self,
@@ -615,8 +615,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> X.shape, backend.device_of(X)
         ((2, 3), Device('gpu', 0))
         """
-        fill = creation.fill(self._framework, 0.0)
-        return creation.make_like(self._framework, fill, x, dtype, device)
+        return creation.make_like(self._framework, self._framework.tensors.zeros, x, dtype, device)
 
     def ones_like(
         self,
@@ -638,8 +637,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         >>> backend.to_numpy(backend.ones_like(X))
         array([1., 1.])
         """
-        fill = creation.fill(self._framework, 1.0)
-        return creation.make_like(self._framework, fill, x, dtype, device)
+        return creation.make_like(self._framework, self._framework.tensors.ones, x, dtype, device)
 
     def full_like(
         self,

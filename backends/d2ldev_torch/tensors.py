@@ -166,6 +166,14 @@ class TorchTensors(Tensors):
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=native)
 
+    # Separate sizes, except for a scalar: torch takes a third longer to read them from a tuple.
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        return torch.zeros(*(shape or ((),)), dtype=dtype, device=native)
+
+    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        return torch.ones(*(shape or ((),)), dtype=dtype, device=native)
+
     def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=native)
 

@@ -143,9 +143,17 @@ class Tensors(ABC):
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         """Return a tensor filled with a value. Without a dtype, it is a float or a tensor."""
 
+    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        """Return a tensor of zeros; override it if the framework has a faster way than ``full``."""
+        return self.full(shape, 0.0, dtype, native)
+
+    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        """Return a tensor of ones; override it if the framework has a faster way than ``full``."""
+        return self.full(shape, 1.0, dtype, native)
+
     def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         """Return a tensor of arbitrary values; override it if the framework need not write them."""
-        return self.full(shape, 0.0, dtype, native)
+        return self.zeros(shape, dtype, native)
 
     @abstractmethod
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:

@@ -119,12 +119,6 @@ def make_tensor(
         raise refusal(framework, error, attempted, native, fix) from error
 
 
-def fill(framework: Framework, number: float) -> Make:
-    """Return a function that fills a tensor with a number that every dtype has."""
-    full = framework.tensors.full
-    return lambda shape, dtype, native: full(shape, number, dtype, native)
-
-
 def make_like(
     framework: Framework, make: Make, x: Tensor, dtype: DTypeLike | None, device: DeviceLike
 ) -> Tensor:

@@ -40,7 +40,7 @@ def mlp(
         uniform: Any = creation.random(framework, "uniform", shape, number, "float32", CPU)
         with devices.on(framework, CPU):  # where TensorFlow computes
             kernels.append((2 * uniform - 1) / math.sqrt(n_in))
-        zeros = creation.fill(framework, 0.0)
+        zeros = framework.tensors.zeros
         biases.append(creation.make_tensor(framework, zeros, (n_out,), "float32", place, None))
     if place is not CPU:
         kernels = moving.transfer(framework, kernels, place, f"make an MLP on {place}", copy=True)

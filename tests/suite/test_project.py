@@ -164,7 +164,7 @@ def names_in(cls):
 def test_the_contract_stays_on_a_page():
     """Each method that an author may write is one that a reader has to know."""
     areas = [getattr(framework, name) for name in AREAS]
-    assert sum(len(names_in(area)) for area in areas) <= 108
+    assert sum(len(names_in(area)) for area in areas) <= 110
     assert len(framework.__all__) <= 94
 
 
