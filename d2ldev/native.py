@@ -4,14 +4,14 @@
 >>> d2l.try_gpu(1)
 array_api_strict.Device('device2')
 
-With ``from d2ldev.native import torch as d2l`` the cells of the chapter "GPUs" run as they are
-printed: ``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well, and
-``@d2l.add_to_class(d2l.Trainer)``. The framework's own count of GPUs has no virtual ones. The
-book's models and data are in the book's package. Any known backend is had by its name; importing
-this module imports none of them.
+With ``from d2ldev.native import torch as d2l`` the cells of the chapter "GPUs" run on virtual GPUs
+as well: ``torch.ones(2, 3, device=d2l.try_gpu(1))``, and ``@d2l.add_to_class(d2l.Trainer)``. Some
+printed lines fail with today's frameworks; docs/d2l.md has a line for each. The framework's own
+count of GPUs has no virtual ones. The book's models and data are in the book's package. Any known
+backend is had by its name; importing this module imports none of them.
 
 Held by ``tests/core/package/test_native.py`` and each backend's ``test_<framework>_chapter.py``,
-which runs docs/d2l.md.
+which runs docs/d2l.md and the printed cells.
 
 Source: D2L, sections 3.2, "Object-Oriented Design for Implementation", and 6.7, "GPUs".
 """

@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from book import EXCEPTIONS
 from processes import BUILT_IN
 
 import d2ldev
@@ -87,12 +86,6 @@ def test_ci_has_each_python_of_tox(workflow):
     # The last one is the ``python`` of the job, which is to have ``tox``.
     assert set(versions) == set(re.findall(r"base_python = python(\S+)", tox))
     assert "--skip-missing-interpreters false" in workflow
-
-
-def test_readers_are_told_what_of_the_chapter_does_not_run_as_it_is_printed():
-    text = (ROOT / "docs" / "d2l.md").read_text(encoding="utf-8")
-    told = re.search(r"need a change:\n\n((?:- .*\n)+)", text)[1].splitlines()
-    assert [each.removeprefix("- ").rstrip(";.") for each in told] == list(EXCEPTIONS.values())
 
 
 def test_contributors_are_told_the_layers_that_are_held():

@@ -1,18 +1,14 @@
 """The book's code on d2ldev: docs/d2l.md has the programs, and tests look at what they make.
 
 Each framework's file adds the cells of the book that are its own: the epochs of section 3.4.
+``section_6_7.md`` has the cells of section 6.7 as the book prints them.
 """
+
+import re
+from pathlib import Path
 
 from pages import ROOT, find_blocks
 from processes import run_python
-
-EXCEPTIONS = {
-    "all": "Cells that define `cpu`, `gpu`, `num_gpus`, `try_gpu` and `try_all_gpus`: take these "
-    "functions from `d2l`. The framework itself counts no virtual GPUs",
-    "tensorflow": "`net(X)` in TensorFlow: write `with try_gpu():` around it. A virtual GPU is "
-    "not TensorFlow's default device",
-}
-"""Cells of the chapter that need a change; docs/d2l.md lists the same ones."""
 
 # ``show_as`` is in place of a notebook, which shows the last line of a cell.
 _BEGIN = """
@@ -41,7 +37,7 @@ show_as('learned', losses[-1] < 0.5 * losses[0], len(again.board.points['val_los
 """
 
 
-def run_book(name, epochs, placed, virtual_gpus, of_gpus=""):
+def run_book(name, epochs, placed, virtual_gpus):
     """Run docs/d2l.md for a framework, and then the book's epochs; return what they have expect.
 
     Args:
@@ -49,14 +45,15 @@ def run_book(name, epochs, placed, virtual_gpus, of_gpus=""):
         epochs: the cell of section 3.4, which adds ``fit_epoch`` to ``d2l.Trainer``.
         placed: the source of what ``trainer`` has trained, for ``backend.placement``.
         virtual_gpus: how many; 0 is the CPU alone. The machine's own GPUs are hidden.
-        of_gpus: a line of the page that is an error on the CPU alone, in the book as well.
     """
     look = f"show_as(next(names), *sorted({{*map(str, backend.placement({placed}).values())}}))\n"
     page = "".join(code for _, _, code in find_blocks(ROOT / "docs" / "d2l.md", name))
-    assert of_gpus in page
-    page = page if virtual_gpus else page.replace(of_gpus, "")
     names = "names = iter(['trained', 'trained again'])\n"
     program = f"{_BEGIN}{page}{_LOOK}{names}{look}{epochs}{_AGAIN}{look}show(results)"
+    return _run(program, name, virtual_gpus)
+
+
+def _run(program, name, virtual_gpus):
     environment = {
         "CUDA_VISIBLE_DEVICES": "",
         "D2LDEV_BACKEND": name,
@@ -65,6 +62,87 @@ def run_book(name, epochs, placed, virtual_gpus, of_gpus=""):
     }
     (results,) = run_python(program, hide=(), environment=environment)
     return results
+
+
+TABS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
+FAILS = {"fails": (0, 2), "fails with fewer than two GPUs": (0,)}
+"""With how many GPUs a line of the table fails as it is printed."""
+STAYS = "on the CPU with virtual GPUs"
+"""What the table says of a line that makes a model elsewhere than its new line."""
+
+# Each statement runs as in a notebook. A cell that fails is run again with the lines of the table.
+_CELLS = """
+import ast, contextlib, io, sys
+
+sys.displayhook = lambda value: print(repr(value))
+
+def run(code, names, left_out=()):
+    with contextlib.redirect_stdout(io.StringIO()):
+        for node in ast.parse(code).body:
+            if getattr(node, 'name', None) not in left_out:
+                exec(compile(ast.Interactive([node]), '<cell>', 'single'), names)
+
+failed, printed, changed = [], {}, {}
+for cell, instead in cells:
+    try:
+        run(cell, printed, left_out)
+    except Exception:
+        failed.append(cell)
+        run(instead, printed, left_out)
+    if not changed:  # after the imports
+        printed |= {name: getattr(printed['d2l'], name) for name in left_out}
+        run(instead + lines, changed)
+    else:
+        run(instead, changed, defined)
+
+from d2ldev import backend
+
+find_devices = lambda names: sorted({*map(str, backend.placement(names[placed]).values())})
+devices = [str(backend.device_of(changed[name])) for name in ('X', 'Y', 'Z')]
+show([failed, devices + find_devices(changed), find_devices(printed)])
+"""
+
+
+def run_cells(name, placed, virtual_gpus):
+    """Run the cells of section 6.7 as printed, and with the lines that docs/d2l.md has for them.
+
+    On virtual GPUs the definitions of ``cpu`` and the others are left out in both.
+
+    Args:
+        name: of the framework.
+        placed: the variable of the model, or of its parameters.
+        virtual_gpus: how many; 0 is the CPU alone. The machine's own GPUs are hidden.
+
+    Returns:
+        The devices of X, Y, Z and the model, with the lines of the page.
+    """
+    page = (ROOT / "docs" / "d2l.md").read_text(encoding="utf-8")
+    rows = re.findall(rf"^\| {TABS[name]} \| `(.+)` \| (.+) \| `(.+)` \|$", page, re.MULTILINE)
+    instead = {line: write for line, _, write in rows}
+    cells = []
+    for _, _, code in find_blocks(Path(__file__).with_name("section_6_7.md"), name):
+        cell = code.replace("from d2l import", "from d2ldev.native import")
+        lines = [line.partition("  #")[0] for line in cell.splitlines()]
+        cells.append((cell, "\n".join(instead.get(line, line) for line in lines)))
+    lines, names = zip(
+        *re.findall(r"^((\w+(?:, \w+)+) = d2l\..+)$", page, re.MULTILINE), strict=True
+    )
+    defined = ", ".join(names).split(", ")
+    setup = {
+        "cells": cells,
+        "lines": "\n" + "\n".join(lines),
+        "defined": defined,
+        "left_out": defined if virtual_gpus else [],
+        "placed": placed,
+    }
+    program = "".join(f"{key} = {value!r}\n" for key, value in setup.items()) + _CELLS
+    failed, devices, as_printed = _run(program, name, virtual_gpus)
+    found = [line for line in instead if any(line in each.splitlines() for each in failed)]
+    assert len(found) == len(failed)
+    stays = any(said == STAYS for _, said, _ in rows)
+    assert as_printed == (["cpu"] if stays else devices[-1:])
+    assert found == [line for line, said, _ in rows if virtual_gpus in FAILS.get(said, ())]
+    return devices
 
 
 def expect(virtual_gpus):

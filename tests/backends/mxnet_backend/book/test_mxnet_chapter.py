@@ -1,7 +1,7 @@
 """The book's code for MXNet: docs/d2l.md on the CPU and on virtual GPUs, and the epochs of 3.4."""
 
 import pytest
-from book import expect, run_book, run_tour
+from book import expect, run_book, run_cells, run_tour
 
 EPOCHS = """
 from mxnet import autograd
@@ -67,6 +67,13 @@ if d2l.num_gpus():
 @pytest.mark.parametrize("virtual_gpus", [0, 2])
 def test_the_books_code_runs(virtual_gpus):
     assert run_book("mxnet", EPOCHS, "trainer.model", virtual_gpus) == expect(virtual_gpus)
+
+
+@pytest.mark.parametrize(
+    ("virtual_gpus", "first", "last"), [(0, "cpu", "cpu"), (2, "gpu:0", "gpu:1")]
+)
+def test_the_printed_cells_run_with_the_lines_of_the_page(virtual_gpus, first, last):
+    assert run_cells("mxnet", "net", virtual_gpus) == [first, last, last, first]
 
 
 def test_in_the_tour_every_result_is_where_its_cell_says():

@@ -1,7 +1,7 @@
 """The book's code for TensorFlow: docs/d2l.md on the CPU and virtual GPUs, the epochs of 3.4."""
 
 import pytest
-from book import expect, run_book, run_tour
+from book import expect, run_book, run_cells, run_tour
 
 import d2ldev
 from d2ldev.native import NativeDevices
@@ -44,6 +44,14 @@ with d2l.try_gpu():
 @pytest.mark.parametrize("virtual_gpus", [0, 2])
 def test_the_books_code_runs(virtual_gpus):
     assert run_book("tensorflow", EPOCHS, "trainer.model", virtual_gpus) == expect(virtual_gpus)
+
+
+@pytest.mark.parametrize(
+    ("virtual_gpus", "first", "last"), [(0, "cpu", "cpu"), (2, "gpu:0", "gpu:1")]
+)
+def test_the_printed_cells_run_with_the_lines_of_the_page(virtual_gpus, first, last):
+    # ``Z = X`` copies nothing, in a block of another device as well.
+    assert run_cells("tensorflow", "net", virtual_gpus) == [first, last, first, first]
 
 
 def test_in_the_tour_every_result_is_where_its_cell_says():

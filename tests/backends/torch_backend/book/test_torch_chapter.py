@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from book import expect, run_book, run_tour
+from book import expect, run_book, run_cells, run_tour
 from processes import run_python
 
 from d2ldev import Trainer
@@ -48,9 +48,7 @@ def fit_epoch(self):
 
 @pytest.mark.parametrize("virtual_gpus", [0, 2])
 def test_the_books_code_runs(virtual_gpus):
-    of_gpus = "print(Y + X.cuda(1))\n"
-    found = run_book("torch", EPOCHS, "trainer.model", virtual_gpus, of_gpus)
-    assert found == expect(virtual_gpus)
+    assert run_book("torch", EPOCHS, "trainer.model", virtual_gpus) == expect(virtual_gpus)
 
 
 OWN_COUNT = """
@@ -110,6 +108,13 @@ def test_a_class_with_a_fit_of_its_own_is_the_books(torch_backend):
     trainer.backend = torch_backend
     trainer.fit(net, [(torch.ones(2, 1), torch.full((2, 1), 3.0))])
     torch.testing.assert_close(net(torch.ones(1, 1)), torch.tensor([[3.0]]), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("virtual_gpus", "first", "last"), [(0, "cpu", "cpu"), (2, "gpu:0", "gpu:1")]
+)
+def test_the_printed_cells_run_with_the_lines_of_the_page(virtual_gpus, first, last):
+    assert run_cells("torch", "net", virtual_gpus) == [first, last, last, first]
 
 
 def test_in_the_tour_every_result_is_where_its_cell_says():
