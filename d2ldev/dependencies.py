@@ -1,6 +1,6 @@
 """Import the packages that extras of d2ldev bring, where a call needs them.
 
-``pip install d2ldev`` brings NumPy alone.
+d2ldev without an extra brings NumPy alone.
 
 Held by ``tests/core/package/test_dependencies.py``.
 """
@@ -8,6 +8,7 @@ Held by ``tests/core/package/test_dependencies.py``.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 from d2ldev.errors import PackageNotInstalledError, text_of
@@ -32,5 +33,37 @@ def import_optional(
     except ImportError as error:
         package = module.partition(".")[0]
         problem = f"{package} cannot be imported: {text_of(error)}"
-        fix = install or f"pip install 'd2ldev[{extra}]'"
+        fix = install or write_install(extra)
         raise PackageNotInstalledError(attempted, problem, fix) from error
+
+
+def write_install(extra: str = "") -> str:
+    """Return the line that installs d2ldev from where it came, with an extra.
+
+    Installers record the folder, the archive or the repository of a package in its
+    ``direct_url.json``. Without this record it came from an index. A d2ldev that is not installed
+    comes from the folder of its source. See
+    https://packaging.python.org/en/latest/specifications/direct-url.
+
+    Args:
+        extra: its name; empty for none.
+    """
+    # Only an error needs them.
+    import json
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    extras = f"[{extra}]" if extra else ""
+    try:
+        text = distribution("d2ldev").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return f"pip install {shlex.quote(f'{Path(__file__).parents[1]}{extras}')}"
+    record = json.loads(text) if text else {}
+    url = record.get("url", "")
+    if (folder := record.get("dir_info")) is not None:
+        editable = "-e " if folder.get("editable") else ""
+        return f"pip install {editable}{shlex.quote(unquote(urlsplit(url).path) + extras)}"
+    if repository := record.get("vcs_info"):
+        url = f"{repository['vcs']}+{url}@{repository['commit_id']}"
+    return f"pip install {shlex.quote(f'd2ldev{extras} @ {url}' if url else f'd2ldev{extras}')}"

@@ -184,14 +184,14 @@ class BackendNotInstalledError(D2LDevError, ImportError):
     >>> d2ldev.get_backend('mxnet')
     Traceback (most recent call last):
     d2ldev.errors.BackendNotInstalledError: cannot use the mxnet backend: mxnet is not installed...
-      fix: pip install 'd2ldev[mxnet]'
+      fix: pip install ...
     """
 
 
 class PackageNotInstalledError(D2LDevError, ImportError):
     """A package that only some calls need is not installed, or fails to import.
 
-    ``pip install d2ldev`` installs NumPy alone: docs/versions.md lists the extras.
+    d2ldev without an extra brings NumPy alone: docs/versions.md lists the extras.
 
     >>> from d2ldev.framework import import_optional
     >>> import_optional('no_package', 'log a run', install='pip install no-package')
@@ -302,7 +302,7 @@ class D2LDevWarning(UserWarning):
 class BackendFallbackWarning(D2LDevWarning):
     """No framework is installed, so the reference backend is used.
 
-    Install one, as with ``pip install 'd2ldev[torch]'``, or set ``D2LDEV_BACKEND=reference``.
+    Install one, as with ``pip install torch``, or set ``D2LDEV_BACKEND=reference``.
     """
 
 

@@ -1,5 +1,7 @@
 """Write the tables of the documents from the results that are kept: ``python tools/tables.py``.
 
+It also writes the lines that install d2ldev: see ``SOURCE``.
+
 Two pages are long, and have their tables on the site alone: ``BUILT``. With the path of a page, the
 command prints the page with its tables.
 
@@ -52,6 +54,9 @@ ROOT = Path(__file__).parent.parent
 AREAS = (Framework, Devices, Tensors, Models, Files, Strict, Training, Learner, Parallel)
 BUILT = [ROOT / "docs" / "requirements.md", ROOT / "docs" / "speed-tables.md"]
 DOCUMENTS = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {*BUILT})]
+SOURCE = "../d2ldev"
+"""What the documents install: a checkout, until a release makes this "d2ldev"."""
+_INSTALLED = re.compile(r"""(pip install ["']?)(?:\.\./)?d2ldev(?=[\["'`\s])""")
 
 
 def main(page: Path | None = None) -> None:
@@ -64,8 +69,10 @@ def main(page: Path | None = None) -> None:
 
 
 def with_tables(text: str) -> str:
-    """Return a document with its tables as the results have them."""
+    """Return a document with its tables as the results have them, and with its install lines."""
+    text = _INSTALLED.sub(rf"\g<1>{SOURCE}", text)
     tables = {
+        "install": install_rows(),
         "support": support_rows(),
         "support-summary": support_summary_rows(),
         "modules": module_rows(),
@@ -99,6 +106,13 @@ def with_tables(text: str) -> str:
         pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
         text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
     return text
+
+
+def install_rows() -> Iterator[str]:
+    """Return what a reader has to know of the install lines; nothing once an index has d2ldev."""
+    if SOURCE != "d2ldev":
+        yield f"No package index has d2ldev yet: `{SOURCE}` is a checkout of its repository, beside"
+        yield "your program. The line works inside of the checkout, too."
 
 
 def option_tables() -> dict[str, Iterator[str]]:

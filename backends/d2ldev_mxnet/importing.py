@@ -64,7 +64,7 @@ def _prepare_cuda() -> None:
             "use the mxnet backend",
             f"this MXNet is built for CUDA, and there is no NVIDIA driver here ({nvml.DRIVER})",
             "install the driver, or MXNet for the CPU: pip uninstall mxnet-cu117, "
-            "pip install 'd2ldev[mxnet]'",
+            "pip install mxnet==1.9.1",
         )
     spec = find_spec("nvidia")
     for folder in (spec and spec.submodule_search_locations) or ():

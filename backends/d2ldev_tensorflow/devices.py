@@ -134,7 +134,7 @@ class TensorFlowDevices(Devices):
             raise DeviceUnavailableError(
                 f"use {device}",
                 "the driver shows it, but TensorFlow has not made a device of it",
-                "pip install 'd2ldev[tensorflow-cuda]'; TensorFlow's log names what is missing",
+                "pip install 'tensorflow[and-cuda]'; TensorFlow's log names what is missing",
                 [device],
             )
         self.places[name] = device
@@ -236,7 +236,7 @@ class TensorFlowDevices(Devices):
         if self.count() < expected:
             warn(
                 f"tensorflow found {expected} GPUs and can use {self.count()}: its log says why "
-                "(a missing library, most often). fix: pip install 'd2ldev[tensorflow-cuda]'",
+                "(a missing library, most often). fix: pip install 'tensorflow[and-cuda]'",
                 DeviceInitializationWarning,
             )
 

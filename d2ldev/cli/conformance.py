@@ -16,6 +16,7 @@ from typing import Any
 
 from d2ldev import settings
 from d2ldev.cli.screen import complain, environment, exit_status
+from d2ldev.dependencies import write_install
 from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading
 
@@ -158,7 +159,7 @@ def _has_packages() -> bool:
         if importlib.util.find_spec(module) is None:
             complain(
                 f"cannot run the conformance suite: {module} is not installed\n"
-                "  fix: pip install 'd2ldev[test]'"
+                f"  fix: {write_install('test')}"
             )
             return False
     return True

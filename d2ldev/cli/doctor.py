@@ -49,6 +49,7 @@ from d2ldev.cli.examination import (
     list_versions,
 )
 from d2ldev.cli.screen import complain, make_console, only_for_the_result, show_note
+from d2ldev.dependencies import write_install
 from d2ldev.registry import discovery
 
 _STATUS_STYLES = {INSTALLED: "green", MISSING: "dim", BROKEN: "red"}
@@ -123,7 +124,7 @@ def _describe(report: BackendReport) -> Text:
     if report.status == MISSING:
         text = f"{', '.join(report.missing)} missing"
         if report.name in (*discovery.PREFERENCE, discovery.FALLBACK):
-            text += f": pip install 'd2ldev[{report.name}]'"
+            text += f": {write_install(report.name)}"
         return Text(text)
     if report.error is not None:
         return Text(report.error, style="red")

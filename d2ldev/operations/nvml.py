@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from d2ldev.dependencies import import_optional
+from d2ldev.dependencies import import_optional, write_install
 from d2ldev.errors import (
     DeviceInitializationWarning,
     DeviceUnavailableError,
@@ -124,7 +124,7 @@ def warn_of_context(framework: str) -> None:
     warn(
         f"{framework} initialises CUDA to count its GPUs, and a process that is forked afterwards "
         "cannot use them: NVIDIA's management library cannot be asked. fix: "
-        "pip install 'd2ldev[cuda]', and in a container NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        f"{write_install('cuda')}, and in a container NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         DeviceInitializationWarning,
     )
 

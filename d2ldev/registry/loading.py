@@ -12,6 +12,7 @@ import d2ldev.settings as settings
 from d2ldev.contract import INTERFACE, Framework
 from d2ldev.contract.abilities import check_precision, set_precision
 from d2ldev.contract.framework import count_gpus
+from d2ldev.dependencies import write_install
 from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError, quote
 from d2ldev.registry.discovery import (
@@ -26,11 +27,6 @@ from d2ldev.registry.discovery import (
     find_hiding_folder,
     find_missing_modules,
 )
-
-_INSTALL = {
-    **{name: f"pip install 'd2ldev[{name}]'" for name in PREFERENCE},
-    FALLBACK: f"pip install 'd2ldev[{FALLBACK}]'",
-}
 
 
 def load(name: str, source: str) -> Framework:
@@ -82,7 +78,7 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
         BackendNotInstalledError: as ``load``.
     """
     point = find_backends()[name]
-    install = _INSTALL.get(name, "")
+    install = _install_line(name)
     if problem := conflict(name):
         fix = " or ".join(f"pip uninstall {each}" for each in distributions_of(name))
         raise _refusal(name, source, problem, f"{fix}: the one that you do not trust")
@@ -146,7 +142,7 @@ def _check_interface(cls: type[Framework], value: str, name: str, source: str) -
     problem = f"{value} is written for interface {written}, and d2ldev has interface {INTERFACE}"
     package = " ".join(distributions_of(name))
     older = isinstance(written, int) and written < INTERFACE
-    fix = f"pip install --upgrade {package if older else 'd2ldev'}"
+    fix = f"pip install --upgrade {package}" if older else f"a newer d2ldev: {write_install()}"
     raise _refusal(name, source, problem, fix)
 
 
@@ -156,6 +152,11 @@ def conflict(name: str) -> str:
     if len(distributions) == 1:
         return ""
     return f"more than one distribution announces it: {', '.join(distributions)}"
+
+
+def _install_line(name: str) -> str:
+    """Return the line that installs a backend of d2ldev's own; empty for another one."""
+    return write_install(name) if name in (*PREFERENCE, FALLBACK) else ""
 
 
 def _refusal(name: str, source: str, problem: str, fix: str) -> BackendNotInstalledError:
@@ -173,8 +174,9 @@ def _make(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
         # Most import their framework only here. A missing shared library is an OSError. Too new a
         # NumPy is an AttributeError.
         what, fix = "cannot be made", "mend its __init__, which takes virtual_gpus=None"
-        if name in _INSTALL or isinstance(error, ImportError):
-            what, fix = "fails to import", f"reinstall it: {_INSTALL.get(name, name)}"
+        install = _install_line(name)
+        if install or isinstance(error, ImportError):
+            what, fix = "fails to import", f"reinstall it: {install or name}"
         problem = f"{value} {what}: {type(error).__name__}: {error}"
         problem, fix = _describe_warning(value, error) or (problem, fix)
         raise _refusal(name, source, problem, fix) from error
@@ -196,8 +198,8 @@ def fallback_refusal(reason: str) -> BackendNotInstalledError:
     return BackendNotInstalledError(
         "choose a backend",
         f"{reason}, and the {FALLBACK} backend lacks {lacks}",
-        f"pip install 'd2ldev[{PREFERENCE[0]}]', or another framework; "
-        f"{_INSTALL[FALLBACK]} computes without one",
+        f"{write_install(PREFERENCE[0])}, or another framework; "
+        f"{write_install(FALLBACK)} computes without one",
     )
 
 
@@ -208,7 +210,7 @@ def name_refusal(name: str, source: str) -> UnknownBackendError:
     names = sorted([*find_backends(), *ALIASES])
     close = difflib.get_close_matches(canonical_name(name), names, 1)
     suggestion = f"did you mean {close[0]!r}? " if close else ""
-    fix = "pip install d2ldev: from its source tree alone no backend is found"
+    fix = f"{write_install()}: from its source tree alone no backend is found"
     if installed := available_backends():
         meant = next((x for x in map(canonical_name, close) if x in installed), installed[0])
         fix = f"{suggestion}D2LDEV_BACKEND={meant}, or d2ldev.set_backend({meant!r})"

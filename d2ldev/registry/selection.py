@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import d2ldev.settings as settings
 from d2ldev.contract import Framework
 from d2ldev.contract.framework import count_gpus
+from d2ldev.dependencies import write_install
 from d2ldev.device import CPU, gpu, gpus_in_words
 from d2ldev.errors import (
     BackendFallbackWarning,
@@ -233,7 +234,7 @@ def _resolve() -> Framework:
             return framework
         warn(
             f"{reason}: the {FALLBACK} backend is used, which computes on the CPU only and trains "
-            "nothing but its own MLP. fix: pip install 'd2ldev[torch]', or set "
+            f"nothing but its own MLP. fix: {write_install('torch')}, or set "
             f"{settings.BACKEND}={FALLBACK}",
             BackendFallbackWarning,
         )

@@ -40,6 +40,27 @@ def test_the_readme_is_short():
     assert len(README.splitlines()) <= 90
 
 
+def test_the_readme_gives_the_reason_of_each_failure():
+    block = README.split("<!-- support-summary -->")[1].split("<!-- end")[0]
+    failed = re.findall(r"^\| (\w+) .*?(\d+) failed", block, re.MULTILINE)
+    told = re.findall(r"^(\w+)'s (\d+) failures", README, re.MULTILINE)
+    assert [(name.lower(), count) for name, count in told] == failed
+
+
+def test_the_documents_install_d2ldev_from_where_it_is():
+    source, install = TOOL["SOURCE"], re.compile(r"""pip install ["']?((?:\S*/)?d2ldev\b)""")
+    named = {name: {*install.findall(text)} for name, text in DOCUMENTS.items()}
+    assert {name: found - {source} for name, found in named.items() if found - {source}} == {}
+    assert source in named["README.md"] & named["start.md"]
+
+
+def test_a_release_changes_the_install_lines_by_one_constant(tool, monkeypatch):
+    monkeypatch.setitem(tool["with_tables"].__globals__, "SOURCE", "d2ldev")
+    text = tool["with_tables"](DOCUMENTS["start.md"])
+    assert 'pip install "d2ldev[all,torch]"' in text
+    assert "No package index" not in text
+
+
 def test_there_are_two_commands():
     tour, test = commands()
     assert tour.endswith("d2ldev tour")
@@ -60,9 +81,7 @@ def test_the_readme_names_environments_of_tox_and_extras_with_their_bounds():
     assert {*named.split(",")} <= {*environments}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    rows = re.findall(
-        r"^\| \w+ ([\d.]+)(?: or later)?[^|]* \| `d2ldev\[(\w+)\]`", README, re.MULTILINE
-    )
+    rows = re.findall(r"^\| \w+ ([\d.]+)(?: or later)?[^|]* \| `(\w+)`", README, re.MULTILINE)
     assert [extra for _, extra in rows] == ["torch", "jax", "tensorflow", "mxnet"]
     for version, extra in rows:
         pins = [re.split("[>=]=|;", each)[:2] for each in extras[extra]]

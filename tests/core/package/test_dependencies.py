@@ -1,12 +1,15 @@
-"""``pip install d2ldev`` brings NumPy alone: what is missing is named by the call that needs it."""
+"""d2ldev alone brings NumPy alone: what is missing is named by the call that needs it."""
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from installs import find_extras
 from processes import FRAMEWORKS, make_package, run_python
 
 import d2ldev
@@ -102,8 +105,8 @@ def test_without_framework_and_reference_backend_the_error_has_the_install_line(
     assert name == "BackendNotInstalledError"
     assert "none of torch, jax, tensorflow, mxnet is installed" in text
     assert "the reference backend lacks array_api_strict" in text
-    assert "fix: pip install 'd2ldev[torch]'" in text
-    assert "pip install 'd2ldev[reference]' computes without one" in text
+    assert find_extras(text) == ["torch", "reference"]
+    assert text.endswith(" computes without one")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,7 @@ def test_without_framework_and_reference_backend_the_error_has_the_install_line(
 def test_the_reference_backend_names_its_extra(call):
     ((name, text),) = run_python(ASKING.format(call=call), **without("array_api_strict"))
     assert name == "BackendNotInstalledError"
-    assert text.endswith("fix: pip install 'd2ldev[reference]'")
+    assert find_extras(text) == ["reference"]
 
 
 FILES = """
@@ -156,9 +159,10 @@ def test_files_name_their_extra_before_anything_is_done(tmp_path, call, attempte
         folder=tmp_path,
         **without(module),
     )
-    problem = f"{module} cannot be imported: No module named '{module}'"
-    fix = "d2ldev[files]"
-    assert found == [[attempted, problem, f"pip install '{fix}'"], [False, True]]
+    (told, problem, fix), state = found
+    assert (told, state) == (attempted, [False, True])
+    assert problem == f"{module} cannot be imported: No module named '{module}'"
+    assert find_extras(fix) == ["files"]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +172,7 @@ def test_dtypes_that_numpy_lacks_name_the_extra(monkeypatch, ask):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(PackageNotInstalledError, match="in NumPy: ml_dtypes cannot") as caught:
         ask()
-    assert caught.value.fix == "pip install 'd2ldev[files]'"
+    assert find_extras(caught.value.fix) == ["files"]
 
 
 @pytest.mark.parametrize("module", ["typer", "rich"])
@@ -181,7 +185,7 @@ def test_the_command_names_its_extra_in_one_line(module, arguments):
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: cannot run the command d2ldev: {module} cannot be imported")
-    assert line.endswith("fix: pip install 'd2ldev[cli]'")
+    assert find_extras(line) == ["cli"]
 
 
 def test_progress_is_shown_in_lines_without_rich(reference, monkeypatch, capsys):
@@ -198,11 +202,41 @@ def test_a_package_that_fails_to_import_is_named_with_its_own_error(tmp_path, mo
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PackageNotInstalledError) as caught:
         import_optional("a_broken_package", "do this", extra="files")
-    assert str(caught.value) == (
-        "cannot do this: a_broken_package cannot be imported: no library\n"
-        "  fix: pip install 'd2ldev[files]'"
-    )
+    problem, fix = str(caught.value).splitlines()
+    assert problem == "cannot do this: a_broken_package cannot be imported: no library"
+    assert find_extras(fix) == ["files"]
     assert isinstance(caught.value, ImportError)
+
+
+INSTALLED = {
+    "from a folder": (
+        {"url": "file:///home/me/my%20d2ldev", "dir_info": {}},
+        "pip install '/home/me/my d2ldev[files]'",
+    ),
+    "editable": (
+        {"url": "file:///home/me/d2ldev", "dir_info": {"editable": True}},
+        "pip install -e '/home/me/d2ldev[files]'",
+    ),
+    "from a wheel": (
+        {"url": "file:///tmp/d2ldev-0.1.0-py3-none-any.whl", "archive_info": {}},
+        "pip install 'd2ldev[files] @ file:///tmp/d2ldev-0.1.0-py3-none-any.whl'",
+    ),
+    "from a repository": (
+        {"url": "https://host/d2ldev", "vcs_info": {"vcs": "git", "commit_id": "a1b2"}},
+        "pip install 'd2ldev[files] @ git+https://host/d2ldev@a1b2'",
+    ),
+    "from an index": (None, "pip install 'd2ldev[files]'"),
+}
+
+
+@pytest.mark.parametrize(("record", "line"), INSTALLED.values(), ids=INSTALLED.keys())
+def test_the_install_line_names_where_d2ldev_came_from(monkeypatch, record, line):
+    files = {"direct_url.json": record and json.dumps(record)}
+    found = {"d2ldev": SimpleNamespace(read_text=files.get)}
+    monkeypatch.setattr("importlib.metadata.distribution", found.__getitem__)
+    with pytest.raises(PackageNotInstalledError) as caught:
+        import_optional("no_such_package", "do this", extra="files")
+    assert caught.value.fix == line
 
 
 def test_the_extras_that_errors_name_are_there():
@@ -212,6 +246,6 @@ def test_the_extras_that_errors_name_are_there():
         for path in sorted((ROOT / folder).rglob("*.py"))
     )
     named = {*re.findall(r'extra="([\w-]+)"', sources)}
-    named |= {*re.findall(r"pip install 'd2ldev\[([\w-]+)\]'", sources)}
+    named |= {*re.findall(r"write_install\(['\"]([\w-]+)", sources)}
     assert {"cli", "cuda", "files", "memory", "test"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()

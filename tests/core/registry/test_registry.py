@@ -5,6 +5,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from installs import find_extras
 from processes import (
     BUILT_IN,
     GROUP,
@@ -254,7 +255,7 @@ INTERFACES = {
     "a newer one": (
         "interface = 99",
         "is written for interface 99, and d2ldev has interface 1",
-        "pip install --upgrade d2ldev",
+        "a newer d2ldev: pip install",
     ),
     "an older one": (
         "interface = 0",
@@ -277,7 +278,7 @@ def test_a_backend_for_another_interface_is_refused_with_both_versions(
     make_backend(tmp_path, source=source)
     message, _, usable = run_python(ERROR.format(name="mine"), path=[tmp_path])
     assert f"mine_backend.wiring:MyFramework {problem}" in message
-    assert message.endswith(f"fix: {fix}")
+    assert f"fix: {fix}" in message
     assert usable == "reference"
 
 
@@ -329,24 +330,19 @@ def test_a_broken_backend_can_be_tried_again_after_its_repair(tmp_path):
     assert run_python(code, path=[tmp_path]) == ["mine"]
 
 
-@pytest.mark.parametrize(
-    ("source", "fix"),
-    [
-        ("import no_such_module", "fix: reinstall it: pip install 'd2ldev[torch]'"),
-        ("raise OSError", "fix: reinstall it: pip install 'd2ldev[torch]'"),
-    ],
-)
-def test_a_built_in_backend_that_is_broken_names_its_extra(tmp_path, source, fix):
+@pytest.mark.parametrize("source", ["import no_such_module", "raise OSError"])
+def test_a_built_in_backend_that_is_broken_names_its_extra(tmp_path, source):
     make_package(tmp_path, "torch")
     make_backend(tmp_path, "torch", requires=["torch"], source=source)
     message, *_ = run_python(ERROR.format(name="torch"), path=[tmp_path])
-    assert fix in message
+    assert "fix: reinstall it: pip install" in message
+    assert find_extras(message) == ["torch"]
 
 
 def test_a_framework_that_is_missing_names_its_extra():
     message, *_ = run_python(ERROR.format(name="torch"))
     assert "torch is not installed" in message
-    assert "fix: pip install 'd2ldev[torch]'" in message
+    assert find_extras(message) == ["torch"]
 
 
 def test_the_error_of_a_third_party_s_backend_names_no_extra(tmp_path):
@@ -366,7 +362,8 @@ def test_the_reference_backend_is_an_extra_of_d2ldev(tmp_path):
         except d2ldev.BackendNotInstalledError as error:
             show(error.fix)
     """
-    assert run_python(code, path=[tmp_path]) == ["pip install 'd2ldev[reference]'"]
+    (fix,) = run_python(code, path=[tmp_path])
+    assert find_extras(fix) == ["reference"]
 
 
 def test_a_folder_in_the_working_directory_is_not_a_framework(tmp_path):

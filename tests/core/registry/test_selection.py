@@ -1,6 +1,7 @@
 """Which backend is the active one: the variable, the order of preference, the fallback."""
 
 import pytest
+from installs import find_extras
 from processes import FRAMEWORKS, make_backend, run_python
 
 import d2ldev
@@ -71,7 +72,7 @@ def test_importing_a_backend_that_is_not_installed_says_how_to_install_it():
             show(str(error))
     """
     (message,) = run_python(code)
-    assert "pip install 'd2ldev[torch]'" in message
+    assert find_extras(message) == ["torch"]
 
 
 def test_importing_a_name_that_is_not_a_backend_is_an_import_error():
@@ -188,7 +189,7 @@ def test_a_variable_with_a_missing_backend_is_an_error_at_every_use(not_installe
         "torch is not installed",
         "known: torch, ",
         "installed: reference",
-        "fix: pip install 'd2ldev[torch]'",
+        "fix: pip install",
     ],
 )
 def test_a_variable_with_a_missing_backend_is_reported(not_installed, part):
@@ -297,7 +298,7 @@ def test_the_fallback_is_warned_of_once(fallback):
     "part",
     [
         "none of torch, jax, tensorflow, mxnet is installed",
-        "pip install 'd2ldev[torch]'",
+        "fix: pip install",
         "D2LDEV_BACKEND=reference",
     ],
 )
