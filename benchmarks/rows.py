@@ -56,7 +56,7 @@ def torch_rows() -> Iterator[Row]:
         "batch": {"x": x, "y": [x, x]},
         "model": torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(50))),
     }
-    accelerate = "accelerate is not installed: pip install 'd2ldev[bench]'"
+    accelerate = "accelerate is not installed: pip install accelerate"
     if importlib.util.find_spec("accelerate") is not None:
         from accelerate.utils import send_to_device
 
