@@ -367,4 +367,16 @@ def reduce(optimizer: Optimizer) -> Any:
     if cls.__getstate__ is not Optimizer.__getstate__:
         return NotImplemented
     state = {**optimizer.__getstate__(), **_attributes(optimizer)}
-    return copyreg.__newobj__, (cls,), state  # type: ignore[attr-defined]
+    has_scheduler = all("initial_lr" in group for group in optimizer.param_groups)
+    restore = _restore_with_scheduler if has_scheduler else None
+    return copyreg.__newobj__, (cls,), state, None, None, restore  # type: ignore[attr-defined]
+
+
+def _restore_with_scheduler(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Restore an optimizer whose ``step`` a scheduler of torch has wrapped.
+
+    Without the wrapper the scheduler warns that ``step`` was overridden. Each new scheduler wraps
+    it: https://github.com/pytorch/pytorch/blob/main/torch/optim/lr_scheduler.py
+    """
+    optimizer.__setstate__(state)
+    torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from math import inf
 from numbers import Real
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import numpy as np
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.operations.arguments import whole_number
 from d2ldev.options import MODES, PERIODS, Mode, Period, problem_of
-from d2ldev.typing import Callback, History, Scheduler
+from d2ldev.typing import Callback, History, Scheduler, T
 
 HOOKS = ("on_step_end", "on_epoch_end")
 # Words in the names of hooks, in Keras, in Lightning, and in misspelt names.
@@ -44,12 +45,14 @@ class NeedsHistory(ABC):
 class Schedule(NeedsHistory):
     """Step a PyTorch scheduler during a run, and keep its state in the checkpoint.
 
-    Schedulers of Keras, Optax and MXNet belong to the optimizer, which steps them itself.
+    Schedulers of Keras, Optax and MXNet belong to the optimizer, which steps them itself. None of
+    them counts a step that ``precision='fp16'`` skips, and neither does this one.
 
     Args:
         scheduler: an object with ``step()``. Its ``state_dict`` and ``load_state_dict`` are used if
             it has them.
-        per: ``'epoch'`` or ``'step'``: when to call ``scheduler.step``.
+        per: ``'epoch'`` or ``'step'``: when to call ``scheduler.step``. A step is a step of the
+            optimizer: ``scheduler.optimizer.register_step_post_hook`` tells which ones were taken.
         metric: the name of a number in the history for ``scheduler.step(number)``, such as
             ``ReduceLROnPlateau`` takes. It needs ``per='epoch'``. None calls ``scheduler.step()``.
 
@@ -77,11 +80,29 @@ class Schedule(NeedsHistory):
             raise UnsupportedValueError("step a scheduler", problem, fix)
         self.scheduler: Any = scheduler  # a protocol has no optional methods
         self._per, self._metric = per, metric
-        # Only the hook that it needs: the Trainer would call the other one in vain.
-        if per == "step":
-            self.on_step_end = lambda _step, _loss: scheduler.step()
-        else:
-            self.on_epoch_end = self._after_epoch
+        # Whether the optimizer has taken its last step; None if nobody watches it.
+        self._is_taken: bool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy belongs to no run.
+        return {**vars(self), "_is_taken": None}
+
+    # Only the hook that it needs is there: the Trainer would call the other one in vain.
+
+    @property
+    def on_step_end(self) -> Callable[[int, Any], None]:
+        """Step the scheduler after a step. With ``per='epoch'`` there is no such hook."""
+        return self._hook("step", self._after_step)
+
+    @property
+    def on_epoch_end(self) -> Callable[[int, History], None]:
+        """Step the scheduler after an epoch. With ``per='step'`` there is no such hook."""
+        return self._hook("epoch", self._after_epoch)
+
+    def _hook(self, per: Period, hook: T) -> T:
+        if self._per != per:
+            raise AttributeError(f"{self!r} has no hook for each {per}")
+        return hook
 
     def __repr__(self) -> str:
         metric = "" if self._metric is None else f", metric={self._metric!r}"
@@ -100,6 +121,34 @@ class Schedule(NeedsHistory):
             name = next(iter(names), None)
             fix = f"Schedule(scheduler, metric={name!r})"
             raise history_refusal(f"step a scheduler by {self._metric!r}", names, fix)
+
+    @contextmanager
+    def _watch_steps(self) -> Iterator[None]:
+        """Learn within a block which steps the optimizer takes, and not step after the others.
+
+        A scaler of float16 skips a step with infinite gradients.
+        """
+        optimizer: Any = getattr(self.scheduler, "optimizer", None)
+        if self._per != "step" or not hasattr(optimizer, "register_step_post_hook"):
+            yield
+            return
+        self._is_taken = False
+        handle = optimizer.register_step_post_hook(self._note_step)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._is_taken = None
+
+    def _note_step(self, optimizer: Any, *_: Any) -> None:
+        # A scaler lets a fused optimizer skip the step itself.
+        self._is_taken = not getattr(optimizer, "found_inf", False)
+
+    def _after_step(self, _step: int, _loss: Any) -> None:
+        if self._is_taken is not False:
+            self.scheduler.step()
+        if self._is_taken:
+            self._is_taken = False
 
     def _after_epoch(self, _epoch: int, history: History) -> None:
         if self._metric is not None:
@@ -301,22 +350,29 @@ def check_operands(listener: Callable[..., Any], hook: str) -> None:
         ) from error
 
 
-def check_schedules(callbacks: Sequence[Callback], optimizer: Any) -> None:
-    """Raise an UnsupportedValueError if a schedule changes another optimizer than the run's own.
+@contextmanager
+def run_schedules(callbacks: Sequence[Callback], optimizer: Any) -> Iterator[None]:
+    """Let schedules see within a block which steps an optimizer takes.
 
     Args:
         callbacks: all callbacks of the run.
         optimizer: the run's optimizer, an object or a name.
+
+    Raises:
+        UnsupportedValueError: if a schedule changes another optimizer than the run's own.
     """
-    for each in callbacks:
-        if not isinstance(each, Schedule):
-            continue
+    schedules = [each for each in callbacks if isinstance(each, Schedule)]
+    for each in schedules:
         if getattr(each.scheduler, "optimizer", optimizer) is not optimizer:
             raise UnsupportedValueError(
                 f"step {describe(each.scheduler)} during training",
                 f"it changes another optimizer than {describe(optimizer)} which trains",
                 "fit(..., optimizer=scheduler.optimizer)",
             )
+    with ExitStack() as stack:
+        for each in schedules:
+            stack.enter_context(each._watch_steps())
+        yield
 
 
 def check_monitors(callbacks: Sequence[Callback], names: Collection[str]) -> None:

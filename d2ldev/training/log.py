@@ -92,11 +92,7 @@ class DeviceLog(Generic[TensorT]):
         self._max_pending = whole_number(
             "log", "max_pending", max_pending, least=1, fix="max_pending=1024"
         )
-        self._tensors, self._kinds = (
-            framework_of(backend).tensors,
-            framework_of(backend).state.kinds,
-        )
-        self._lock = Lock()
+        self._connect()
         self._calls = 0
         # The name, the weight and the tensor or ``float`` of each scalar, one after the other. An
         # object for each would cost more than the scalar. ``add`` appends without the lock, so it
@@ -105,6 +101,26 @@ class DeviceLog(Generic[TensorT]):
         self._totals: dict[str, tuple[float, float]] = {}
         self._last: dict[str, float] = {}
         self._values: dict[str, array[float]] | None = {} if flag("log", "values", values) else None
+
+    def _connect(self) -> None:
+        framework = framework_of(self._backend)
+        self._tensors, self._kinds = framework.tensors, framework.state.kinds
+        self._lock = Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            self._bring_over()  # a copy holds numbers of the host, and shares none of them
+            state = {**vars(self), "_pending": [], "_totals": {**self._totals}}
+            state["_last"] = {**self._last}
+            if self._values is not None:
+                state["_values"] = {name: column[:] for name, column in self._values.items()}
+        for name in ("_tensors", "_kinds", "_lock"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
 
     def __repr__(self) -> str:
         pending = self._pending[:]  # without a wait, and without a transfer

@@ -56,8 +56,8 @@ from d2ldev.training.callbacks import (
     check_hooks,
     check_monitors,
     check_operands,
-    check_schedules,
     notify,
+    run_schedules,
 )
 from d2ldev.training.context import RunContext
 from d2ldev.training.data import check_data, empty_data_refusal
@@ -450,7 +450,7 @@ class Trainer(TrainerState):
             train_data, val_data = self._find_data(train_data, val_data)
             gpus = self.gpus if outcome is None else self.gpus[:1]
             learner = self._make_learner(model, settings, gpus, group, team)
-            check_schedules(callbacks, learner.settings.optimizer)
+            stack.enter_context(run_schedules(callbacks, learner.settings.optimizer))
             functions = find_metrics(self.backend, settings.metrics, learner.settings.loss)
             loop = Loop(self, learner, functions, callbacks, interruption, team)
             run = self._make_run(loop, settings.saving, train_data, val_data)

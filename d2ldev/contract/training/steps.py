@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, NoReturn
 
 from d2ldev.contract.training.batches import Portion
 from d2ldev.contract.training.calls import Signature
@@ -178,6 +178,13 @@ class Learner(ABC, Generic[TensorT]):
             if name in shown_always or value != usual[name]
         )
         return f"{type(self).__name__}({given})"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedValueError(
+            f"copy or pickle {self!r}",
+            "a learner trains one model, in one process",
+            "learner.sync(), whose model and optimizer can be copied; then backend.learner(model)",
+        )
 
     def _refuse_step(self, inputs: Inputs, y: Target[TensorT]) -> tuple[TensorT, Any]:
         raise UnsupportedValueError(

@@ -22,7 +22,7 @@ from processes import extend_path, run_interpreter
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from d2ldev import Trainer, UnsupportedValueError, gpu
+from d2ldev import Schedule, Trainer, UnsupportedValueError, gpu
 from d2ldev.distributed import spawning
 from d2ldev.framework import Portion, TrainingSettings, bounds
 from d2ldev.framework.testing import framework_of
@@ -451,6 +451,23 @@ def test_a_model_with_lazy_modules_comes_back_built(virtual):
         return net[0].weight.detach().cpu()
 
     torch.testing.assert_close(fit(2), fit(1))
+
+
+@pytest.mark.usefixtures("copied_processes")
+@pytest.mark.parametrize("per", ["step", "epoch"])
+def test_a_schedule_steps_on_two_gpus_as_on_one_and_torch_warns_of_nothing(virtual, per, capfd):
+    def fit(number):
+        net = mlp()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+        trainer = Trainer(3, number, backend=virtual, callbacks=Schedule(schedule, per))
+        history = trainer.fit(net, batches(), loss="cross_entropy", optimizer=optimizer)
+        return history["loss"], schedule.last_epoch, optimizer.param_groups[0]["lr"]
+
+    (losses, *counted), (expected, *counted_on_one) = fit(2), fit(1)
+    assert capfd.readouterr().err == ""
+    assert counted == counted_on_one
+    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
 
 SESSION = """

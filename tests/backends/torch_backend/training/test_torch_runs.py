@@ -151,6 +151,22 @@ def test_a_schedule_that_is_a_callback_goes_on_with_its_count(
     assert run(epochs, checkpoint=path, resume=True) == (history, rates[2:])
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_schedule_counts_no_step_that_float16_skips(torch_backend, fused, number):
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=fused)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, float)
+    # The gradients of the first steps are too large for float16.
+    batch = torch.zeros(4, 2), torch.full((4, 1), 1e4)
+    options = {"callbacks": Schedule(schedule, "step"), "accumulate_grad_batches": number}
+    trainer = Trainer(1, precision="fp16", backend=torch_backend, **options)
+    for _ in range(2):
+        trainer.fit(net, [batch] * 20 * number, optimizer=optimizer)
+    assert 0 < schedule.last_epoch < 40
+    assert schedule.last_epoch == optimizer.state[net.bias]["step"]
+
+
 @pytest.mark.parametrize("device", ["cpu", "gpu:0"])
 def test_a_global_seed_decides_new_layers_and_dropout(virtual, device):
     def draw():

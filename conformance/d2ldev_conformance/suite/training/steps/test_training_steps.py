@@ -788,6 +788,27 @@ def test_a_step_whose_gradients_are_too_large_changes_nothing_and_later_ones_do(
     assert 0 < biases[-1] < 1e4
 
 
+@requirement(
+    "train.leaves-out-gradients-that-are-too-large",
+    section=SECTION,
+    source="PyTorch, automatic mixed precision",
+)
+def test_a_step_that_is_left_out_is_not_counted(backend, place):
+    """Count no step that is skipped.
+
+    Adam's first step moves a parameter by the learning rate. A schedule counts with it.
+    """
+    net = backend.mlp([2, 1], device=place)
+    learner = backend.learner(net, optimizer="adam", lr=0.5, precision="fp16")
+    x, y = backend.zeros((4, 2), device=place), backend.full((4, 1), 1e4, device=place)
+    biases = [0.0]
+    while biases[-1] == 0 and len(biases) < 20:
+        learner.step((x,), y)
+        biases.append(backend.to_numpy(learner.sync()["model"](x))[0, 0])
+    assert len(biases) > 2  # the first step is left out
+    np.testing.assert_allclose(biases[-1], 0.5, rtol=1e-3)
+
+
 # -- networks that are not the same in training and in use -----------------------------------------
 
 
