@@ -77,7 +77,8 @@ class TensorFlowTensors(Tensors):
         module = tf.Module()
         module.mapping, module.items, module.pair = {}, [], ({},)
         self._containers = {
-            **dict.fromkeys((tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices), _COMPOSITE),
+            **dict.fromkeys((tf.SparseTensor, tf.IndexedSlices), _COMPOSITE),
+            tf.RaggedTensor: _COMPOSITE._replace(slice_items=_slice_rows),
             type(module.mapping): Container(
                 Mapping.values, DICT.labels, lambda old, new: type(old)(DICT.rebuild(old, new))
             ),
@@ -451,3 +452,9 @@ _COMPOSITE = Container(
     partial(tf.nest.pack_sequence_as, expand_composites=True),
     holds="pieces",
 )
+
+
+def _slice_rows(x: Any, start: int, stop: int) -> Any:
+    """Return rows of a ragged tensor, on its device."""
+    with tf.device(place_of(x.flat_values)):
+        return x[start:stop]

@@ -22,6 +22,7 @@ from d2ldev.framework import (
     Framework,
     Learner,
     Parallel,
+    Tensor,
     TrainingSettings,
     count_gpus,
     deep_copy,
@@ -63,6 +64,11 @@ class TorchParallel(Parallel):
 
     def __init__(self, framework: Framework, devices: TorchDevices) -> None:
         self._framework, self._devices = framework, devices
+
+    def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        if x.is_nested:  # torch slices none by rows
+            return torch.nested.as_nested_tensor([*x.unbind()[start:stop]], layout=x.layout)
+        return super().rows(x, start, stop)
 
     def twin(self, model: Any) -> Any:
         if not isinstance(model, torch.nn.Module):

@@ -36,10 +36,10 @@ class Container(NamedTuple):
         rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
         items: the container of the items alone, if the attributes are children, too; else None.
         holds: the kind of its children. ``'fields'`` is for a dict or a dataclass, ``'items'`` for
-            a list or a set. ``'pieces'`` is for one value that nobody splits, such as a sparse
-            array.
-        slice_items: ``(old, start, stop) -> new``: a container like ``old`` with the items from
-            ``start`` up to ``stop``. None without items, or without an order.
+            a list or a set. ``'pieces'`` is for one value of several tensors, such as a sparse
+            array. With ``slice_items`` it has a ``shape``, and is split by rows like a tensor.
+        slice_items: ``(old, start, stop) -> new``: a container like ``old`` with the items or rows
+            from ``start`` up to ``stop``. None without them, or without an order.
         saved: how files walk it, with all values that create it again, such as the shape of a
             sparse array. None if the children are enough.
     """

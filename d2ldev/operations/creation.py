@@ -72,16 +72,19 @@ def shape_of(x: Tensor, attempted: str, *, is_known: bool = True) -> tuple[int, 
     Args:
         x: the tensor.
         attempted: what fails if it has none.
-        is_known: whether each length has to be; None is one that is not known while a function is
-            traced.
+        is_known: whether each length has to be a number. Else None stands for another one: rows of
+            several lengths, or a function that is traced.
 
     Raises:
         UnsupportedValueError: if it has none: nested tensors, and parameters that wait for one.
     """
     try:
         sizes = tuple(x.shape)
-        if all(isinstance(size, int) or (size is None and not is_known) for size in sizes):
+        if all(isinstance(size, int) for size in sizes):
             return sizes
+        if not is_known:
+            lengths: tuple[Any, ...] = tuple(x if isinstance(x, int) else None for x in sizes)
+            return lengths
         problem = f"its shape is {quote(sizes)}"
     except Exception as error:  # each kind of tensor says it in its own way
         problem = f"it has no shape: {quote(text_of(error))}"

@@ -3,8 +3,9 @@
 One rule for ``Backend.split``, for the ``Trainer`` on several GPUs and in several processes, and
 for every framework. A batch has n examples.
 
-- A tensor or a NumPy array of shape ``(n, ...)`` is split, also one of text. A tensor without an
-  axis, and a plain value (None, a number, str, bytes), is the same for all shards.
+- A tensor or a NumPy array of shape ``(n, ...)`` is split, also one of text. So is a tensor with
+  rows of several lengths. A tensor without an axis, and a plain value (None, a number, str, bytes),
+  is the same for all shards.
 - The batch itself, dicts, namedtuples, dataclasses and registered containers have *fields*. Each
   field is split by this rule.
 - A list, a tuple or another sequence may have fields, too. Then an item is a tensor with n
@@ -66,7 +67,7 @@ class Whole:
         self._flat = moving.flatten_on_host(framework, batch, attempted)
         self._batch = self._flat.unflatten({})
         self._tensors = list(self._flat.tensors.values())
-        self._shapes = {id(x): creation.shape_of(x, attempted) for x in self._tensors}
+        self._shapes = {id(x): self._read_shape(x) for x in self._tensors}
         # For a sequence or a number of examples that was asked for: see ``_tensors_in``.
         self._known: dict[tuple[int, int], tuple[Any, int | None]] = {}
         fields = list(self._fields(self._batch, set(), is_top=True))
@@ -118,7 +119,7 @@ class Whole:
         if tensors is None:
             return False
         each = {id(x): x for x in tensors}
-        shapes = {key: creation.shape_of(x, self._attempted) for key, x in each.items()}
+        shapes = {key: self._read_shape(x) for key, x in each.items()}
         lengths = {shape[:1] for shape in shapes.values()}
         if len(lengths) != 1 or () in lengths:
             return False
@@ -131,12 +132,21 @@ class Whole:
     def _shape(self, x: Tensor) -> tuple[int, ...]:
         # A container may make its children anew each time they are asked for.
         known = self._shapes.get(id(x))
-        return creation.shape_of(x, self._attempted) if known is None else known
+        return self._read_shape(x) if known is None else known
+
+    def _read_shape(self, x: Tensor) -> tuple[int, ...]:
+        # Rows may have several lengths.
+        return creation.shape_of(x, self._attempted, is_known=False)
 
     def _has_rows(self, x: Any) -> bool:
-        """Tell whether a value is a tensor, or an array of text, which no tensor is made of."""
+        """Tell whether a value is split by rows.
+
+        That is a tensor, an array of text, which no tensor is made of, or a ragged tensor.
+        """
         kind = self._kinds[type(x)]
-        return kind is TENSOR or (isinstance(kind, Kind) and moving.is_text(x))
+        if isinstance(kind, Kind):
+            return kind is TENSOR or moving.is_text(x)
+        return kind.holds == "pieces" and kind.slice_items is not None
 
     def _is_sequence(self, x: Any) -> bool:
         kind = self._kinds[type(x)]
@@ -151,12 +161,14 @@ class Whole:
             UnsupportedValueError: for one value that nobody splits, such as a sparse array.
         """
         kind = self._kinds[type(x)]
-        if isinstance(kind, Kind) or (kind.holds == "items" and not is_top):
+        is_value = isinstance(kind, Kind) or self._has_rows(x)
+        if is_value or (kind.holds == "items" and not is_top):
             yield x
         elif kind is not BROADCAST and id(x) not in entered:
             entered.add(id(x))
             if kind.holds == "pieces":
-                problem = f"the {type(x).__name__} at {self._name_of(x)} has no examples to divide"
+                name = f"the {type(x).__name__} at {self._name_of(x)}"
+                problem = f"{name} consists of several tensors, without a row for each example"
                 raise UnsupportedValueError(self._attempted, problem, f"a dense tensor, or {_FIX}")
             for child in kind.children(x):
                 yield from self._fields(child, entered)
@@ -168,8 +180,8 @@ class Whole:
         filled = [x for x in sequences if len(x)]
         candidates = {**dict.fromkeys(tensors)}
         if not tensors:
-            inner = (x for each in filled for x in flatten(each, self._kinds, "").tensors)
-            candidates = {int(s[0]): None for x in inner if (s := self._shapes[x])}
+            inner = (x for each in filled for x in self._values_with_rows(each, set()))
+            candidates = {int(s[0]): None for x in inner if (s := self._shape(x))}
             candidates |= {len(x): None for x in filled}
         if len(tensors) > 1 or not candidates:
             raise self._lengths_refusal(tensors)
@@ -182,6 +194,16 @@ class Whole:
         if not possible:
             raise self._misfit_refusal(tensors, filled)
         return possible[0]
+
+    def _values_with_rows(self, x: Any, entered: set[int]) -> Iterator[Any]:
+        """Yield the values in a nesting that are split by rows, if its sequences have fields."""
+        kind = self._kinds[type(x)]
+        if self._has_rows(x):
+            yield x
+        elif not isinstance(kind, Kind) and id(x) not in entered:
+            entered.add(id(x))
+            for child in kind.children(x):
+                yield from self._values_with_rows(child, entered)
 
     def _fits(self, x: Any, n: int) -> bool:
         """Tell whether a sequence has fields or examples of a batch of n examples."""
@@ -284,7 +306,7 @@ class Whole:
         made: dict[int, tuple[Any, Any]],
         is_top: bool,
     ) -> Any:
-        if isinstance(kind, Kind):
+        if isinstance(kind, Kind) or self._has_rows(x):
             return self._rows(x, start, stop)
         try:
             if kind.slice_items is not None and not is_top and not self._has_fields(x):
@@ -300,13 +322,17 @@ class Whole:
             ) from error
 
     def _rows(self, x: Tensor, start: int, stop: int) -> Tensor:
-        framework = self._framework
-        if self._kinds[type(x)] is not TENSOR:
+        framework, kind = self._framework, self._kinds[type(x)]
+        if isinstance(kind, Kind) and kind is not TENSOR:
             return x[start:stop]
         try:
-            return framework.parallel.rows(x, start, stop)
+            if isinstance(kind, Kind):
+                return framework.parallel.rows(x, start, stop)
+            assert kind.slice_items is not None
+            return kind.slice_items(x, start, stop)
         except Exception as error:  # a sparse tensor, which has no views, or memory that ran out
-            native = framework.devices.native(framework.tensors.device_of(x))
+            first = next(iter(flatten(x, self._kinds, self._attempted).tensors.values()))
+            native = framework.devices.native(framework.tensors.device_of(first))
             fix = "a batch of dense tensors"
             raise creation.refusal(framework, error, self._attempted, native, fix) from error
 

@@ -343,6 +343,27 @@ def test_strings_are_split_on_the_host(backend):
     assert {backend.device_of(part["words"]) for part in parts} == {cpu()}
 
 
+@pytest.mark.parametrize("place", ["cpu", "gpu:1"])
+def test_a_ragged_tensor_is_split_by_rows(backend, place):
+    x = backend.to(tf.ragged.constant([[[1.0], [2.0]], [], [[3.0]]]), place)
+    for batch in ({"x": x}, {"x": x, "y": tf.ones(3)}, {"x": (x, (x,))}):
+        parts = [part["x"] for part in backend.split(batch, ["gpu:0", "gpu:1"])]
+        parts = [part[1][0] if isinstance(part, tuple) else part for part in parts]
+        assert [part.to_list() for part in parts] == [[[[1.0], [2.0]], []], [[[3.0]]]]
+        assert [backend.device_of(part.flat_values) for part in parts] == [gpu(0), gpu(1)]
+    with pytest.raises(UnsupportedValueError, match="x has 3, y has 2"):
+        backend.split({"x": x, "y": tf.ones(2)}, ["gpu:0", "gpu:1"])
+
+
+def test_a_sparse_tensor_is_not_split(backend):
+    x = tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0]])
+    with pytest.raises(UnsupportedValueError, match="SparseTensor at x consists of several") as it:
+        backend.split({"x": x}, ["gpu:0", "gpu:1"])
+    assert it.value.fix.startswith("a dense tensor")
+    parts = backend.split({"x": tf.sparse.to_dense(x)}, ["gpu:0", "gpu:1"])
+    assert [part["x"].numpy().tolist() for part in parts] == [[[1.0, 0.0]], [[0.0, 2.0]]]
+
+
 def test_handles_are_not_copied(backend):
     with pytest.raises(UnsupportedValueError, match="resource"):
         backend.copy(tf.Variable(1.0).handle)

@@ -214,6 +214,27 @@ def test_a_packed_sequence_moves_but_for_the_sizes_that_torch_wants_on_the_host(
     assert ledger.device_of(moved.batch_sizes) is cpu()
 
 
+def test_a_nested_tensor_is_split_by_rows(ledger):
+    rows = [torch.full((n, 2), float(n)) for n in (2, 1, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    for batch in ({"x": x}, {"x": x, "y": torch.ones(3)}):
+        first, second = ledger.split(batch, ["gpu:0", "gpu:1"])
+        parts = [part["x"].cpu().unbind() for part in (first, second)]
+        assert [[each.tolist() for each in part] for part in parts] == [
+            [each.tolist() for each in rows[:2]],
+            [rows[2].tolist()],
+        ]
+        assert [ledger.device_of(part["x"]) for part in (first, second)] == [gpu(0), gpu(1)]
+    with pytest.raises(UnsupportedValueError, match="x has 3, y has 2"):
+        ledger.split({"x": x, "y": torch.ones(2)}, ["gpu:0", "gpu:1"])
+
+
+def test_a_packed_sequence_is_not_split(ledger):
+    packed = pack_sequence([torch.ones(2), torch.ones(1)])
+    with pytest.raises(UnsupportedValueError, match="PackedSequence at x consists of several"):
+        ledger.split({"x": packed}, ["gpu:0", "gpu:1"])
+
+
 def test_a_packed_sequence_that_is_there_is_itself(torch_backend):
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     assert torch_backend.to(packed, "cpu") is packed

@@ -82,6 +82,31 @@ class ScaledLoss(torch.nn.Module):
         return torch.nn.functional.cross_entropy(prediction * self.scale, y)
 
 
+class OfRows(torch.nn.Module):
+    """A model of the sums of rows that have several lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(torch.stack([rows.sum(0) for rows in x.unbind()]))
+
+
+def batches_of_rows():
+    """Return batches of nested tensors, with the labels of ``batches``."""
+    return [
+        (
+            torch.nested.nested_tensor(
+                [torch.from_numpy(row).repeat(1 + i % 3, 1) for i, row in enumerate(x)],
+                layout=torch.jagged,
+            ),
+            y,
+        )
+        for x, y in batches()
+    ]
+
+
 def _seed(make):
     torch.manual_seed(0)
     return make()
@@ -187,6 +212,7 @@ RUNS = {
     "fp16, accumulated": lambda: _fit(mlp(), precision="fp16", accumulate_grad_batches=3),
     "its own training_step": lambda: _fit(_seed(Own), optimizer="adam", lr=0.02),
     "ties": lambda: _fit(_seed(Tied)),
+    "rows of several lengths": lambda: _fit(_seed(OfRows), batches_of_rows()),
     "lazy modules": _lazy,
     "compiled": lambda: _fit(torch.compile(mlp(), backend="eager")),
     "thawed in a callback": _with_thawing,
