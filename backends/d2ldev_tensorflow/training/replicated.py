@@ -5,8 +5,9 @@ For several devices, ``tf.distribute.MirroredStrategy`` copies each variable to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,10 @@ from d2ldev_tensorflow.training.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
+
+
+# A user may have numbered the seeds of the layers 0, 1, 2.
+_SEED_STEP = 0x9E3779B9
 
 
 class _LossOfShard:
@@ -120,6 +125,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         super()._get_ready(device)
         for optimizer in all_optimizers(self._optimizer):  # its variables exist only now
             _check_optimizer(optimizer, len(self._devices))
+        self._seeds = _list_seeds(self._framework, self._model)
         self._step = self._run_together(self._train, takes_shards=True)
         self._add = self._run_together(self._accumulate, takes_shards=True)
         self._apply = self._run_together(self._apply_sums, takes_shards=False)
@@ -212,7 +218,9 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _differentiate(self, scale: Scale | None, batch: tuple[Any, ...]) -> Any:
         """Return the products of each loss and its weight, and the weights; see the base class."""
         *inputs, (y, own) = batch
-        (loss, weight, wrong), *rest, factor = self._compute_gradients(inputs, y, own)
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        with _draw_own(self._seeds, tf.get_static_value(number)):
+            (loss, weight, wrong), *rest, factor = self._compute_gradients(inputs, y, own)
         if weight is None:
             part = loss * tf.cast(own.own / own.whole, loss.dtype)
             return (part, None, wrong), *rest, self._choose_total(factor, weight)
@@ -296,7 +304,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
         group: Group,
         strategy: Any,
     ) -> None:
-        self._is_first = group.rank == 0
+        self._rank = group.rank
         self._strategy = strategy
         super().__init__(framework, model, settings)
 
@@ -316,6 +324,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
             kept = [x for layer in layers for x in list_statistics(layer)]
             self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
         self._kept = [x for x in map(_variable, kept) if x.dtype.is_floating]
+        self._seeds = _list_seeds(self._framework, self._model)
         variables = _list_variables(self._model, self._optimizer)
         self._begin_as_first([*map(_variable, variables)])
 
@@ -336,7 +345,8 @@ class TensorFlowGroupLearner(TensorFlowLearner):
     def _differentiate_shard(self, batch: tuple[Any, ...]) -> Any:
         *inputs, (y, scale) = batch
         with self._enter_device():
-            found, *rest, factor = self._compute_gradients(inputs, y, scale)
+            with _draw_own(self._seeds, self._rank):
+                found, *rest, factor = self._compute_gradients(inputs, y, scale)
             return found, *rest, self._choose_total(factor, found[1])
 
     def _update(self, gradients: list[Any], total: Tensor | None) -> None:
@@ -350,7 +360,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
 
     def _select_first(self, values: list[Any]) -> list[Any]:
         """Return values whose sums over the processes are rank 0's values."""
-        return [x if self._is_first else tf.zeros_like(x) for x in values]
+        return [x if self._rank == 0 else tf.zeros_like(x) for x in values]
 
     def _add_up(self, values: list[Any]) -> list[Any]:
         """Return the sums of tensors over the processes, on the device of the model."""
@@ -366,6 +376,36 @@ class TensorFlowGroupLearner(TensorFlowLearner):
             with self._enter_device():
                 results = self._strategy.experimental_local_results
                 return [_copy(results(found[i])[0]) for i in range(len(values))]
+
+
+@contextmanager
+def _draw_own(seeds: Sequence[Any], number: int) -> Iterator[None]:
+    """Let the layers draw other numbers in a block than on the other devices: masks of dropout.
+
+    Otherwise each device begins with the same seeds. After the block the seeds are those of all
+    devices again, and have counted the draws. So a run that resumes draws the same numbers.
+
+    Args:
+        seeds: the variables with the layers' seeds: see ``keras.random.SeedGenerator``.
+        number: of the device, from 0; the first one draws with the seeds as they are.
+    """
+    # The second number of a seed counts the draws.
+    own = [tf.constant([number * _SEED_STEP, 0], x.dtype) for x in seeds] if number else []
+    for x, step in zip(seeds, own, strict=False):
+        x.assign(x.value + step)
+    try:
+        yield
+    finally:
+        for x, step in zip(seeds, own, strict=False):
+            x.assign(x.value - step)
+
+
+def _list_seeds(framework: Framework, model: Any) -> list[Any]:
+    """Return the variables with the seeds of a Keras model's layers, each once."""
+    kind = sys.modules["keras"].random.SeedGenerator
+    slots = [slot for layer in list_layers(model) for slot in framework.models.members(layer)]
+    found = [slot.value.state for slot in slots if isinstance(slot.value, kind)]
+    return list({id(x): x for x in found}.values())
 
 
 def _variable(x: Any) -> Any:

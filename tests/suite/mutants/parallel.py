@@ -225,6 +225,12 @@ class LosesTheRunningMeansOfTheCopies(Mutant, caught_by="several.keep-running-st
             return self.sync()["model"].mean
 
 
+class DrawsEqualMasks(Mutant, caught_by="several.draw-own-masks"):
+    class ParallelLearner(NetworkParallelLearner):
+        def draw_mask(self, x):
+            return self._framework.backend.rand(x.shape, device=x.device, seed=0)
+
+
 class GivesEachGpuAllLists(Mutant, caught_by="several.split-sequences"):
     class ParallelLearner(NetworkParallelLearner):
         def step(self, inputs, y):

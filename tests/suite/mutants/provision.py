@@ -310,7 +310,21 @@ class KeepsMeans(ReferenceLearner):
 
 
 class NetworkParallelLearner(KeepsMeans, AnyLoss, ReferenceParallelLearner):
-    """Trains on several devices, with any loss."""
+    """Trains on several devices, with any loss and dropout."""
+
+    def _split(self, model, inputs, y):
+        shards = super()._split(model, inputs, y)
+        if not isinstance(model, Network):
+            return shards
+        return [
+            shard._replace(operands=((x * self.draw_mask(x),), y))
+            for shard in shards
+            for (x,), y in [shard.operands]
+        ]
+
+    def draw_mask(self, x):
+        """Return a number for each of a shard."""
+        return self._framework.backend.rand(x.shape, device=x.device)
 
 
 class NetworkGroupLearner(KeepsMeans, AnyLoss, ReferenceGroupLearner):

@@ -14,6 +14,7 @@ from d2ldev_conformance.provision import (
     attention_models,
     models_with_losses,
     models_with_tables,
+    networks,
     networks_with_batch_norm,
 )
 from d2ldev_conformance.requirement import requirement
@@ -266,6 +267,28 @@ def test_the_model_has_the_running_statistics_of_two_gpus(backend, normalized_ne
         trainer.fit(net, data, loss="cross_entropy", lr=0.0)
         found.append(read_saved_values(backend, trainer.model))
     assert_same_statistics(*found, start)
+
+
+@requirement("several.draw-own-masks", section=SECTION, source="contract, Several GPUs")
+def test_each_gpu_has_masks_of_its_own(backend, network):
+    """Drop other numbers on each GPU.
+
+    Equal masks for all shards regularize less. Here both shards have the same examples, and one of
+    them counts.
+    """
+    half = np.random.default_rng(0).normal(size=(4, 4)).astype("float32")
+    batch = {"x": np.concatenate([half, half]), "y": np.zeros(8, "int32")}
+    losses = []
+    for counted in (0, 0, 1):
+        backend.seed(0)
+        weights = np.repeat(np.eye(2, dtype="float32")[counted], 4)
+        trainer = Trainer(1, 2, backend=backend)
+        net = networks(backend)[network](backend.cpu())
+        data = [{**batch, "sample_weight": weights}]
+        losses += trainer.fit(net, data, loss="cross_entropy", lr=0.1)["loss"]
+    first, again, second = losses
+    assert first == pytest.approx(again, rel=1e-5)
+    assert first != pytest.approx(second, rel=1e-3)
 
 
 def _weigh(prediction, y):

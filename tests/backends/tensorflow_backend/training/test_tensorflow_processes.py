@@ -268,10 +268,10 @@ def test_statistics_are_those_of_the_first_process(folder, size):
     np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
-def test_parts_of_the_same_size_have_the_same_masks(folder):
+def test_each_process_has_masks_of_its_own(folder):
     values, _ = read_learned(folder, "dropped")
     (weight,) = (value for value in values.values() if value.shape == (32, 2))
-    np.testing.assert_array_equal(weight[:, 0] != 0, weight[:, 1] != 0)
+    assert ((weight[:, 0] != 0) != (weight[:, 1] != 0)).any()
     assert not weight.all()
 
 
