@@ -1,7 +1,8 @@
 """The area ``parallel``: train one model on several devices, or in several processes.
 
 The data yields the global batch, and the framework splits it. The loss is a mean over the global
-batch. So the parameters after a step are those of one device, to rounding.
+batch. So the parameters after a step are those of one device, to rounding. A layer or a loss that
+looks at the whole batch is an exception: docs/explanation/what-several-gpus-change.md.
 
 Source: D2L, sections 13.5 and 13.6.
 """

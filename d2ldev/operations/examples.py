@@ -161,8 +161,7 @@ class Whole:
             UnsupportedValueError: for one value that nobody splits, such as a sparse array.
         """
         kind = self._kinds[type(x)]
-        is_value = isinstance(kind, Kind) or self._has_rows(x)
-        if is_value or (kind.holds == "items" and not is_top):
+        if isinstance(kind, Kind) or self._has_rows(x) or (kind.holds == "items" and not is_top):
             yield x
         elif kind is not BROADCAST and id(x) not in entered:
             entered.add(id(x))

@@ -108,8 +108,10 @@ class Trainer(TrainerState):
 
     Several GPUs train one model together. The data yields the global batch, and each GPU computes a
     shard of it. The loss is the mean over the global batch. So the model learns the same as on one
-    GPU, to rounding. PyTorch needs a process for each GPU. ``fit`` starts these processes and ends
-    them: docs/guides/several-gpus.md says what it sends, and what comes back.
+    GPU, to rounding. Batch normalization, dropout and some losses of your own are exceptions:
+    docs/explanation/what-several-gpus-change.md has the table. PyTorch needs a process for each
+    GPU. ``fit`` starts these processes and ends them: docs/guides/several-gpus.md says what it
+    sends, and what comes back.
 
     The processes of a launch (``d2ldev launch``, torchrun) train one model in the same way, on any
     number of machines: docs/guides/several-machines.md. Each process computes on the CPU or on
@@ -141,7 +143,7 @@ class Trainer(TrainerState):
             as it is. A run may resume with another one. See ``backend.matmul_precision``.
         batch_norm: the statistics of batch normalization on several GPUs or processes.
             ``'global'`` is for the whole batch, ``'local'`` for the shard of a GPU. A model whose
-            layers use the other one is refused. None takes the framework's.
+            layers use the other one is refused. With None the model's layers decide.
 
     Attributes:
         gpus: the GPUs that it uses; empty for the CPU.
@@ -275,6 +277,10 @@ class Trainer(TrainerState):
         keep: Keep = "last",
     ) -> History:
         """Train a model.
+
+        Several GPUs or processes give the numbers of one, to rounding. The exceptions see the whole
+        batch: batch normalization, dropout, some losses and metrics of your own. See the table in
+        docs/explanation/what-several-gpus-change.md.
 
         Ctrl-C ends the run after the current step, or at once while it waits for a batch. The model
         stays as it is then, and the history has the complete epochs. The checkpoint is the last one

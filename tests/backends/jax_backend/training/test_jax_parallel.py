@@ -11,6 +11,7 @@ from several_gpus import (
     assert_same_as_one,
     flat_batches,
 )
+from what_changes import measure, read_column
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
 
@@ -134,3 +135,7 @@ def test_statistics_of_a_part_are_refused(backend):
     trainer.fit(Dense(), flat_batches(), **options)
     with pytest.raises(UnsupportedValueError, match="the whole batch"):
         trainer.fit(Normalized(), flat_batches(), **options)
+
+
+def test_two_gpus_change_what_the_page_says(backend):
+    assert measure(backend) == read_column("JAX")

@@ -20,6 +20,7 @@ from several_gpus import (
     flat_batches,
     train,
 )
+from what_changes import measure, read_column
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
 
@@ -149,3 +150,7 @@ def test_statistics_of_the_whole_batch_are_refused(backend):
         Trainer(1, 2, backend=backend, batch_norm="global").fit(
             normalize(), flat_batches(), **options
         )
+
+
+def test_two_gpus_change_what_the_page_says(backend):
+    assert measure(backend) == read_column("MXNet")

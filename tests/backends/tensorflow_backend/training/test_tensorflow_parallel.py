@@ -13,6 +13,7 @@ from several_gpus import (
     flat_batches,
     train,
 )
+from what_changes import measure, read_column
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
 
@@ -255,3 +256,7 @@ def test_statistics_that_a_layer_has_not_are_refused(backend, is_global, other):
     Trainer(1, 2, backend=backend, batch_norm=own).fit(net, data, **options)
     with pytest.raises(UnsupportedValueError, match=f"synchronized={not is_global}"):
         Trainer(1, 2, backend=backend, batch_norm=other).fit(net, data, **options)
+
+
+def test_two_gpus_change_what_the_page_says(backend):
+    assert measure(backend) == read_column("TensorFlow")
