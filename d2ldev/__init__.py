@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from d2ldev.training.callbacks import EarlyStopping, Schedule
     from d2ldev.training.log import DeviceLog
     from d2ldev.training.loggers import CSVLogger, TensorBoardLogger
+    from d2ldev.training.metrics import EpochMetric
     from d2ldev.training.timer import Timer
     from d2ldev.training.trainer import Trainer
 
@@ -88,6 +89,7 @@ _RARE = {
     "CSVLogger": "training.loggers",
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
+    "EpochMetric": "training.metrics",
     "Schedule": "training.callbacks",
     "TensorBoardLogger": "training.loggers",
     "Timer": "training.timer",
@@ -120,6 +122,7 @@ __all__ = [  # noqa: RUF022  # in groups
     "CSVLogger",
     "DeviceLog",
     "EarlyStopping",
+    "EpochMetric",
     "Schedule",
     "TensorBoardLogger",
     "Timer",

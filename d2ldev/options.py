@@ -6,7 +6,7 @@ the nearest option.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 LossName = Literal["mse", "cross_entropy", "bce", "model"]
@@ -23,12 +23,6 @@ Loss = LossName | Callable[..., Any]
 """``'mse'``, ``'cross_entropy'``, ``'bce'``, ``'model'``, or ``(prediction, y) -> scalar tensor``.
 
 Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
-"""
-
-Metric = MetricName | Callable[[Any, Any], Any]
-"""``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
-
-Or ``(y_true, y_pred) -> scalar tensor``, with these names.
 """
 
 NumGpus = int | Literal["auto"]
@@ -55,6 +49,48 @@ class _Applies(Protocol):
     @property
     def apply_gradients(self) -> Any: ...
 
+
+class _Computes(Protocol):
+    """A metric of torchmetrics, and of NNX."""
+
+    @property
+    def update(self) -> Any: ...
+    @property
+    def compute(self) -> Any: ...
+    @property
+    def reset(self) -> Any: ...
+
+
+class _GivesResult(Protocol):
+    """A metric of Keras."""
+
+    @property
+    def update_state(self) -> Any: ...
+    @property
+    def result(self) -> Any: ...
+    @property
+    def reset_state(self) -> Any: ...
+
+
+class _Gets(Protocol):
+    """A metric of Gluon."""
+
+    @property
+    def update(self) -> Any: ...
+    @property
+    def get(self) -> Any: ...
+    @property
+    def reset(self) -> Any: ...
+
+
+Metric = MetricName | Callable[[Any, Any], Any] | _Computes | _GivesResult | _Gets
+"""``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
+
+Or ``(y_true, y_pred) -> scalar tensor``, with these names. Or an object that keeps a running value:
+``update``, ``compute`` and ``reset``, or ``update_state``, ``result`` and ``reset_state``.
+"""
+Metrics = Sequence[Metric] | Mapping[str, Metric]
+"""The metrics of ``fit`` and ``validate``; a mapping has their names in the history."""
 
 Optimizer = OptimizerName | _Steps | _Updates | _Applies
 """The name of an optimizer, or one of the framework's own; any other text is an error."""

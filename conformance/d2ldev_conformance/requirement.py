@@ -67,6 +67,7 @@ SOURCES = {
     "contract, Several processes": "guides/several-machines.md",
     "contract, Training": "training.md",
     "contract, Labels": "training.md#labels",
+    "contract, Metrics": "guides/metrics.md",
     "contract, Logs": "training.md#logs-data-random-numbers",
     "contract, Callbacks": "training.md#callbacks-and-schedules",
     "contract, Resuming a run": "resuming.md",

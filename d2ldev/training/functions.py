@@ -99,10 +99,10 @@ def comparison(
             For a function that cannot be called with these operands.
     """
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
-        raise metric_refusal(
-            function,
-            "a function: def accuracy(y_true, y_pred): "
-            "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
+        raise UnsupportedValueError(
+            f"compare predictions by {describe(function)}",
+            "it keeps a running value over all batches, and a loss is the value of one",
+            "metrics=[metric], and loss='mse' or another loss",
         )
     if takes_target(function):
         _check_operands(function, 2, weighs=weighs)
@@ -167,12 +167,61 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return _is_positional(parameter) and parameter.default is parameter.empty
 
 
-def metric_refusal(metric: object, fix: str) -> UnsupportedValueError:
-    """Return the error of a metric that keeps a running value; ``fix`` is a correct metric."""
+def update_call(metric: object, update: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return how a metric is updated with a batch, as it is called everywhere: ``(prediction, y)``.
+
+    Args:
+        metric: the metric that keeps a running value.
+        update: its method. Called in this order, as in torchmetrics. If its first parameter is
+            named ``y_true`` or ``labels``, it gets ``y`` first, as in Keras and Gluon. If it takes
+            keywords alone, it gets ``logits=`` and ``labels=``, as in NNX.
+
+    Raises:
+        UnsupportedValueError: for a method that cannot be called with these operands.
+    """
+    parameters = _parameters_of(update)
+    if parameters and not any(map(_takes_position, parameters)):
+        _check_bind(metric, parameters, logits=None, labels=None)
+        return lambda prediction, y: _update_by_name(metric, update, prediction, y)
+    # One with a prediction alone, or with weights after it, would take y for something else.
+    if not takes_target(update):
+        raise _update_refusal(metric, f"its {update.__name__} takes no target beside a prediction")
+    _check_bind(metric, parameters, None, None)
+    if first_parameter(update) in ("y_true", "labels"):
+        return lambda prediction, y: update(y, prediction)
+    return update
+
+
+def _takes_position(parameter: inspect.Parameter) -> bool:
+    return _is_positional(parameter) or parameter.kind is parameter.VAR_POSITIONAL
+
+
+def _update_by_name(metric: object, update: Callable[..., Any], prediction: Any, y: Any) -> Any:
+    try:
+        return update(logits=prediction, labels=y)
+    except TypeError as error:  # one with ``**names`` says only now which of them it needs
+        problem = f"its {update.__name__}(logits=..., labels=...) raised: {error}"
+        raise _update_refusal(metric, problem) from error
+
+
+def _check_bind(
+    metric: object, parameters: list[inspect.Parameter], *operands: Any, **names: Any
+) -> None:
+    import inspect
+
+    try:
+        inspect.Signature(parameters).bind(*operands, **names)
+    except TypeError as error:
+        problem = f"it cannot be updated with a prediction and y: {error}"
+        raise _update_refusal(metric, problem) from error
+
+
+def _update_refusal(metric: object, problem: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"compare predictions by {describe(metric)}",
-        "it keeps a running value over all batches, but a metric returns the value of one",
-        fix,
+        problem,
+        f"a class with update(self, prediction, y), or derived from {type(metric).__name__}: def "
+        "update(self, *, logits, labels, **_): super().update(...)",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +18,7 @@ from d2ldev.training.hooks import TrainerState, find_listeners
 from d2ldev.training.interruption import END, Interruption, shield
 from d2ldev.training.learning import accuracy
 from d2ldev.training.log import BatchedDeviceLog, DeviceLog
+from d2ldev.training.metrics import Measure, RunningMetric, RunningMetrics
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress
 from d2ldev.training.run import Run
@@ -35,7 +36,7 @@ class Loop:
     Args:
         trainer: the trainer that counts the batches.
         learner: the learner of the model.
-        metrics: name -> ``(prediction, y) -> scalar tensor``.
+        metrics: name -> ``(prediction, y) -> scalar tensor``, or a running metric.
         callbacks: the trainer's callbacks, for ``on_step_end``.
         interruption: the state of Ctrl-C, which ends the loop after a step.
         team: the processes that train.
@@ -43,10 +44,16 @@ class Loop:
 
     trainer: TrainerState
     learner: Learner
-    metrics: Mapping[str, Callable[[Any, Any], Any]]
+    metrics: Mapping[str, Measure]
     callbacks: Sequence[Callback] = ()
     interruption: Interruption = field(default_factory=Interruption)
     team: Team = field(default_factory=Team)
+
+    @cached_property
+    def running(self) -> RunningMetrics:
+        """The metrics that keep a running value."""
+        loss = self.learner.settings.loss
+        return RunningMetrics(self.trainer.backend, self.metrics, self.team, loss)
 
     @cached_property
     def feed(self) -> Feed:
@@ -60,6 +67,7 @@ class Loop:
         complete, and counts.
         """
         begin_epoch(data, run.epoch)
+        self.running.begin()
         trainer, learner, team, feed = self.trainer, self.learner, self.team, self.feed
         team.begin_epoch(run.epoch, trainer.device, (data, trainer.val_dataloader))
         # A hook may have moved the model, so the log takes the device of the first loss.
@@ -69,6 +77,8 @@ class Loop:
         if progress is not None:
             progress.begin_epoch(trainer.num_train_batches or None)
         number, count_to_draw, is_stopped = 0, run.count_to_draw(), False
+        if run.is_within_epoch:
+            self.running.check_saving()
         if run.is_within_epoch or count_to_draw is not None:
             data = draw_outside(framework_of(trainer.backend), shield(data))
             number = run.resume_epoch(data, log)
@@ -115,6 +125,7 @@ class Loop:
         log = BatchedDeviceLog(self.trainer.backend)
         feed, learner, draw_next = self.feed, self.learner, self.interruption.draw_next
         number = 0
+        self.running.begin()
         with closing(feed.draw(data)) as batches:
             while (batch := draw_next(batches)) is not END:
                 inputs, y, compared, counts = feed.make_operands(number, batch)
@@ -141,8 +152,12 @@ class Loop:
             return
         framework = framework_of(self.trainer.backend)
         y = unwrap_broadcasts(drop_weights(y), framework.state.kinds)
+        if self.running:
+            self.running.update(prediction, y, has_examples=counts.in_metrics > 0)
         values, weights = {}, {}
         for name, metric in self.metrics.items():
+            if isinstance(metric, RunningMetric):
+                continue
             if metric == self.trainer.backend.accuracy:
                 values[name], number = accuracy(framework, prediction, y)
                 weights[name] = number if counts.in_metrics else 0.0
@@ -155,4 +170,7 @@ class Loop:
     def _means(self, log: DeviceLog, number: int) -> dict[str, float]:
         if not number:
             raise empty_data_refusal()
-        return self.team.means(log)
+        numbers = self.team.means(log)
+        if self.running:
+            numbers |= self.running.compute()
+        return {name: numbers[name] for name in ("loss", *self.metrics) if name in numbers}

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe, text_of
-from d2ldev.typing import DataModule
+from d2ldev.typing import DataModule, Metrics
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -83,7 +83,7 @@ def find_own_settings(
     model: Any,
     loss: Any,
     optimizer: Any,
-    metrics: Sequence[Any],
+    metrics: Metrics,
     *,
     trainer: Any,
 ) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def restore_loss(model: Any) -> None:
         model.loss = method.__get__(model)
 
 
-def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Sequence[Any]) -> None:
+def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Metrics) -> None:
     name = type(model).__name__
     attempted = f"train the {name}, which has a {methods[-1]} of its own,"
     if loss is not None or metrics:

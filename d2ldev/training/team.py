@@ -8,14 +8,18 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from d2ldev.contract import Framework, Learner
 from d2ldev.device import Device
 from d2ldev.distributed.portions import Portions
 from d2ldev.distributed.random_states import check_random_states, random_states
-from d2ldev.errors import CheckpointError, text_of
+from d2ldev.errors import CheckpointError, UnsupportedValueError, text_of
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
+from d2ldev.nesting.walk import flatten
 from d2ldev.operations.inventory import list_needed_tensors
+from d2ldev.operations.moving import to_numpy
 from d2ldev.training.callbacks import notify
 from d2ldev.training.log import DeviceLog, means_of
 from d2ldev.training.order import Order
@@ -76,6 +80,19 @@ class Team:
     def means(self, log: DeviceLog) -> dict[str, float]:
         """Return the means over the batches of an epoch; the last value where nothing counts."""
         return means_of(log.state_dict()["totals"], log.last())
+
+    def gather(self, label: str, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank."""
+        return [value]
+
+    def gather_batch(self, operands: Any, *, has_examples: bool) -> Any:
+        """Return the operands of all processes, with the examples of the whole batch.
+
+        Args:
+            operands: a nesting of tensors, of this process's portion of the batch.
+            has_examples: whether the portion has examples.
+        """
+        return operands
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         """Return the state of a log, with the sums over all processes."""
@@ -167,6 +184,31 @@ class ProcessGroup(Team):
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         return means_of(self._totals(log, f"the end of {self._place}"), log.last())
+
+    def gather(self, label: str, value: Any) -> list[Any]:
+        return self._group.gather(f"{label} of {self._place}", value)
+
+    def gather_batch(self, operands: Any, *, has_examples: bool) -> Any:
+        framework, attempted = self._framework, "combine the predictions of several processes"
+        tensors = framework.tensors
+        flat = flatten(operands, framework.state.kinds, attempted)
+        own = [to_numpy(framework, x) for x in flat.tensors.values()]
+        text = base64.b64encode(to_bytes(framework, own)).decode() if has_examples else None
+        label = "the predictions for metrics"
+        texts = [each for each in self.gather(label, text) if each is not None]
+        shards = [from_bytes(framework, base64.b64decode(each)) for each in texts]
+        found = {}
+        for (key, x), arrays in zip(flat.tensors.items(), zip(*shards, strict=True), strict=True):
+            if not x.shape:
+                raise UnsupportedValueError(
+                    attempted,
+                    "a scalar tensor in the prediction or in the target has no examples",
+                    "a model that returns the prediction alone, or a metric for one process",
+                )
+            native = framework.devices.native(tensors.device_of(x))
+            dtype = tensors.dtype(tensors.dtype_of(x))
+            found[key] = tensors.from_data(np.concatenate(arrays), dtype, native)
+        return flat.unflatten(found)
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         return {**log.state_dict(), "totals": self._totals(log, "a checkpoint within an epoch")}

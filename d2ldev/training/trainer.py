@@ -40,7 +40,7 @@ from d2ldev.options import (
     Keep,
     Loss,
     MatmulPrecisionName,
-    Metric,
+    Metrics,
     NumGpus,
     Optimizer,
     Precision,
@@ -91,7 +91,7 @@ class _FitSettings(NamedTuple):
     loss: Loss | None
     optimizer: Optimizer | None
     lr: float | None
-    metrics: Sequence[Metric]
+    metrics: Metrics
     saving: Saving
     resume: bool
 
@@ -270,7 +270,7 @@ class Trainer(TrainerState):
         loss: Loss | None = None,
         optimizer: Optimizer | None = None,
         lr: float | None = None,
-        metrics: Sequence[Metric] = (),
+        metrics: Metrics = (),
         checkpoint: str | PathLike[str] | None = None,
         resume: bool = False,
         checkpoint_every: int | None = None,
@@ -330,7 +330,10 @@ class Trainer(TrainerState):
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples. A function of ``(y_true, y_pred)``, with these names, works too.
                 With ``loss='model'`` they are functions of the model's output and the batch.
-                Objects that keep a running value, such as Keras's and Gluon's, are refused.
+                Objects that keep a running value, such as those of torchmetrics, Keras and NNX,
+                are measured over the epoch. So is ``EpochMetric(function)``, which gets all
+                predictions and labels. A dict gives metrics their names in the history. See
+                docs/guides/metrics.md.
             checkpoint: a file for the state of the run, saved at the start and after each epoch. A
                 new run replaces an existing file.
             resume: continue from the checkpoint if the file exists. The loss, the optimizer and the
@@ -459,6 +462,8 @@ class Trainer(TrainerState):
             stack.enter_context(run_schedules(callbacks, learner.settings.optimizer))
             functions = find_metrics(self.backend, settings.metrics, learner.settings.loss)
             loop = Loop(self, learner, functions, callbacks, interruption, team)
+            if settings.saving.checkpoint_every is not None:
+                loop.running.check_saving()
             run = self._make_run(loop, settings.saving, train_data, val_data)
             epochs = self.max_epochs if outcome is None else 0
             error = None if outcome is None else outcome.error
@@ -671,7 +676,7 @@ class Trainer(TrainerState):
         data: Iterable[Any] | DataModule,
         *,
         loss: Loss | None = None,
-        metrics: Sequence[Metric] = (),
+        metrics: Metrics = (),
     ) -> dict[str, float]:
         """Measure the loss and the metrics of a model, in evaluation mode, without changing it.
 
@@ -681,7 +686,7 @@ class Trainer(TrainerState):
             loss, metrics: see ``fit``.
 
         Returns:
-            ``'loss'`` and the name of each metric, with the mean over the examples.
+            ``'loss'`` and the name of each metric, with its value over the examples.
 
         Raises:
             UnsupportedValueError: for a model, a loss, a metric or data that cannot be used.

@@ -9,7 +9,7 @@ from typing import Any, assert_type
 
 import torch
 
-from d2ldev import ArrayLoader, Backend, EarlyStopping, Schedule, Trainer
+from d2ldev import ArrayLoader, Backend, EarlyStopping, EpochMetric, Schedule, Trainer
 from d2ldev.typing import MatmulPrecisionName
 
 
@@ -32,6 +32,8 @@ def check_fit(trainer: Trainer, net: torch.nn.Module, data: ArrayLoader, anythin
     trainer.fit(net, data, optimizer="Adam")  # type: ignore[arg-type]
     trainer.fit(net, data, keep="bset")  # type: ignore[arg-type]
     trainer.fit(net, data, metrics=["acuracy"])  # type: ignore[list-item]
+    trainer.fit(net, data, metrics={"right": "accuracy", "whole": EpochMetric(max)})
+    trainer.fit(net, data, metrics={"right": 3})  # type: ignore[dict-item]
     trainer.validate(net, data, loss="mes")  # type: ignore[arg-type]
 
 

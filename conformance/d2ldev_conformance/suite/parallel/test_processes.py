@@ -29,10 +29,12 @@ from d2ldev import (
     Backend,
     Broadcast,
     EarlyStopping,
+    EpochMetric,
     PeerLostError,
     Trainer,
     UnsupportedValueError,
     WeightedLoss,
+    backend_of,
 )
 from d2ldev.contract.abilities import require
 from d2ldev.framework.testing import framework_of
@@ -51,6 +53,7 @@ from d2ldev_conformance.suite.data import (
     read_saved_values,
 )
 from d2ldev_conformance.suite.parallel.launching import command, require_processes, run_launch
+from d2ldev_conformance.suite.training.test_metrics import Errors
 from d2ldev_conformance.suite.training.test_stopping import AfterStep, HookError, RaisingAfterStep
 
 SECTION = "13.6"
@@ -125,6 +128,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded by rank": {"is_shuffled": True, "is_seeded_by_rank": True, "is_sharded": True},
     "begun": {"epochs": 1, "optimizer": "adam", "checkpoint": "begun"},
     "resumed": {"optimizer": "adam", "checkpoint": "alone", "resume": True},
+    "measured": {"measures": True, "validates": True, "examples": 11},
     "stopped": {"stopping": [0, 1], "at": 4},
     "stopped by one": {"stopping": [1], "at": 4},
     "stopped early": {"patience": 2, "lr": 0.0, "epochs": 6},
@@ -165,6 +169,26 @@ def _take_weighted(prediction, y):
     rows = range(y.shape[0])
     squares = [(prediction[i, 0] - y[i, 0]) ** 2 * y[i, 1] for i in rows]
     return WeightedLoss(sum(squares), sum(y[i, 1] for i in rows))
+
+
+class Logits(Errors):
+    """The greatest logit of the labels of an epoch."""
+
+    def compute(self):
+        """Return the greatest logit."""
+        return _take_greatest(*map(np.concatenate, zip(*self.found, strict=True)))
+
+    def update(self, prediction, y):
+        """Keep the logits and the labels of a batch."""
+        read = backend_of(prediction).to_numpy
+        self.found.append((read(prediction), read(y)))
+
+
+def _take_greatest(prediction, y):
+    return prediction[np.arange(len(y)), y].max() * len(y)
+
+
+_MEASURES = {"accuracy": "accuracy", "own": Logits(), "whole": EpochMetric(_take_greatest)}
 
 
 class Batches(ArrayLoader):
@@ -259,6 +283,7 @@ def train(
     has_equal_halves: bool = False,
     table: str | None = None,
     validates: bool = False,
+    measures: bool = False,
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
     accumulate_grad_batches: int = 1,
@@ -281,6 +306,7 @@ def train(
         normalized_network: the name of a network with batch normalization, which is trained with
             other data.
         has_equal_halves: whether both halves of these batches have the same examples.
+        measures: whether it also measures the logits of a whole epoch.
         table: the name of a model with a table, which is trained with tokens that repeat.
         stopping: the ranks whose callback stops the run.
         at: after which step it does.
@@ -321,7 +347,7 @@ def train(
         data,
         _loader(7, is_shuffled=False) if validates else None,
         loss=_take_weighted if is_weighing else "mse" if table else "cross_entropy",
-        metrics=[] if is_weighing or table else ["accuracy"],
+        metrics=_MEASURES if measures else [] if is_weighing or table else ["accuracy"],
         checkpoint=None if checkpoint is None else f"{folder}/{checkpoint}.safetensors",
         **{"lr": 0.02, **options},
     )
@@ -483,6 +509,20 @@ def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, runs, 
     """Split lists of a batch over processes, and share ``Broadcast`` values."""
     require(framework_of(backend), _LISTS, "split a list over 2 processes")
     assert_same_run(runs.together(case), runs.alone(**LISTED[case]))
+
+
+@requirement("processes.measure-whole-epochs", section=SECTION, source="contract, Metrics")
+@pytest.mark.parametrize("case", ["measured"])
+def test_a_metric_has_the_examples_of_all_processes(runs, case):
+    """Give a metric the predictions of all processes, in their order.
+
+    A process may have no example of a batch.
+    """
+    alone = runs.alone(**CASES[case])
+    for rank in (0, 1):
+        _, history = runs.together(case, rank)
+        assert_same_run(runs.together(case, rank), alone)
+        assert history["own"] == history["whole"]
 
 
 @requirement("processes.change-the-parameters", section=SECTION)

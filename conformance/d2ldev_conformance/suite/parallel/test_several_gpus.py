@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Broadcast, Trainer, UnsupportedValueError, WeightedLoss
+from d2ldev import Broadcast, EpochMetric, Trainer, UnsupportedValueError, WeightedLoss
 from d2ldev.results import History
 from d2ldev_conformance.provision import (
     attention_models,
@@ -28,6 +28,12 @@ from d2ldev_conformance.suite.data import (
     read_saved_values,
 )
 from d2ldev_conformance.suite.training.steps.test_training_steps import WithReduction
+from d2ldev_conformance.suite.training.test_metrics import (
+    Errors,
+    ErrorsOfKeras,
+    check_root,
+    take_root,
+)
 from d2ldev_conformance.suite.training.test_stopping import (
     AfterStep,
     HookError,
@@ -89,6 +95,24 @@ def test_three_and_four_gpus_learn_like_one_gpu(backend, number, optimizer):
     """
     options = {"optimizer": optimizer, "lr": 0.02, "clip": 0.1}
     assert_same_run(_fit(backend, number, **options), _fit(backend, 1, **options))
+
+
+@requirement("several.measure-whole-epochs", section=SECTION, source="contract, Metrics")
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.needs_gpus(3))])
+def test_a_metric_has_the_examples_of_all_gpus(backend, number):
+    """Give a metric the predictions of all GPUs, in their order.
+
+    The last batch has one example, and a GPU has none of it.
+    """
+    inputs = np.linspace(-1, 1, 33, dtype="float32").reshape(11, 3)
+    data = [(inputs[i : i + 5], 100 + 50 * inputs[i : i + 5, :1]) for i in range(0, 11, 5)]
+    backend.seed(0)
+    metrics = {"own": Errors(), "keras": ErrorsOfKeras(), "whole": EpochMetric(take_root)}
+    history = Trainer(2, number, backend=backend).fit(
+        backend.mlp([3, 1]), data, data[1:], lr=1e-4, metrics=metrics
+    )
+    for name in metrics:
+        check_root(history, name)
 
 
 @requirement("several.change-the-parameters", section=SECTION)

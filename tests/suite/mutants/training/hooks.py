@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 
-from d2ldev import Backend, DeviceLog, Trainer
+import array_api_strict as xp
+import numpy as np
+from reference_backend import ReferenceParallelLearner
+
+from d2ldev import Backend, DeviceLog, EpochMetric, Trainer
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import CPU
 from d2ldev.native import NativeDevices
-from d2ldev.training import callbacks, context, feed, hooks, loops, run, team, trainer
+from d2ldev.training import callbacks, context, feed, hooks, loops, metrics, run, team, trainer
 from d2ldev.training.interruption import END, Interruption
 from mutants import Mutant
 from mutants.provision import Frozen, NetworkLearner
@@ -349,3 +353,51 @@ class WantsATarget(Mutant, caught_by="fit.without-a-target"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
         feed.takes_target = lambda _: True
+
+
+# -- metrics --------------------------------------------------------------------------------------
+
+
+class ResetsAtTheBeginningOnly(Mutant, caught_by="fit.keeps-running-values"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        begin = metrics.RunningMetrics.begin
+        metrics.RunningMetrics.begin = lambda running: vars(running).setdefault(
+            "begun", begin(running) if "begun" not in vars(running) else None
+        )
+
+
+class AveragesTheFunctionsOfBatches(Mutant, caught_by="fit.measures-whole-epochs"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        EpochMetric.compute = lambda metric: np.mean(
+            [metric._compare(*batch) for batch in metric._batches]
+        )
+
+
+class NamesMetricsItself(Mutant, caught_by="fit.names-its-metrics"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        find = metrics.find_metrics
+        trainer.find_metrics = lambda backend, given, loss=None: find(
+            backend, [*given.values()] if isinstance(given, dict) else given, loss
+        )
+
+
+class UpdatesAnything(Mutant, caught_by="fit.refuses-other-metrics"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        metrics.update_call = lambda _metric, update: update
+
+
+class MixesTheExamplesOfGpus(Mutant, caught_by="several.measure-whole-epochs"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def step(self, inputs, y):
+            loss, prediction = super().step(inputs, y)
+            return loss, xp.flip(prediction, axis=0)
+
+
+class MeasuresItsOwnPart(Mutant, caught_by="processes.measure-whole-epochs"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        team.ProcessGroup.gather_batch = team.Team.gather_batch
