@@ -75,6 +75,14 @@ def no_mean(prediction, y):
     return mean_error(prediction, y) ** 2
 
 
+class Centering(Trainer):
+    """A trainer that subtracts the mean of a batch."""
+
+    def prepare_batch(self, batch):
+        x, y = super().prepare_batch(batch)
+        return x - sum(x[i] for i in range(x.shape[0])) / x.shape[0], y
+
+
 class Noisy:
     """Data that is changed at random when it is read."""
 
@@ -110,10 +118,10 @@ def _batches():
     ]
 
 
-def _fit(backend, num_gpus, net=None, data=None, callbacks=None, **options):
+def _fit(backend, num_gpus, net=None, data=None, cls=Trainer, callbacks=None, **options):
     backend.seed(0)
     np.random.seed(0)
-    trainer = Trainer(2, num_gpus, backend=backend, callbacks=callbacks)
+    trainer = cls(2, num_gpus, backend=backend, callbacks=callbacks)
     net = backend.mlp([4, 8, 1], seed=0) if net is None else net(backend.cpu())
     history = trainer.fit(net, data or _batches(), lr=0.05, **options)
     values = backend.named_tensors(trainer.model)
@@ -164,6 +172,9 @@ ROWS = {
     "dropout, noise and other random layers": _drop,
     "data that changes at random": lambda backend, number: _fit(
         backend, number, data=Noisy(), loss=mean_of_examples
+    ),
+    "a `prepare_batch` that looks at the whole batch": lambda backend, number: _fit(
+        backend, number, cls=Centering, loss=mean_of_examples
     ),
     "your own metric, a mean over the examples": _measure_with(mean_error),
     "your own metric, not a mean over the examples": _measure_with(no_mean),

@@ -1,5 +1,7 @@
 """Several GPUs: a mirrored strategy over two virtual GPUs."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from several_gpus import (
     CLASSES,
     FEATURES,
     PAIR,
+    TOLERANCE,
     assert_same_as_one,
     flat_batches,
     train,
@@ -83,6 +86,32 @@ def test_rows_of_several_lengths_are_split(backend):
         for x, y in flat_batches(10)
     ]
     assert_same_as_one(backend, OfRows, data, loss="cross_entropy", lr=0.1)
+
+
+class Adding(keras.Model):
+    """A model that adds a loss of its outputs."""
+
+    def __init__(self, added):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.dense, self.added = layers.Dense(CLASSES), added
+
+    def call(self, x):
+        outputs = self.dense(x)
+        self.add_loss(self.added(outputs))
+        return outputs
+
+
+def test_an_added_loss_sees_a_part(backend):
+    mean = tf.reduce_mean
+    for added, is_same in ((lambda x: mean(x**2), True), (lambda x: mean(x) ** 2, False)):
+        found = [
+            train(backend, partial(Adding, added), flat_batches(), n, loss="cross_entropy")[0]
+            for n in (1, 2)
+        ]
+        one, two = (list(values.values()) for values in found)
+        pairs = zip(one, two, strict=True)
+        assert all(np.allclose(a, b, **TOLERANCE) for a, b in pairs) is is_same
 
 
 def test_a_training_step_of_the_model_sees_a_part(backend):
