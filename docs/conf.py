@@ -70,7 +70,16 @@ templates_path = ["_templates"]
 # The pages lie in docs/: the address of the site leads there.
 html_additional_pages = {"index": "redirect.html"}
 html_static_path = ["_static"]
-html_css_files = ["diffs.css", "lines.css", "pictures.css", "tables.css", "tutorials.css"]
+html_css_files = [
+    "columns.css",
+    "diffs.css",
+    "lines.css",
+    "pictures.css",
+    "tables.css",
+    "tutorials.css",
+]
+html_js_files = ["tables.js"]
+html_search_scorer = str(ROOT / "docs" / "_extensions" / "search.js")
 html_show_sourcelink = False
 html_theme_options = {
     "show_prev_next": True,

@@ -2,7 +2,10 @@
 
 Each page is opened as wide as a phone and as wide as a desktop, with all of its tabs and folded
 parts shown. A page must not report an error in the console, show a broken image, or scroll
-sideways. Wide tables and code scroll inside of themselves.
+sideways. Wide tables and code scroll inside of themselves, and fade where they go on. On a desktop
+each line of code is shown whole.
+
+Where all pages are opened, the site's search is asked, too: see ``SEARCHES``.
 
 Chromium is controlled by the DevTools protocol over two pipes, so that no package is needed:
 https://chromedevtools.github.io/devtools-protocol.
@@ -29,6 +32,15 @@ from urllib.parse import quote
 NAMES = ("chromium", "google-chrome", "chromium-browser", "chrome")
 WIDTHS = (390, 1280)
 """The widths of a phone and of a desktop, in pixels."""
+SEARCHES = {
+    "warm-up": "docs/guides/learning-rate.html",
+    "gradient accumulation": "docs/training.html",
+    "workers": "docs/guides/workers.html",
+    "metrics": "docs/guides/metrics.html",
+}
+"""What a reader searches for, and the page that the search has to name first."""
+LAST = "docs/requirements.html"
+"""The page with every subject, which no page may follow."""
 # Seconds until a page is loaded; one takes a fifth of a second.
 _PATIENCE = 30
 _FLAGS = (
@@ -63,7 +75,26 @@ _LOOK = """
       .map((each) => `<${each.tagName.toLowerCase()}> ${each.textContent.trim().slice(0, 50)}`);
     problems.push(`it scrolls sideways by ${root.scrollWidth - innerWidth} px: ${wide.at(-1)}`);
   }
+  // Until what observes the sizes has seen those of now.
+  for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);
+  for (const box of document.querySelectorAll("pre, .pst-scrollable-table-container")) {
+    if (box.scrollWidth <= box.clientWidth + 1) continue;
+    const begin = box.textContent.trim().slice(0, 50);
+    if (getComputedStyle(box).maskImage === "none") problems.push(`nothing shows more: ${begin}`);
+    if (box.tagName === "PRE" && innerWidth >= 1280) {
+      const length = Math.max(...box.textContent.split("\\n").map((line) => line.length));
+      problems.push(`code of ${length} characters is cut: ${begin}`);
+    }
+  }
   return problems;
+})()
+"""
+_FOUND = """
+(async () => {
+  while (!document.querySelector(".search-summary")?.textContent) {
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  return [...document.querySelectorAll("ul.search a")].map((each) => each.getAttribute("href"));
 })()
 """
 
@@ -212,6 +243,7 @@ def find_problems(folder: Path, pages: Sequence[str] = ()) -> Iterator[str]:
     command = find_chromium()
     if command is None:
         raise BrowserError(f"none of {', '.join(NAMES)} is installed")
+    searches = {} if pages or not (folder / "search.html").is_file() else SEARCHES
     pages = pages or list(_list_pages(folder))
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home,
@@ -222,8 +254,15 @@ def find_problems(folder: Path, pages: Sequence[str] = ()) -> Iterator[str]:
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
             browser.call("Emulation.setDeviceMetricsOverride", **size)
             for page in pages:
-                for problem in _open(browser, f"{address}/{quote(page)}"):
+                for problem in _open(browser, f"{address}/{quote(page)}", _LOOK):
                     yield f"{page} at {width} px: {problem}"
+        for words, expected in searches.items():
+            found = _open(browser, f"{address}/search.html?q={quote(words)}", _FOUND)
+            links = [each.partition("#")[0] for each in found]
+            if links[:1] != [expected]:
+                yield f"the search for {words!r} does not begin with {expected}: {links[:3]}"
+            if LAST in links and {*links[links.index(LAST) :]} != {LAST}:
+                yield f"the search for {words!r} has pages behind {LAST}"
 
 
 def _list_pages(folder: Path) -> Iterator[str]:
@@ -234,12 +273,14 @@ def _list_pages(folder: Path) -> Iterator[str]:
             yield name.as_posix()
 
 
-def _open(browser: Browser, address: str) -> list[str]:
-    """Return the problems of a page."""
+def _open(browser: Browser, address: str, script: str) -> list[str]:
+    """Return the problems of a page: errors in its console, and what a script returns."""
     browser.take_events()
     browser.call("Page.navigate", url=address)
     browser.wait_for("Page.loadEventFired")
-    seen = browser.call("Runtime.evaluate", expression=_LOOK, awaitPromise=True, returnByValue=True)
+    seen = browser.call(
+        "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+    )
     if "exceptionDetails" in seen:
         raise BrowserError(f"{address}: {seen['exceptionDetails']['text']}")
     errors = [_read_error(event) for event in browser.take_events()]

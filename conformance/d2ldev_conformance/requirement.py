@@ -68,7 +68,7 @@ SOURCES = {
     "contract, Training": "training.md",
     "contract, Labels": "training.md#labels",
     "contract, Metrics": "guides/metrics.md",
-    "contract, Logs": "training.md#logs-data-random-numbers",
+    "contract, Logs": "training.md#logs-and-random-numbers",
     "contract, Callbacks": "training.md#callbacks-and-schedules",
     "contract, Resuming a run": "resuming.md",
     "contract, Virtual GPUs": "virtual-gpus.md",

@@ -66,3 +66,35 @@ def test_what_is_wrong_is_named_with_its_page_and_its_width(find_problems):
 def test_a_page_that_is_named_is_opened_alone(find_problems, tmp_path):
     assert find_problems(good="good", wide=WIDE) != []
     assert list(OPEN_SITE["find_problems"](tmp_path, ["good.html"])) == []
+
+
+CODE = "<style>pre { overflow: auto; width: 300px }</style>"
+FADES = "<style>pre { mask-image: linear-gradient(to right, black, transparent) }</style>"
+
+
+def test_code_is_whole_on_a_desktop_and_fades_where_it_goes_on(find_problems):
+    line = f"<pre>x = '{'y' * 94}'</pre>"
+    assert find_problems(cut=CODE + line, fades=CODE + FADES + line, whole="<pre>x = 1</pre>") == [
+        f"cut.html at 390 px: nothing shows more: x = '{'y' * 45}",
+        f"cut.html at 1280 px: nothing shows more: x = '{'y' * 45}",
+        f"cut.html at 1280 px: code of 100 characters is cut: x = '{'y' * 45}",
+        f"fades.html at 1280 px: code of 100 characters is cut: x = '{'y' * 45}",
+    ]
+
+
+def test_the_search_has_to_begin_with_the_page_about_the_words(find_problems):
+    pages = dict.fromkeys(OPEN_SITE["SEARCHES"].values())
+    list_pages = """
+        <p class="search-summary">done</p><ul class="search"></ul>
+        <script>for (const page of %s) {
+          const link = document.createElement("a");
+          link.href = page + "#part";
+          document.querySelector("ul").append(link);
+        }</script>
+    """
+    first, last = next(iter(pages)), OPEN_SITE["LAST"]
+    found = find_problems(search=list_pages % [first, first, last])
+    assert f"the search for 'warm-up' does not begin with {first}" not in "\n".join(found)
+    assert len(found) == len(OPEN_SITE["SEARCHES"]) - 1
+    found = find_problems(search=list_pages % [first, last, "docs/other.html"])
+    assert f"the search for 'warm-up' has pages behind {last}" in found

@@ -131,6 +131,20 @@ def tool():
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
+def test_code_is_as_wide_as_the_site_shows_it(name):
+    """The site breaks lines of the language ``text``. ``tools/open_site.py`` measures them all."""
+    code = re.findall(r"^ *```(\w*).*?\n(.*?)^ *```$", DOCUMENTS[name], re.MULTILINE | re.DOTALL)
+    lines = [line for language, text in code if language != "text" for line in text.splitlines()]
+    assert [line for line in lines if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("words", ["warm-up", "gradient accumulation", "workers", "metrics"])
+def test_words_that_readers_search_for_stand_in_a_heading(words):
+    headings = re.findall(r"^#+ (.+)$", "\n".join(DOCUMENTS.values()), re.MULTILINE)
+    assert words in map(str.lower, headings)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_tables_are_those_of_the_results(name, tool):
     assert tool["with_tables"](DOCUMENTS[name]) == DOCUMENTS[name]
 

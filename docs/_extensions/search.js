@@ -1,0 +1,17 @@
+// The scores of the site's search: "html_search_scorer" of Sphinx.
+var Scorer = {
+  // The requirements name every subject once, and the decisions many. A page about it comes first.
+  score: ([page, , , , score]) => {
+    if (page === "docs/requirements") return score - 1000;
+    return page.startsWith("docs/decisions/") ? score - 100 : score;
+  },
+  // A heading is what its page is about. It comes before a name that only has the word in it.
+  title: 30,
+  partialTitle: 7,
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  term: 5,
+  partialTerm: 2,
+};
