@@ -22,6 +22,7 @@ from d2ldev.registry.selection import (
     framework_of_class,
     get_framework,
     scoped,
+    set_environment,
     set_selection,
 )
 from d2ldev.scopes import Entry, call_while_tracing, trace_as
@@ -51,6 +52,8 @@ class ActiveBackend(FollowsSelection, Backend):
 
 backend: Backend = ActiveBackend()
 """``from d2ldev import backend``: the active backend."""
+# Before the program uses a framework without d2ldev.
+set_environment()
 
 
 def _the_handle() -> Backend:

@@ -10,6 +10,7 @@ from d2ldev.framework import Framework
 
 requires = ("jax",)
 libraries = ("flax", "optax")
+environment = ("XLA_FLAGS=--xla_force_host_platform_device_count={cpus}",)
 
 
 class JaxFramework(Framework):

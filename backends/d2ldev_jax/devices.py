@@ -389,9 +389,9 @@ class VirtualDevices(JaxDevices):
                 f"make {number} virtual GPUs",
                 f"JAX is in use already, with {there} CPU device{'' if there == 1 else 's'}; "
                 f"it takes {needed}",
-                "use d2ldev's jax backend before JAX's first device or array, or set "
-                f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}; in a notebook "
-                "restart the kernel",
+                f"`from d2ldev import jax`, with D2LDEV_VIRTUAL_GPUS={number} or below "
+                f"d2ldev.virtual_gpus({number}), above the line that makes JAX's first array or "
+                "model; in a notebook restart the kernel first",
             )
 
     def count(self) -> int:

@@ -114,7 +114,7 @@ class JaxParallel(Parallel):
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
                 "JAX was in use before d2ldev could connect it to the other processes",
-                "d2ldev.set_backend('jax') before anything asks JAX for a device or an array",
+                "`from d2ldev import jax` above the line that makes JAX's first array or model",
             )
         numbers = group.gather("the GPUs of JAX", self._devices.count_cuda())
         if any(numbers) and not all(numbers):

@@ -117,7 +117,8 @@ class TensorFlowParallel(Parallel):
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
                 "TensorFlow has started already, and looks for other processes only at its start",
-                "use d2ldev's backend before the first operation of TensorFlow",
+                "`from d2ldev import tensorflow` above the line that makes the first tensor or "
+                "model",
             )
         if self._framework.virtual_gpus is None:
             let_memory_grow()

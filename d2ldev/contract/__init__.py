@@ -17,7 +17,8 @@ An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework`
 the framework in its ``__init__``. The package lists the modules that it needs in ``requires``. A
 framework owns a tensor if its class, or a base of the class, comes from one of these modules.
 ``libraries = ("flax", "optax")`` names further libraries of the framework. Other backends name them
-in errors about their models.
+in errors about their models. ``environment = ("ENGINE_FLAGS=--cpus={cpus}",)`` is the flag with
+which a framework makes devices of the CPU when it starts. d2ldev sets it for virtual GPUs.
 
 ``d2ldev conformance NAME`` runs the conformance suite on a backend. The module ``provision`` of the
 package has the fixtures of the suite.

@@ -2,9 +2,9 @@
 
 The entry-point group ``d2ldev.backends`` lists all backends, the built-in ones included. An entry
 point names a subclass of ``Framework``. Its package lists the required modules in a tuple
-``requires`` of strings (default: none). It lists packages for its framework in ``libraries``.
-d2ldev reads the source of the package and does not run it. So no code of a package runs before its
-backend is chosen.
+``requires`` of strings (default: none). It lists packages for its framework in ``libraries``, and
+flags for virtual GPUs in ``environment``. d2ldev reads the source of the package and does not run
+it. So no code of a package runs before its backend is chosen.
 
 Held by ``tests/core/registry/test_registry.py`` and ``tests/core/registry/test_third_parties.py``.
 """
@@ -43,6 +43,7 @@ def find_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
         _points.cache_clear()
         read_required_modules.cache_clear()
         libraries_of.cache_clear()
+        read_environment.cache_clear()
     return {name: next(iter(points.values())) for name, points in _points().items()}
 
 
@@ -121,6 +122,18 @@ def libraries_of(name: str) -> tuple[str, ...]:
         Exception: as ``read_required_modules``.
     """
     return _read_variable(name, "libraries")
+
+
+@cache
+def read_environment(name: str) -> tuple[str, ...]:
+    """Return the flags with which a known framework makes virtual GPUs when it starts.
+
+    Each is the name of an environment variable and a flag in it, ``'FLAGS=--cpu-devices={cpus}'``.
+
+    Raises:
+        Exception: as ``read_required_modules``.
+    """
+    return _read_variable(name, "environment")
 
 
 def _read_variable(name: str, variable: str) -> tuple[str, ...]:

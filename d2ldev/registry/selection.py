@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +39,7 @@ from d2ldev.registry.discovery import (
     lacks_modules,
     libraries_of,
     rank,
+    read_environment,
     read_required_modules,
 )
 from d2ldev.registry.loading import fallback_refusal, load, name_refusal
@@ -262,7 +264,8 @@ def virtual_gpus(n: int, *, as_cuda: bool | None = None) -> None:
     """Ask for ``n`` virtual GPUs in every backend whose first use comes later.
 
     A virtual GPU has real data, real computation on the CPU, and real device semantics, but no
-    hardware.
+    hardware. A framework that makes its devices when it starts gets their number by a variable,
+    JAX by ``XLA_FLAGS``.
 
     Args:
         n: 0 to 8. With 0 the reference backend has none either; its default is two.
@@ -299,10 +302,38 @@ def virtual_gpus(n: int, *, as_cuda: bool | None = None) -> None:
                 [CPU, *gpus],
             )
     settings.choose_virtual_gpus(number)
+    set_environment()
     if as_cuda is not None:
         settings.choose_virtual_cuda(wanted)
         if wanted:
             active_framework()
+
+
+def set_environment() -> None:
+    """Add the installed frameworks' flags for the wanted virtual GPUs to the environment.
+
+    A framework then starts with enough devices, even if the program uses it before d2ldev does.
+    Nothing is imported, and child processes inherit the flags.
+    """
+    try:
+        cpus = 1 + (settings.virtual_gpus() or 0)
+    except D2LDevError:  # the first use of a backend raises it
+        return
+    for name in available_backends() if cpus > 1 else ():
+        for entry in _read_package(read_environment, name):
+            variable, _, flag = entry.partition("=")
+            _add_flag(variable, flag.removesuffix("{cpus}"), cpus)
+
+
+def _add_flag(variable: str, flag: str, number: int) -> None:
+    """Append a flag with a number, unless the variable has it with the same or a greater one."""
+    value = os.environ.get(variable, "")
+    words = value.split()
+    given = [word.removeprefix(flag) for word in words if word.startswith(flag)]
+    is_file = bool(words) and not words[0].startswith("-")  # of the user's flags
+    # The last one counts.
+    if not is_file and (not given or settings.number_in(given[-1]) < number):
+        os.environ[variable] = f"{value} {flag}{number}".strip()
 
 
 # -- from a tensor ----------------------------------------------------------------------------

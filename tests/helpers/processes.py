@@ -57,11 +57,13 @@ def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None)
         code: Python source; ``show(value)`` hands back what JSON can hold.
         hide: modules that are not installed there, whatever is installed here.
         path: folders to be searched for modules and distributions.
-        environment: variables to set; those that begin with ``D2LDEV_`` are not inherited.
+        environment: variables to set. Those that begin with ``D2LDEV_`` are not inherited, and
+            neither are the flags of this process's virtual GPUs.
         folder: the working directory, which is searched for modules first.
     """
     variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    variables.pop("PYTHONSAFEPATH", None)
+    for name in ("PYTHONSAFEPATH", "XLA_FLAGS"):
+        variables.pop(name, None)
     variables["PYTHONPATH"] = extend_path(path)
     variables |= environment or {}
     source = [
@@ -130,14 +132,15 @@ class MyFramework(ReferenceFramework):
 """
 
 
-def make_backend(folder, name="mine", *, requires=(), libraries=(), source=MINE):
+def make_backend(folder, name="mine", *, requires=(), libraries=(), environment=(), source=MINE):
     """Install into ``folder`` a third party's backend, a copy of the reference framework.
 
     It is a package ``<name>_backend``, whose class is in a module of its own. For the name of a
     built-in backend it is a d2ldev that has this one in the place of its own.
     """
-    told = f"requires = {tuple(requires)!r}\nlibraries = {tuple(libraries)!r}\n"
-    make_package(folder, f"{name}_backend", told)
+    told = {"requires": requires, "libraries": libraries, "environment": environment}
+    source_of_package = "".join(f"{key} = {tuple(value)!r}\n" for key, value in told.items())
+    make_package(folder, f"{name}_backend", source_of_package)
     module = folder / f"{name}_backend" / "wiring.py"
     module.write_text(textwrap.dedent(source).replace("{name!r}", repr(name)), encoding="utf-8")
     point = {name: f"{name}_backend.wiring:MyFramework"}

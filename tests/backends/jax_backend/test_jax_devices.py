@@ -823,7 +823,55 @@ except d2ldev.DeviceUnavailableError as error:
 """
     (text,) = run_virtual(IN_USE + code, D2LDEV_VIRTUAL_GPUS="2")
     assert "JAX is in use already, with 1 CPU device; it takes 3" in text
-    assert f"{XLA_FLAGS}3" in text
+    fix = text.partition("`")[2].partition("`")[0]
+    assert fix == "from d2ldev import jax"
+    assert run_virtual(f"{fix}\n{IN_USE}{USE}", D2LDEV_VIRTUAL_GPUS="2") == [
+        ["cpu", "gpu:0", "gpu:1"]
+    ]
+
+
+# What stands above the program's own use of JAX, with D2LDEV_VIRTUAL_GPUS=2, and without it.
+WISHES = [
+    ("from d2ldev import backend", "2"),
+    ("import jax; from d2ldev import backend", "2"),
+    ("import d2ldev; d2ldev.backend", "2"),
+    ("from d2ldev import Trainer", "2"),
+    ("import d2ldev; d2ldev.virtual_gpus(2)", ""),
+    ("import d2ldev; d2ldev.virtual_gpus(1); d2ldev.virtual_gpus(2)", ""),
+]
+
+
+@pytest.mark.parametrize(("wish", "variable"), WISHES)
+def test_a_model_may_be_made_between_the_import_of_the_handle_and_its_first_use(wish, variable):
+    code = f"""
+import sys
+{wish}
+from flax import nnx
+import numpy as np
+net = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+import d2ldev
+trainer = d2ldev.Trainer(max_epochs=1, num_gpus="auto")
+batch = np.ones((4, 4), np.float32), np.zeros(4, np.int64)
+history = trainer.fit(net, [batch], loss="cross_entropy")
+show([d2ldev.backend.num_gpus(), len(history["loss"])])
+"""
+    variables = {"D2LDEV_VIRTUAL_GPUS": variable, "D2LDEV_BACKEND": "jax"}
+    assert run_virtual(code, **variables) == [[2, 1]]
+
+
+def test_a_child_process_may_have_another_number_of_virtual_gpus():
+    code = """
+import os, subprocess, sys
+from d2ldev import backend
+import jax
+program = "from d2ldev import backend; import jax; jax.devices(); print(backend.num_gpus())"
+for number in ("0", "1", "3", ""):
+    environment = os.environ | {"D2LDEV_VIRTUAL_GPUS": number, "JAX_PLATFORMS": "cpu"}
+    show(int(subprocess.check_output([sys.executable, "-c", program], env=environment)))
+show(backend.num_gpus())
+"""
+    variables = {"D2LDEV_VIRTUAL_GPUS": "2", "D2LDEV_BACKEND": "jax"}
+    assert run_virtual(code, **variables) == [0, 1, 3, 0, 2]
 
 
 def test_using_jax_before_with_enough_cpu_devices_is_allowed():

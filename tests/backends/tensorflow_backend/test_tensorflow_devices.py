@@ -140,9 +140,27 @@ except d2ldev.D2LDevError as error:
         D2LDEV_VIRTUAL_GPUS="2",
     )
     problem, fix, devices = shown[0]
-    assert "initialised its devices already" in problem
+    assert "made its devices already" in problem
     assert "D2LDEV_VIRTUAL_GPUS=2" in fix
+    assert "`from d2ldev import tensorflow`" in fix
     assert devices == ["/device:CPU:0"]
+
+
+def test_the_fix_of_virtual_gpus_that_come_too_late_works(run):
+    program = """
+from d2ldev import backend
+LINE
+net = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(2)])
+try:
+    d2ldev.Trainer(max_epochs=1, num_gpus="auto")
+    show(backend.num_gpus())
+except d2ldev.DeviceUnavailableError as error:
+    show(error.fix.partition("`")[2].partition("`")[0])
+"""
+    variables = {"D2LDEV_VIRTUAL_GPUS": "2", "D2LDEV_BACKEND": "tensorflow"}
+    (line,) = run(program.replace("LINE", ""), **variables)
+    assert run(program.replace("LINE", line), **variables) == [2]
+    assert run(program.replace("LINE", "backend.num_gpus()"), **variables) == [2]
 
 
 def test_asking_for_virtual_gpus_does_not_start_tensorflow(run):

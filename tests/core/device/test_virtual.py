@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from processes import run_python
+from processes import make_backend, make_package, run_python
 
 import d2ldev
 import d2ldev.settings as settings
@@ -96,6 +96,57 @@ def test_more_gpus_than_the_backend_can_make_are_refused():
     (message,) = run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "3"})
     assert "make 3 virtual GPUs: the reference backend can make 2" in message
     assert "D2LDEV_VIRTUAL_GPUS" in message
+
+
+# -- the environment of a framework -----------------------------------------------------------
+
+# A backend that says how its framework makes several devices of the CPU.
+FLAG = ["ENGINE_FLAGS=--cpus={cpus}"]
+IMPORTED = "import sys, os; from d2ldev import backend; show(os.environ.get('ENGINE_FLAGS'))"
+
+
+def read_flags(folder, code=IMPORTED, **environment):
+    """Return what a process has in ``ENGINE_FLAGS`` after it asked for virtual GPUs."""
+    make_package(folder, "engine")
+    make_backend(folder, requires=["engine"], environment=FLAG)
+    return run_python(code, path=[folder], environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("user", "flags"),
+    [
+        ("", "--cpus=3"),
+        ("--fast", "--fast --cpus=3"),
+        ("--cpus=2 --fast", "--cpus=2 --fast --cpus=3"),
+        ("--cpus=3", "--cpus=3"),
+        ("--cpus=8 --fast", "--cpus=8 --fast"),
+        ("/home/me/flags", "/home/me/flags"),
+    ],
+)
+def test_the_import_of_the_handle_adds_the_flag_and_keeps_the_user_s(tmp_path, user, flags):
+    found = read_flags(tmp_path, D2LDEV_VIRTUAL_GPUS="2", ENGINE_FLAGS=user)
+    assert found == [flags]
+
+
+@pytest.mark.parametrize("number", ["", "0", "two"])
+def test_without_virtual_gpus_the_environment_stays(tmp_path, number):
+    assert read_flags(tmp_path, D2LDEV_VIRTUAL_GPUS=number) == [None]
+
+
+def test_a_call_adds_the_flag(tmp_path):
+    code = f"import d2ldev; d2ldev.virtual_gpus(2); {IMPORTED}"
+    assert read_flags(tmp_path, code) == ["--cpus=3"]
+
+
+def test_adding_the_flag_imports_no_framework_and_no_backend(tmp_path):
+    code = f"{IMPORTED}; show([name for name in ('engine', 'mine_backend') if name in sys.modules])"
+    assert read_flags(tmp_path, code, D2LDEV_VIRTUAL_GPUS="2") == ["--cpus=3", []]
+
+
+def test_a_framework_that_is_missing_gets_no_flag(tmp_path):
+    make_backend(tmp_path, requires=["engine"], environment=FLAG)
+    environment = {"D2LDEV_VIRTUAL_GPUS": "2"}
+    assert run_python(IMPORTED, path=[tmp_path], environment=environment) == [None]
 
 
 # -- the call ---------------------------------------------------------------------------------
