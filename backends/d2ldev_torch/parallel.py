@@ -164,11 +164,10 @@ class TorchParallel(Parallel):
         ):
             engine = ""
         found = {*group.gather("the engines of torch", engine if engine in _OF_GPUS else "")}
-        if not engine and found == {""}:
+        if found == {""}:
             return "gloo"
         # Not "gloo": it would send the tensors on some processes' GPUs through the host.
-        is_common = engine == "gloo" or len(found) == 1
-        return f"cpu:gloo,{kind}:{engine}" if engine and is_common else "cpu:gloo"
+        return f"cpu:gloo,{kind}:{engine}" if len(found) == 1 else "cpu:gloo"
 
     def gpu_library(self, device: Device) -> tuple[str, str | None]:
         kind = self._devices.type

@@ -38,13 +38,16 @@ def install() -> list[Any]:
 
 
 def _choose_gloo() -> None:
-    """Let ``init_process_group()`` without an engine choose gloo for virtual GPUs.
+    """Let ``init_process_group()`` choose gloo for virtual GPUs, by its name or without an engine.
 
-    torch then starts an engine for the accelerator alone, and the operators here run on the CPU's.
+    Without an engine's name torch starts one for the accelerator alone, and the operators here run
+    on the CPU's.
     https://github.com/pytorch/pytorch/blob/main/torch/distributed/distributed_c10d.py
     """
     c10d: Any = distributed.distributed_c10d
-    c10d.Backend.default_device_backend_map[NAME] = c10d.Backend.GLOO
+    gloo = c10d.Backend.GLOO
+    c10d.Backend.default_device_backend_map[NAME] = gloo
+    c10d.Backend.backend_capability[gloo] = [*c10d.Backend.backend_capability[gloo], NAME]
     make = c10d.BackendConfig.__init__
 
     @wraps(make)

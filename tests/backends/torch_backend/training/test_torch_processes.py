@@ -301,7 +301,29 @@ def test_all_begin_the_same_engine_where_some_have_no_gpu(joined, compiled, numb
 
 
 def test_virtual_gpus_need_no_engine_of_the_others(joined, compiled, virtual):
-    assert joined(framework_of(virtual), lambda value: [value, ""]) == "cpu:gloo,vgpu:gloo"
+    assert joined(framework_of(virtual), lambda value: [value, ""]) == "gloo"
+
+
+# fsdp adds an engine to torch's list. torch then finds no default one, where the engines are named.
+QUIET = """
+import torch.distributed.fsdp
+from d2ldev import Trainer, backend
+from processes_program import batches, mlp
+Trainer(max_epochs=1, num_gpus="auto").fit(mlp(), batches(), loss="cross_entropy")
+print(backend.num_gpus(), torch.distributed.get_world_size())
+"""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_launch_ends_without_a_warning_of_torch(tmp_path, number):
+    (tmp_path / "program.py").write_text(QUIET)
+    wanted = {"D2LDEV_VIRTUAL_GPUS": str(number), "D2LDEV_BACKEND": "torch"}
+    found = environment(PYTHONPATH=extend_path(FOLDERS), **wanted)
+    launch = ("-m", "d2ldev", "launch", "--processes", "2", tmp_path / "program.py")
+    done = run_interpreter(*launch, env=found)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert sorted(lines) == [f"[rank {rank}] {number} 2" for rank in (0, 1)]
+    assert "Warning" not in done.stderr
 
 
 def test_a_gpu_that_torch_cannot_use_is_named(joined, compiled, monkeypatch):
