@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from d2ldev import __version__
 from d2ldev.bench.exercises import EXERCISES
@@ -22,8 +23,33 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.options import MATMUL_PRECISIONS
 from d2ldev.settings import MAX_VIRTUAL_GPUS
 
+# A flag takes no value. typer shows a type beside it unless it has a name for the value.
+_FLAG: dict[str, Any] = {"metavar": ""}
+
+
+class _Group(typer.core.TyperGroup):
+    """A group of commands whose ``--help`` is shown as a flag."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_value(super().get_help_option(ctx))
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose ``--help`` is shown as a flag."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_value(super().get_help_option(ctx))
+
+
+def _without_value(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 app = typer.Typer(
     name="d2ldev",
+    cls=_Group,
     help="One device API for PyTorch, JAX, TensorFlow and MXNet.",
     no_args_is_help=True,
     add_completion=False,
@@ -41,7 +67,9 @@ VirtualGpus = Annotated[
     ),
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", **_FLAG, help="Print one JSON document and nothing else.")
+]
 
 
 _FOLDER: dict[str, Any] = {"metavar": "DIR", "file_okay": False, "resolve_path": True}
@@ -57,7 +85,9 @@ def _show_version(wanted: bool) -> None:
 def d2ldev(
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", **_FLAG, callback=_show_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """One device API for PyTorch, JAX, TensorFlow and MXNet.
@@ -71,19 +101,21 @@ def d2ldev(
             stream.reconfigure(errors="replace")
 
 
-@app.command()
+@app.command(cls=_Command)
 def doctor(
     as_json: AsJson = False,
     every_backend: Annotated[
         bool,
-        typer.Option("--all", help="Try every installed backend, each in its own process."),
+        typer.Option(
+            "--all", **_FLAG, help="Try every installed backend, each in its own process."
+        ),
     ] = False,
 ) -> None:
     """Show the backends and devices of this machine, and compute on each device."""
     raise typer.Exit(doctor_command.run(as_json=as_json, every_backend=every_backend))
 
 
-@app.command()
+@app.command(cls=_Command)
 def tour(
     virtual_gpus: VirtualGpus = None,
     notebook: Annotated[
@@ -98,7 +130,7 @@ def tour(
     raise typer.Exit(tour_command.run(virtual_gpus=virtual_gpus, notebook=notebook))
 
 
-@app.command()
+@app.command(cls=_Command)
 def conformance(
     name: Annotated[
         str,
@@ -133,7 +165,9 @@ def conformance(
     ] = None,
     is_merge: Annotated[
         bool,
-        typer.Option("--merge", help="Run nothing: make one matrix of reports, files or folders."),
+        typer.Option(
+            "--merge", **_FLAG, help="Run nothing: make one matrix of reports, files or folders."
+        ),
     ] = False,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
@@ -159,7 +193,7 @@ def conformance(
     raise typer.Exit(conformance_command.run(request))
 
 
-@app.command()
+@app.command(cls=_Command)
 def new_backend(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name that will select it.")],
     folder: Annotated[
@@ -170,12 +204,14 @@ def new_backend(
     raise typer.Exit(new_backend_command.run(name, folder))
 
 
-@app.command()
+@app.command(cls=_Command)
 def bench(
     exercise: Annotated[
         str | None, typer.Argument(metavar="EXERCISE", help=f"One of {', '.join(EXERCISES)}.")
     ] = None,
-    every_exercise: Annotated[bool, typer.Option("--all", help="Measure all exercises.")] = False,
+    every_exercise: Annotated[
+        bool, typer.Option("--all", **_FLAG, help="Measure all exercises.")
+    ] = False,
     backends: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,7 +229,9 @@ def bench(
     ] = None,
     is_small: Annotated[
         bool,
-        typer.Option("--small", help="Use small sizes to try it out; the figures mean little."),
+        typer.Option(
+            "--small", **_FLAG, help="Use small sizes to try it out; the figures mean little."
+        ),
     ] = False,
     matmul_precision: Annotated[
         str | None,
@@ -229,7 +267,7 @@ def bench(
     raise typer.Exit(bench_command.run(request))
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(cls=_Command, context_settings={"allow_interspersed_args": False})
 def launch(
     program: Annotated[
         list[str],
@@ -264,7 +302,7 @@ def launch(
         ),
     ] = None,
     is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="PROGRAM is a module, as for python -m.")
+        bool, typer.Option("-m", "--module", **_FLAG, help="PROGRAM is a module, as for python -m.")
     ] = False,
 ) -> None:
     """Run a program in several processes, on one or several machines, to train one model.

@@ -28,6 +28,13 @@ def test_every_option_has_a_help_text():
     assert [(name, each.name) for name, each in options if not each.help] == []
 
 
+def test_the_help_shows_flags_without_a_value():
+    for arguments in ([], *([name] for name in get_command(app).commands)):
+        text = run_command(*arguments, "--help", COLUMNS="120").stdout
+        assert "--help" in text
+        assert "bool" not in text.lower()
+
+
 def test_an_unknown_command_is_a_usage_error():
     assert run_command("dcotor").returncode == 2
 
