@@ -26,7 +26,7 @@ from d2ldev.registry.selection import (
     set_selection,
 )
 from d2ldev.scopes import Entry, call_while_tracing, trace_as
-from d2ldev.typing import Array
+from d2ldev.typing import HasShape
 
 
 class ActiveBackend(FollowsSelection, Backend):
@@ -157,14 +157,14 @@ def _remember_backend(cls: type) -> Backend:
     return found
 
 
-def _backend_of_traced(x: Array) -> Backend:
+def _backend_of_traced(x: HasShape) -> Backend:
     # The compiler reads the dict only afterwards, and sees the new entry.
     _remember_backend(type(x))
     return _of_type[type(x)]
 
 
 @trace_as(_backend_of_traced)
-def backend_of(x: Array) -> Backend:
+def backend_of(x: HasShape) -> Backend:
     """Return the backend whose tensor ``x`` is, importing no framework that is not there already.
 
     Args:

@@ -16,7 +16,7 @@ from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, quote
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.parallel import content_of
-from d2ldev.typing import Array
+from d2ldev.typing import HasShape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class ArrayLoader:
 
     def __init__(
         self,
-        *arrays: Array,
+        *arrays: HasShape,
         batch_size: int,
         shuffle: bool = False,
         seed: int | None = 0,
@@ -205,7 +205,7 @@ class _Column(NamedTuple):
         return self.backend.asarray(rows, dtype=self.dtype, device=CPU)
 
 
-def _column(array: Array, number: int) -> _Column:
+def _column(array: HasShape, number: int) -> _Column:
     attempted = f"make batches of the array at {number}"
     if isinstance(array, np.ndarray):
         column = _Column(array, None, None)
