@@ -13,11 +13,16 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from d2ldev import UnsupportedValueError
 from d2ldev.framework import Framework, Inputs, Tensor, TrainingSettings, map_tensors
 from d2ldev_torch.training.learner import TorchLearner, list_trained
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
+
+
+# Of the sums of parameters, on different GPUs.
+_ROUNDING = 1e-6
 
 
 class TorchGroupLearner(TorchLearner):
@@ -31,7 +36,7 @@ class TorchGroupLearner(TorchLearner):
         self, framework: Framework, model: Any, settings: TrainingSettings, group: Group
     ) -> None:
         super().__init__(framework, model, settings)
-        self._size = group.size
+        self._group, self._size = group, group.size
         self._numbers = OwnNumbers(group.rank)
         # The first step makes it, after it has built a model with lazy modules.
         self._shared: _Shared | None = None
@@ -60,6 +65,30 @@ class TorchGroupLearner(TorchLearner):
         found = super().step(inputs, y)
         broadcast_buffers(self._shared.buffered)
         return found
+
+    def check_labels(self) -> None:
+        super().check_labels()
+        self._check_parameters()
+
+    def _check_parameters(self) -> None:
+        """Check that all processes have the same parameters.
+
+        The steps of the optimizer keep them equal. ``Embedding(max_norm=...)`` changes its rows
+        where it reads them, in each process by itself.
+        """
+        named = dict(self._model.named_parameters())
+        sums = [x.detach().abs().sum(dtype=torch.float32) for x in named.values()]
+        own = torch.stack(sums).nan_to_num().tolist() if sums else []
+        everyone = self._group.gather("the sums of the parameters", own)
+        for name, found in zip(named, zip(*everyone, strict=True), strict=True):
+            if max(found) - min(found) > _ROUNDING * max(found):
+                raise UnsupportedValueError(
+                    f"train in {self._size} processes",
+                    f"{name} is not the same in all of them: the model or a callback changes it, "
+                    "beside the optimizer",
+                    "Trainer(max_epochs, num_gpus=1), or a model without such a change, as "
+                    "Embedding(max_norm=...) makes it",
+                )
 
     def _take_mean(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.accumulate_grad_batches > 1:
