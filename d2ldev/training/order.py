@@ -20,7 +20,7 @@ from d2ldev.training.array_loader import ArrayLoader
 
 
 def begin_epoch(data: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the data and its samplers, if they have it.
+    """Call ``set_epoch`` of the data, its dataset and its samplers, if they have it.
 
     ``torch.utils.data.DistributedSampler`` shuffles by this number.
     """

@@ -339,7 +339,8 @@ class Trainer(TrainerState):
             resume: continue from the checkpoint if the file exists. The loss, the optimizer and the
                 metrics must be the same. The batches come in the order of the first run. See
                 docs/resuming.md for the data and random numbers whose state the file holds. Data,
-                its ``sampler`` and its ``batch_sampler`` get ``set_epoch(epoch)`` if they have it.
+                its ``dataset``, ``sampler`` and ``batch_sampler`` get ``set_epoch(epoch)`` if they
+                have it.
             checkpoint_every: also save the state after this many batches. With
                 ``accumulate_grad_batches`` it waits for the end of the step. A run that resumes
                 within an epoch draws the batches of that epoch again, and skips the ones done.

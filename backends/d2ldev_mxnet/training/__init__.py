@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from d2ldev import Device
+from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import (
     NO_LABEL,
     Framework,
@@ -49,9 +49,9 @@ class MXNetTraining(Training):
 
     def order_of(self, loader: Any) -> list[Any]:
         batches = loader._batch_sampler
-        sources = [*super().order_of(loader), batches, _sampler_of(batches)]
+        sources = [*super().order_of(loader), loader._dataset, batches, _sampler_of(batches)]
         is_told = any(hasattr(each, "set_epoch") for each in sources)
-        return [*sources, _ReadAhead(loader)] if is_told else sources
+        return [*sources, _Ahead(loader)] if is_told else sources
 
     def learner(self, model: Any, settings: TrainingSettings) -> Learner:
         from d2ldev_mxnet.training.learner import MXNetLearner  # only training needs it
@@ -83,14 +83,23 @@ class MXNetTraining(Training):
         return lambda: mx.random.seed(state)
 
 
-class _ReadAhead:
-    """The batches of another epoch that ``auto_reload`` has read."""
+class _Ahead:
+    """What a loader has of another epoch: batches that ``auto_reload`` has read, and workers."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def set_epoch(self, _epoch: int) -> None:
-        self._loader.clean()
+        loader = self._loader
+        has_copies = loader._num_workers and not loader._thread_pool
+        if has_copies and hasattr(loader._dataset, "set_epoch"):
+            raise UnsupportedValueError(
+                f"train on {describe(loader)}, whose dataset has set_epoch",
+                "its worker processes have copies of the dataset from when the loader was made, "
+                "and hear of no epoch",
+                f"DataLoader(..., num_workers={loader._num_workers}, thread_pool=True)",
+            )
+        loader.clean()
 
 
 def _sampler_of(batches: Any) -> Any:

@@ -20,7 +20,7 @@ from d2ldev.framework import (
     state_refusal,
 )
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
-from d2ldev_torch.training.loaders import shard_loader
+from d2ldev_torch.training.loaders import Workers, shard_loader
 
 
 class TorchTraining(Training):
@@ -85,7 +85,9 @@ class TorchTraining(Training):
         generators = [each for each in own if isinstance(each, torch.Generator)]
         # ``random_state`` covers torch's own, too, but not while another framework trains.
         each_once = dict.fromkeys([torch.default_generator, *generators])
-        return [*sources, *map(_Generator, each_once)]
+        is_told = hasattr(getattr(loader, "dataset", None), "set_epoch")
+        workers = [Workers(loader)] if is_told else []
+        return [*sources, *workers, *map(_Generator, each_once)]
 
 
 def widen_labels(y: Tensor) -> Tensor:

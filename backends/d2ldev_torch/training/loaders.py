@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -29,3 +30,25 @@ def shard_loader(loader: DataLoader[Any], rank: int, size: int) -> DataLoader[An
         loader, DataLoader, sampler, batch_sampler=sampler, _iterator=None
     )
     return other
+
+
+class Workers:
+    """The workers of a loader, which persist with the dataset of an earlier epoch."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def set_epoch(self, _epoch: int) -> None:
+        """End the workers; the next iteration starts others, with the dataset as it is."""
+        vars(self._loader).update(_iterator=None)
+
+
+def reduce(loader: DataLoader[Any]) -> Any:
+    """Return how ``pickle`` rebuilds a loader, without its workers; see ``Parallel.reduce``.
+
+    torch refuses to pickle workers that persist.
+    """
+    cls = type(loader)
+    if cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not object.__getstate__:
+        return NotImplemented
+    return copyreg.__newobj__, (cls,), dict(vars(loader), _iterator=None)  # type: ignore[attr-defined]

@@ -143,9 +143,10 @@ class Training:
     def order_of(self, loader: Any) -> list[Any]:
         """Return the objects that decide the order of a loader's batches; None does not count.
 
-        They are the loader, its samplers and its generators. One with ``set_epoch`` is told the
-        number of each epoch. A run saves the state of one with ``get_state`` and ``set_state``. The
-        state is a nesting that ``save`` takes; a framework wraps a generator where it is not. With
+        They are the loader, its dataset, its samplers and its generators. One with ``set_epoch`` is
+        told the number of each epoch. Processes of the loader with a copy of the dataset are told,
+        too, or end. A run saves the state of one with ``get_state`` and ``set_state``. The state is
+        a nesting that ``save`` takes; a framework wraps a generator where it is not. With
         ``random_state`` and the random numbers of Python and NumPy it decides the next order.
         ``set_state`` raises a ``CheckpointError`` for a wrong state, and changes nothing then.
 
@@ -156,6 +157,7 @@ class Training:
         # A ``batch_sampler`` of the user's has the sampler itself.
         return [
             loader,
+            getattr(loader, "dataset", None),
             getattr(loader, "sampler", None),
             batches,
             getattr(batches, "sampler", None),

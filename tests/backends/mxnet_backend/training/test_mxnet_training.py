@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from d2ldev import UnsupportedValueError
+from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.framework.testing import framework_of
 
 nn = mx.gluon.nn
@@ -401,6 +401,47 @@ SAMPLED = {
         "thread_pool": True,
     },
 }
+
+
+class NumberedDataset:
+    """Examples whose values depend on the number of the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, number):
+        return np.float32(number + 10 * self.epoch)
+
+    def __len__(self):
+        return 4
+
+
+THREADS = {"num_workers": 1, "thread_pool": True}
+
+
+@pytest.mark.parametrize("options", [{}, THREADS, {**THREADS, "auto_reload": True}], ids=str)
+def test_the_dataset_of_a_gluon_loader_is_told_the_number_of_the_epoch(backend, options):
+    class Seeing(Trainer):
+        def prepare_batch(self, batch):
+            seen.append(batch[0].asnumpy().item())
+            return super().prepare_batch((batch.reshape(1, 1), batch.reshape(1, 1)))
+
+    seen = []
+    loader = mx.gluon.data.DataLoader(NumberedDataset(), 1, **options)
+    Seeing(3, backend=backend).fit(backend.mlp([1, 1]), loader, lr=1e-6)
+    loader.clean()  # so that the workers end
+    assert seen == [number + 10 * epoch for epoch in range(3) for number in range(4)]
+
+
+def test_workers_with_a_copy_of_a_dataset_that_is_told_are_refused(backend):
+    loader = mx.gluon.data.DataLoader(NumberedDataset(), 1, num_workers=1)
+    with pytest.raises(UnsupportedValueError, match="hear of no epoch") as error:
+        Trainer(3, backend=backend).fit(backend.mlp([1, 1]), loader)
+    assert error.value.fix == "DataLoader(..., num_workers=1, thread_pool=True)"
+    del loader, error  # so that the workers end
+    gc.collect()
 
 
 @pytest.mark.parametrize("options", SAMPLED.values(), ids=SAMPLED)

@@ -352,6 +352,42 @@ def test_the_sampler_of_a_sharded_loader_is_told_the_number_of_the_epoch(torch_b
     assert sampler.epoch == 3
 
 
+class NumberedDataset:
+    """Examples whose values depend on the number of the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, number):
+        x = torch.tensor([number + 10.0 * self.epoch])
+        return x, x
+
+    def __len__(self):
+        return 4
+
+
+WORKERS = {"num_workers": 1, "persistent_workers": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, WORKERS], ids=str)
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_the_dataset_of_a_loader_is_told_the_number_of_the_epoch(
+    torch_backend, options, is_sharded
+):
+    loader = DataLoader(NumberedDataset(), 2, **options)
+    training = framework_of(torch_backend).training
+    read = training.shard_loader(loader, 0, 1) if is_sharded else loader
+    seen = []
+    for epoch in range(3):
+        for each in training.order_of(read):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(epoch)
+        seen += [x.flatten().tolist() for x, _ in (getattr(b, "operands", b) for b in read)]
+    assert seen == [[10.0 * n + i, 10.0 * n + i + 1] for n in range(3) for i in (0, 2)]
+
+
 class Counted(DataLoader):
     """A loader with an attribute, a length and a ``set_epoch`` of its own."""
 

@@ -54,6 +54,12 @@ class TakesNoneForABatch(Mutant, caught_by="hooks.that-return-none"):
         feed.call_prepare_batch = lambda trainer, batch: trainer.prepare_batch(batch) or batch
 
 
+class TellsTheDataAlone(Mutant, caught_by="fit.tells-epochs"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        loops.begin_epoch = lambda data, epoch: getattr(data, "set_epoch", id)(epoch)
+
+
 # -- modules --------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,70 @@ def test_a_run_resumed_on_another_device_stays_there_and_ends_close(
         np.testing.assert_allclose(values[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
+class Numbered:
+    """The numbers of examples, in an order that depends on the number of the epoch."""
+
+    def __init__(self):
+        self.epoch = None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(np.random.default_rng(self.epoch).permutation(6))
+
+
+class Batches:
+    """Data in the order of one of its parts.
+
+    Args:
+        path: the names of the attributes that lead to the part.
+        seen: gets the number of each example.
+    """
+
+    def __init__(self, path, seen):
+        self._seen = seen
+        self._order = Numbered()
+        if not path:
+            self.set_epoch = self._order.set_epoch
+        elif len(path) == 1:
+            setattr(self, path[0], self._order)
+        else:
+            setattr(self, path[0], Batches(path[1:], seen))
+            self._order = getattr(self, path[0])._order
+
+    def __iter__(self):
+        for number in self._order:
+            self._seen.append(int(number))
+            yield np.full((1, 2), number, "float32"), np.full((1, 1), number, "float32")
+
+
+@requirement("fit.tells-epochs", section=SECTION)
+@pytest.mark.parametrize(
+    "path",
+    [[], ["dataset"], ["sampler"], ["batch_sampler"], ["batch_sampler", "sampler"]],
+    ids=".".join,
+)
+def test_what_decides_the_order_is_told_the_number_of_each_epoch(backend, place, path, tmp_path):
+    """Tell data, its dataset and its samplers the number of each epoch, also of a resumed run.
+
+    Otherwise each epoch has one order.
+    """
+
+    def fit(epochs, **options):
+        seen = []
+        trainer = Trainer(epochs, int(place.kind == "gpu"), backend=backend)
+        trainer.fit(backend.mlp([2, 1]), Batches(path, seen), lr=1e-3, **options)
+        return seen
+
+    orders = [np.random.default_rng(epoch).permutation(6) for epoch in range(EPOCHS)]
+    expected = np.concatenate(orders).tolist()
+    run = tmp_path / "run.safetensors"
+    assert fit(EPOCHS) == expected
+    assert fit(2, checkpoint=run) == expected[:12]
+    assert fit(EPOCHS, checkpoint=run, resume=True) == expected[12:]
+
+
 @requirement("fit.resumes-in-place", section=SECTION)
 def test_a_resumed_run_writes_into_the_memory_of_its_model(backend, viewed, tmp_path):
     """Write into the memory of the model of a resumed run, where that memory can be written.
