@@ -31,7 +31,7 @@ from d2ldev.framework import (
 )
 from d2ldev_torch import optimizers
 from d2ldev_torch.devices import TorchDevices
-from d2ldev_torch.training import gradients, parametrized
+from d2ldev_torch.training import gradients, loaders, parametrized
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
@@ -89,6 +89,8 @@ class TorchParallel(Parallel):
             return optimizers.reduce(obj)
         if isinstance(obj, torch.nn.Parameter):
             return gradients.reduce(obj)
+        if isinstance(obj, torch.utils.data.DataLoader):
+            return loaders.reduce(obj)
         return parametrized.reduce(obj)
 
     def batch_norms(self, model: Any) -> Sequence[BatchNorm]:

@@ -106,11 +106,13 @@ def train_in_processes(
         try:
             with _environment(trainer.backend), _importable_main(), shield_processes():
                 port = free_port()
+                method = multiprocessing.get_start_method(allow_none=True)
                 for i in range(number):
                     # The variables of torchrun.
                     variables = Peers(i, number, i, number, "127.0.0.1", port).variables()
                     receiver, sender = context.Pipe()
-                    process = context.Process(target=_work, args=(variables, folder, sender))
+                    arguments = variables, folder, method, sender
+                    process = context.Process(target=_work, args=arguments)
                     process.start()
                     sender.close()  # the pipe then ends with the process
                     processes.append(process)
@@ -301,9 +303,23 @@ def shield_processes() -> Iterator[None]:
 # -- in the others --------------------------------------------------------------------------------
 
 
-def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None:
+def _work(
+    variables: Mapping[str, str], folder: str, method: str | None, sender: Connection
+) -> None:
+    """Train in this process.
+
+    Args:
+        variables: of the environment.
+        folder: has the objects of ``fit``, and gets the result.
+        method: how the program starts processes; None is Python's default.
+        sender: the pipe to the parent process.
+    """
     global _result_path
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    # Python would start the workers of a loader as it started this process: slowly.
+    multiprocessing.set_start_method(method, force=True)
+    if hasattr(os, "register_at_fork"):  # a worker would keep the pipe open after this process
+        os.register_at_fork(after_in_child=sender.close)
     # A terminal sends Ctrl-C to all processes: the parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(variables)

@@ -1,6 +1,7 @@
 """PyTorch in several processes: what DDP is told, and the processes that ``fit`` starts."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -21,6 +22,7 @@ from ports import free_port
 from processes import extend_path, run_interpreter
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalize
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
 
 from d2ldev import Schedule, Trainer, UnsupportedValueError, gpu
 from d2ldev.distributed import spawning
@@ -490,6 +492,52 @@ def test_a_schedule_steps_on_two_gpus_as_on_one_and_torch_warns_of_nothing(virtu
     assert capfd.readouterr().err == ""
     assert counted == counted_on_one
     np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+
+
+TOLD = []
+"""The number of this process, once a dataset in it was told an epoch; copies have it, too."""
+
+
+class Told(torch.utils.data.Dataset):
+    """Examples with the number of the epoch, and whether a copy of the process reads them."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+        TOLD.append(os.getpid())
+
+    def __getitem__(self, number):
+        is_copy = os.getppid() in TOLD
+        return torch.zeros(3), torch.tensor([self.epoch, is_copy], dtype=torch.float32)
+
+    def __len__(self):
+        return 4
+
+
+def mean_epoch(prediction, y):
+    return y[:, 0].mean()
+
+
+def share_of_copies(prediction, y):
+    return y[:, 1].mean()
+
+
+@pytest.mark.usefixtures("copied_processes")
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [(None, True), *(pytest.param(x, False, marks=pytest.mark.nightly) for x in (None, "spawn"))],
+)
+def test_the_workers_of_two_gpus_start_as_those_of_one(virtual, method, persistent):
+    options = {"persistent_workers": persistent, "multiprocessing_context": method}
+    loader = DataLoader(Told(), 2, num_workers=1, **options)
+    next(iter(loader))  # workers that persist, and cannot be pickled
+    metrics = [mean_epoch, share_of_copies]
+    trainer = Trainer(2, 2, backend=virtual)
+    history = trainer.fit(torch.nn.Linear(3, 2), loader, loader, metrics=metrics)
+    is_copy = (method or multiprocessing.get_start_method()) == "fork"
+    assert history["mean_epoch"] == history["val_mean_epoch"] == [0, 1]
+    assert history["share_of_copies"] == history["val_share_of_copies"] == [is_copy] * 2
 
 
 SESSION = """
