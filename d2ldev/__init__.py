@@ -172,8 +172,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names that are there, and those that are imported at their first use."""
-    return sorted({*globals(), *__all__})
+    """Return the public names, without the backends: completion reads each, which imports it."""
+    return sorted(__all__)
 
 
 def _load() -> None:

@@ -48,6 +48,17 @@ def render_traceback(error: BaseException) -> list[str]:
     return lines
 
 
+def format_number(value: float, digits: int = 3) -> str:
+    """Return a number with some digits, and a large one with all digits before the point.
+
+    >>> format_number(0.12345), format_number(2.0), format_number(14107.3, 4)
+    ('0.123', '2', '14,107')
+    """
+    # A loss may diverge to a number that nobody reads digit by digit.
+    is_large = 10 ** (digits - 1) <= abs(value) < 1e12
+    return f"{value:,.0f}" if is_large else f"{value:.{digits}g}"
+
+
 def format_html_table(
     header: Sequence[str],
     rows: Iterable[Sequence[object]],

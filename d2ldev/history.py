@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from d2ldev.dependencies import import_optional
-from d2ldev.display import MOST_ROWS, format_html_table, is_notebook
+from d2ldev.display import MOST_ROWS, format_html_table, format_number, is_notebook
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ class History(dict[str, list[float]]):
     def _repr_html_(self) -> str:
         header = ["epoch", *self]
         rows = [
-            [number, *("" if value is None else f"{value:.4g}" for value in values)]
+            [number, *("" if value is None else format_number(value, 4) for value in values)]
             for number, values in enumerate(zip_longest(*self.values()), 1)
         ]
         return format_html_table(header, rows, numbers=header, limit=MOST_ROWS)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from d2ldev.bench.machine import count_cores
-from d2ldev.bench.results import VIRTUAL, Row, format_number
+from d2ldev.bench.results import VIRTUAL, Row
 from d2ldev.device import Device
+from d2ldev.display import format_number
 from d2ldev.operations import nvml
 
 _TRIES = 5

@@ -87,12 +87,3 @@ def find_bests(rows: Sequence[Row]) -> dict[str, float]:
         if row.figures is not None:
             found[row.device] = max(row.figures.rate, found.get(row.device, 0.0))
     return found
-
-
-def format_number(value: float) -> str:
-    """Return a number with three digits.
-
-    >>> format_number(0.12345), format_number(2.0), format_number(12345.6)
-    ('0.123', '2', '12,346')
-    """
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -39,7 +39,7 @@ from d2ldev._backend import framework_of
 from d2ldev.active import active_backend, get_backend
 from d2ldev.bench.exercises import EXERCISES, Exercise
 from d2ldev.bench.machine import describe_machine
-from d2ldev.bench.results import VIRTUAL, format_number
+from d2ldev.bench.results import VIRTUAL
 from d2ldev.cli.examination import find_version, list_versions
 from d2ldev.cli.screen import (
     collect_warnings,
@@ -51,6 +51,7 @@ from d2ldev.cli.screen import (
     only_for_the_result,
     show_note,
 )
+from d2ldev.display import format_number
 from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading, selection
 

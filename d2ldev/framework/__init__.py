@@ -209,8 +209,8 @@ _RARE = {
 
 
 def __dir__() -> list[str]:
-    """Return all names of the module, those that are not imported yet too, for ``help``."""
-    return sorted({*globals(), *_RARE})
+    """Return the public names, also before their import, for ``help`` and completion."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

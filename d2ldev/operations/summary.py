@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from d2ldev.contract import Framework, Role
 from d2ldev.device import Device
-from d2ldev.display import format_html_table, format_text_table
+from d2ldev.display import format_html_table, format_number, format_text_table
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, text_of
 from d2ldev.nesting.kinds import PLAIN
 from d2ldev.operations.inventory import Inventory
@@ -120,7 +120,7 @@ def _format_megabytes(nbytes: int) -> str:
     megabytes = nbytes / 1e6
     if 0 < megabytes < 0.001:
         return "< 0.001"
-    return f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"
+    return format_number(megabytes)
 
 
 def summarize(framework: Framework, obj: Any) -> Summary:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from d2ldev.contract import Framework
 from d2ldev.device import Device
-from d2ldev.display import format_html_table
+from d2ldev.display import format_html_table, format_number
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.operations import creation
 from d2ldev.operations.devices import all_devices, on
@@ -64,7 +64,7 @@ class Timing(NamedTuple):
     def _words(self) -> tuple[str, str, str, str]:
         """Return the median, the quartiles in its unit, the runs, and the devices, in words."""
         _, factor = _unit(self.median)
-        quartiles = f"{self.low / factor:.4g} to {self.high / factor:.4g}"
+        quartiles = " to ".join(format_number(each / factor, 4) for each in (self.low, self.high))
         runs = f"{self.runs} runs of {self.calls}" if self.calls > 1 else f"{self.runs} runs"
         return _in_words(self.median), quartiles, runs, ", ".join(map(str, self.devices))
 
@@ -79,7 +79,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 
 def _in_words(seconds: float) -> str:
     unit, factor = _unit(seconds)
-    return f"{seconds / factor:.4g} {unit}"
+    return f"{format_number(seconds / factor, 4)} {unit}"
 
 
 def timeit(

@@ -5,6 +5,7 @@ Rich draws the bars. Without rich, a terminal gets a line of text for each epoch
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.display import is_notebook
+from d2ldev.display import format_number, is_notebook
 from d2ldev.training.log import DeviceLog
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # Seconds between two transfers of the loss, because each one waits for the device.
 _PAUSE = 0.5
+_BAR = 20
+"""The width of a bar."""
 
 
 @contextmanager
@@ -48,14 +51,16 @@ def _make_bars() -> rich.progress.Progress | None:
     """Return the bars of rich; None without rich."""
     try:
         from rich import progress
+        from rich.table import Column
     except ImportError:
         return None
     return progress.Progress(
         progress.TextColumn("{task.description}"),
-        progress.MofNCompleteColumn(),
-        progress.BarColumn(),
-        progress.TextColumn("{task.fields[words]}"),
-        progress.TimeElapsedColumn(),
+        progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        progress.BarColumn(_BAR, table_column=Column(no_wrap=True)),
+        # In a narrow terminal it takes more lines, and the others keep their width.
+        progress.TextColumn("{task.fields[words]}", table_column=Column()),
+        progress.TimeElapsedColumn(table_column=Column(no_wrap=True)),
     )
 
 
@@ -106,7 +111,7 @@ class Progress(ABC):
         # The loss is on the host: the device has finished these examples.
         self._last_look = time.monotonic()
         rate = self._examples / max(self._last_look - self._start, 1e-9)
-        self._show_loss(f"loss {loss:.4g}, {rate:.4g} examples/s")
+        self._show_loss(f"loss {format_number(loss, 4)}, {format_number(rate, 4)} examples/s")
 
     def end_epoch(self, done: int, numbers: dict[str, float]) -> None:
         """End an epoch.
@@ -116,7 +121,8 @@ class Progress(ABC):
             numbers: the numbers of the epoch.
         """
         self._done = done
-        self._show_epoch(", ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
+        words = [f"{name} {format_number(value, 4)}" for name, value in numbers.items()]
+        self._show_epoch(", ".join(words))
 
     @abstractmethod
     def _show_batches(self, done: int) -> None:
@@ -167,15 +173,19 @@ class Lines(Progress):
     def _show_loss(self, words: str) -> None:
         of = "" if self._batches is None else f"/{self._batches}"
         self._words = words.partition(", ")[2]
-        self._write(f"epoch {self._done + 1}/{self._epochs}, batch {self._batch}{of}: {words}")
+        line = f"epoch {self._done + 1}/{self._epochs}, batch {self._batch}{of}: {words}"
+        self._write(line, is_kept=False)
 
     def _show_epoch(self, words: str) -> None:
         seconds = time.monotonic() - self._start
-        self._write(f"epoch {self._done}/{self._epochs}: {words}, {self._words}, {seconds:.1f} s")
+        line = f"epoch {self._done}/{self._epochs}: {words}, {self._words}, {seconds:.1f} s"
+        self._write(line, is_kept=True)
         self._end_line()
 
-    def _write(self, line: str) -> None:
-        """Replace the current line."""
+    def _write(self, line: str, *, is_kept: bool) -> None:
+        """Replace the current line; one that is replaced later is no longer than the terminal."""
+        if not is_kept:
+            line = line[: shutil.get_terminal_size().columns - 1]
         sys.stdout.write(f"\r{line:<{self._length}}")
         sys.stdout.flush()
         self._length = len(line)
@@ -202,7 +212,7 @@ class NotebookLine(Lines):
         self._batch = 0  # of the next epoch
         super()._show_epoch(words)
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str, *, is_kept: bool) -> None:
         self._handle.update(self._bundle(line), raw=True)
 
     def _end_line(self) -> None:

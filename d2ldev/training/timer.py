@@ -9,6 +9,7 @@ import time
 
 from d2ldev._backend import Backend
 from d2ldev.active import active_backend, get_backend
+from d2ldev.display import format_number
 
 
 class Timer:
@@ -38,7 +39,8 @@ class Timer:
 
     def __repr__(self) -> str:
         times = "1 time" if len(self.times) == 1 else f"{len(self.times)} times"
-        return f"<Timer of the {self._backend.name} backend: {times}, {self.sum():.4g} s in all>"
+        seconds = format_number(self.sum(), 4)
+        return f"<Timer of the {self._backend.name} backend: {times}, {seconds} s in all>"
 
     def start(self) -> None:
         """Wait until the devices are idle, and start to measure."""

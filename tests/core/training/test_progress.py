@@ -5,6 +5,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 
@@ -32,9 +33,9 @@ trainer.fit(backend.mlp([2, 1]), Slow([batch] * 15))
 WITHOUT_RICH = ("rich",)
 
 
-def start(output, *, hide=(), pause=0.0, before=""):
+def start(output, *, hide=(), pause=0.0, before="", columns=200):
     program = PROGRAM.format(hide=hide, pause=pause, before=before)
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program]
     return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
@@ -65,6 +66,44 @@ def test_a_terminal_shows_bars_that_move():
     assert "examples/s" in shown
     # Each update moves the cursor up to the first bar.
     assert shown.count("\x1b[1A") > 2
+
+
+# A program with several numbers, and many examples in each second.
+NUMBERS = """
+from d2ldev.training.progress import Progress
+begin, end = Progress.begin_epoch, Progress.end_epoch
+
+def begin_epoch(self, batches):
+    begin(self, batches)
+    self._examples = 10**9
+
+def end_epoch(self, done, numbers):
+    end(self, done, numbers | {f"metric_{i}": 12345.0 for i in range(4)})
+
+Progress.begin_epoch, Progress.end_epoch = begin_epoch, end_epoch
+"""
+
+
+def test_bars_in_a_narrow_terminal_keep_the_count_and_the_time():
+    shown = run_in_terminal(columns=80, before=NUMBERS)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    bars = [line.rstrip() for line in lines if line.startswith(("epoch ", "batch "))]
+    assert re.fullmatch(r"epoch 2/2 .* 0:00:\d\d", bars[-2])
+    assert re.fullmatch(r"batch 15/15 .* 0:00:\d\d", bars[-1])
+
+
+def test_large_numbers_are_written_with_all_digits():
+    shown = run_in_terminal(before=NUMBERS)
+    assert "e+" not in shown
+    assert re.search(r" [0-9,]{9,} examples/s", shown)
+
+
+def test_a_line_in_a_narrow_terminal_stays_one_line():
+    shown = run_in_terminal(columns=40, hide=WITHOUT_RICH)
+    replaced = [line for line in shown.replace("\r\n", "\r").split("\r") if "batch" in line]
+    assert replaced
+    assert all(len(line) == 39 for line in replaced)
 
 
 def test_a_terminal_without_rich_shows_a_line_for_each_epoch():
