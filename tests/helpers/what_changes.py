@@ -176,8 +176,8 @@ ROWS = {
     "a `prepare_batch` that looks at the whole batch": lambda backend, number: _fit(
         backend, number, cls=Centering, loss=mean_of_examples
     ),
-    "your own metric, a mean over the examples": _measure_with(mean_error),
-    "your own metric, not a mean over the examples": _measure_with(no_mean),
+    "a metric function, a mean over the examples": _measure_with(mean_error),
+    "a metric function, not a mean over the examples": _measure_with(no_mean),
     "the loss that `on_step_end` gets": _watch,
 }
 """What a run on a number of GPUs finds for each row: numbers that may be compared."""
