@@ -124,7 +124,7 @@ class InvalidDeviceError(D2LDevError, ValueError):
     >>> backend.ones(2, device='gpu:x')
     Traceback (most recent call last):
     d2ldev.errors.InvalidDeviceError: cannot read 'gpu:x' as a device: not a device name
-      fix: device = d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'
+      fix: device=d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'
     """
 
 
@@ -211,7 +211,7 @@ class DeviceUnavailableError(D2LDevError, RuntimeError):
     Traceback (most recent call last):
     d2ldev.errors.DeviceUnavailableError: cannot train on 4 GPUs: reference has 2 GPUs here
       devices: cpu, gpu:0, gpu:1
-      fix: Trainer(max_epochs, num_gpus=2)
+      fix: num_gpus=2
     """
 
 
@@ -226,7 +226,7 @@ class DeviceMismatchError(D2LDevError, RuntimeError):
     Traceback (most recent call last):
     d2ldev.errors.DeviceMismatchError: cannot run add: Expected all tensors to be on the same...
       devices: gpu:0, gpu:1
-      fix: x = backend.to(x, 'gpu:0'), where x is operand 2 of add
+      fix: Y = backend.to(Y, 'gpu:0')
     """
 
 

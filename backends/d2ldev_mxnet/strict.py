@@ -78,7 +78,7 @@ class MXNetStrict(Strict):
     def _check(self, operation: str, operands: Sequence[Operand]) -> None:
         """Raise if operands are on different devices."""
         if len({device for _, device in operands}) > 1 and not _is_called_back():
-            raise mismatch(operation, operands)
+            raise mismatch(operation, operands, framework=self._framework)
 
     def _locate(self, handles: Iterable[int | None]) -> list[Operand]:
         """Return the devices of the arrays of some handles."""
@@ -161,7 +161,9 @@ class MXNetStrict(Strict):
             except Exception as error:
                 operands = self._operands_of_block(block, args) if in_force() else []
                 if len({device for _, device in operands}) > 1:
-                    raise mismatch(type(block).__name__, operands) from error
+                    raise mismatch(
+                        type(block).__name__, operands, framework=self._framework
+                    ) from error
                 raise
 
         return call

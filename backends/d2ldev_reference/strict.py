@@ -35,7 +35,7 @@ class ReferenceStrict(Strict):
             if in_force():
                 operands = operands_of(self._framework, args, kwargs)
                 if len({device for _, device in operands}) > 1:
-                    raise mismatch(name, operands)
+                    raise mismatch(name, operands, framework=self._framework)
             return function(*args, **kwargs)
 
         return run

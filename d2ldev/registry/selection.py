@@ -110,6 +110,13 @@ def list_loaded_frameworks() -> list[Framework]:
     return list(_loaded.values())
 
 
+def frameworks_in_use() -> list[Framework]:
+    """Return the frameworks that were used so far, the active one first if there is one."""
+    active = scoped.value.get() or _selection.framework
+    found = list_loaded_frameworks() if active is None else [active, *list_loaded_frameworks()]
+    return list(dict.fromkeys(found))
+
+
 # -- the active one ---------------------------------------------------------------------------
 
 
@@ -462,6 +469,11 @@ def _read_package(asked: Callable[[str], tuple[str, ...]], name: str) -> tuple[s
         return asked(name)
     except Exception:
         return ()
+
+
+def packages_of(name: str) -> tuple[str, ...]:
+    """Return the packages of a backend's framework, and of the libraries that belong to it."""
+    return *_read_package(read_required_modules, name), *_read_package(libraries_of, name)
 
 
 def _knows(name: str, x: Any) -> bool:

@@ -202,9 +202,9 @@ def test_the_error_has_the_names_of_the_operation_and_of_its_operands(backend, h
         tf.concat([here, elsewhere], 0)
     assert str(caught.value) == (
         "cannot run concat: Expected all tensors to be on the same device, but found "
-        "operand 1[0] on gpu:1, operand 1[1] on gpu:0\n"
+        "here on gpu:1, elsewhere on gpu:0\n"
         "  devices: gpu:1, gpu:0\n"
-        "  fix: x = backend.to(x, 'gpu:1'), where x is operand 1[1] of concat"
+        "  fix: elsewhere = backend.to(elsewhere, 'gpu:1')"
     )
 
 

@@ -111,6 +111,13 @@ class NamesNoDevices(Mutant, caught_by="strict.names-the-devices"):
             return DeviceMismatchError(error.attempted, "devices differ", error.fix)
 
 
+class NamesNoExpression(Mutant, caught_by="strict.names-operands-of-the-program"):
+    class Backend(Rewording):
+        def reword(self, error):
+            fix = f"x = backend.to(x, '{error.devices[0]}'), where x is operand 2"
+            return DeviceMismatchError(error.attempted, error.problem, fix, error.devices)
+
+
 class RefusesNumbers(Mutant, caught_by="strict.scalars-on-other-devices"):
     class Strict(ReferenceStrict):
         def refuse_mixing(self, in_force):

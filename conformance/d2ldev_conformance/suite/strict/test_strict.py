@@ -16,8 +16,10 @@ from d2ldev import DeviceMismatchError
 from d2ldev_conformance.provision import own_tensors
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, outcome_of
+from d2ldev_conformance.suite.fixes import run, run_and_mend
 
 SECTION = "6.7.2.2"
+SOURCE_OF_ERRORS = "contract, Containers and errors"
 SOURCE = "contract, Mixing devices"
 
 OPERATIONS = {
@@ -120,9 +122,7 @@ def test_an_operation_in_place_that_is_refused_changes_nothing(backend, elsewher
     assert_same(backend.to_numpy(x), before)
 
 
-@requirement(
-    "strict.names-the-operation", section=SECTION, source="contract, Containers and errors"
-)
+@requirement("strict.names-the-operation", section=SECTION, source=SOURCE_OF_ERRORS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_error_names_the_operation(backend, elsewhere, name):
     """Name the operation in the error.
@@ -136,7 +136,7 @@ def test_the_error_names_the_operation(backend, elsewhere, name):
     assert re.fullmatch(rf"(\w*[._])?({SPELLINGS[name]})(v\d+)?", attempted, re.IGNORECASE)
 
 
-@requirement("strict.names-the-devices", section=SECTION, source="contract, Containers and errors")
+@requirement("strict.names-the-devices", section=SECTION, source=SOURCE_OF_ERRORS)
 def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewhere):
     """Name the device of each operand in the error, and the line that fixes it.
 
@@ -159,6 +159,36 @@ def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewh
         operands[i] = names[name]
     with backend.strict():
         operands[0] + operands[1]
+
+
+@requirement("strict.names-operands-of-the-program", section=SECTION, source=SOURCE_OF_ERRORS)
+@pytest.mark.parametrize(
+    ("line", "titles"),
+    {
+        "images + kernel": ("images", "kernel"),
+        "images -= kernel": ("images", "kernel"),
+        "images * box['kernel']": ("images", "box['kernel']"),
+        "images @ (kernel + 1)": ("images", "kernel + 1"),
+        "net(images)": ("net", "images"),
+    }.items(),
+)
+def test_the_error_names_operands_as_the_program_does(backend, route, line, titles):
+    """Name the operands as the line of the program does, also in the line that fixes it.
+
+    ``operand 2`` has to be counted, and is not in the program.
+    """
+    source, target = route
+    kernel = backend.ones((2, 2), device=target)
+    names = {
+        "backend": backend,
+        "kernel": kernel,
+        "box": {"kernel": kernel},
+        "images": backend.ones((2, 2), device=source),
+        "net": backend.mlp([2, 1], device=target),
+    }
+    error, mended = run_and_mend(f"with backend.strict():\n    {line}", names)
+    assert all(f"{title} on " in error.problem for title in titles)
+    run(mended, names)
 
 
 @requirement("strict.scalars-on-other-devices", section=SECTION)
