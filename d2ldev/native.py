@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from d2ldev._backend import Backend, backend_for, framework_of
 from d2ldev.device import CPU, gpu
+from d2ldev.options import nearest
 from d2ldev.registry.discovery import ALIASES, choices, find_backends
 from d2ldev.registry.selection import get_framework
 
@@ -168,9 +169,8 @@ def __getattr__(name: str) -> NativeDevices:
         AttributeError: for other names. ``pickle`` asks each module for the names that it needs.
         BackendNotInstalledError: as ``d2ldev.get_backend``.
     """
-    import difflib  # only where a backend is chosen
-
-    if difflib.get_close_matches(name, [*find_backends(), *ALIASES], 1, 0.75):
+    known = [*find_backends(), *ALIASES]
+    if name in known or nearest(name, known):
         backend = backend_for(get_framework(name))
         # The same object each time, so that its classes are the same.
         return _handed_out.setdefault(backend, NativeDevices(backend))

@@ -1,7 +1,7 @@
 """Options that are text: their values as types, and the errors of other values.
 
 A type checker finds a misspelt option in a program. At run time, an ``UnsupportedValueError`` names
-the nearest option.
+the option that was meant.
 """
 
 from __future__ import annotations
@@ -129,15 +129,68 @@ def problem_of(value: object, choices: Sequence[str], other: str = "") -> str:
 
 
 def nearest(value: object, choices: Sequence[str]) -> str:
-    """Return the nearest choice for a misspelt value; empty if no choice is near.
+    """Return the choice that a value is a spelling error of; empty if it is of none.
 
-    >>> nearest('Adam', ('sgd', 'adam'))
-    'adam'
+    Another word has another meaning, however similar it is: ``'rmsprop'`` is not ``'adagrad'``, and
+    ``'nadam'`` is not ``'adam'``.
+
+    >>> nearest('Adamm', ('sgd', 'adam')), nearest('nadam', ('sgd', 'adam'))
+    ('adam', '')
     """
     if not isinstance(value, str):
         return ""
-    import difflib  # not before it is needed
+    text = _fold(str.__str__(value)[:_LONGEST])
+    found = [choice for choice in choices if _is_misspelt(text, _fold(choice))]
+    return next((choice for choice in found if _fold(choice) == text), "".join(found[:1]))
 
-    text = str.__str__(value)[:50].lower().replace("-", "_")
-    known = {choice.lower(): choice for choice in choices}
-    return next((known[x] for x in difflib.get_close_matches(text, known, n=1)), "")
+
+def write_option(name: str, value: object, choices: Sequence[str], otherwise: str) -> str:
+    """Return the line that mends an option: with the choice that was meant, or another line.
+
+    Args:
+        name: of the option.
+        value: as the user gave it.
+        choices: the values that there are.
+        otherwise: the line if the value is a spelling error of none.
+
+    >>> write_option('optimizer', 'adamm', ('sgd', 'adam'), 'leave it out')
+    "optimizer='adam'"
+    """
+    near = nearest(value, choices)
+    return f"{name}={near!r}" if near else otherwise
+
+
+_LONGEST = 4000
+
+
+def _fold(text: str) -> str:
+    """Return a text without what hardly tells words apart: case, ``-``, ``_``, doubled letters."""
+    import re  # not before it is needed
+
+    return re.sub(r"[-_\s]|([^\W\d])(?=\1)", "", text.lower())
+
+
+def _is_misspelt(text: str, word: str) -> bool:
+    """Tell whether a text is a spelling error of a word: it begins alike, and few letters differ.
+
+    A word of three letters may have two swapped, or lack one: ``'mae'`` is not ``'mse'``. Digits
+    have to be the same: ``'float16'`` is not ``'float64'``.
+    """
+    if text[:1] != word[:1] or [c for c in text if c.isdigit()] != [c for c in word if c.isdigit()]:
+        return False
+    letters = sum(not c.isdigit() for c in min(text, word, key=len))
+    is_slip = len(text) == len(word) - 1 or sorted(text) == sorted(word)
+    return _is_within(text, word, max(min(letters // 4, 2), is_slip))
+
+
+def _is_within(a: str, b: str, edits: int) -> bool:
+    """Tell whether a text becomes another one by so many edits, swapped neighbours included."""
+    pairs = enumerate(zip(a, b, strict=False))
+    same = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+    a, b = a[same:], b[same:]
+    if not a or not b or not edits:
+        return max(len(a), len(b)) <= edits
+    rests = [(a[1:], b[1:]), (a[1:], b), (a, b[1:])]
+    if a[:2] == b[1::-1]:
+        rests.append((a[2:], b[2:]))
+    return any(_is_within(*rest, edits - 1) for rest in rests)

@@ -23,7 +23,7 @@ import os
 from typing import NamedTuple, cast
 
 from d2ldev.errors import InvalidDeviceError, UnsupportedValueError, quote
-from d2ldev.options import MATMUL_PRECISIONS, MatmulPrecisionName, problem_of
+from d2ldev.options import MATMUL_PRECISIONS, MatmulPrecisionName, nearest, problem_of
 
 BACKEND = "D2LDEV_BACKEND"
 VIRTUAL_GPUS = "D2LDEV_VIRTUAL_GPUS"
@@ -188,7 +188,9 @@ def check_matmul_precision(precision: object, attempted: str, fix: str) -> Matmu
     """
     if problem := problem_of(precision, MATMUL_PRECISIONS):
         problem = f"{quote(precision)} is not a precision: {problem}"
-        raise UnsupportedValueError(attempted, problem, f"{fix}, which is float32")
+        near = nearest(precision, MATMUL_PRECISIONS)
+        fix = fix.replace("highest", near) if near else f"{fix}, which is float32"
+        raise UnsupportedValueError(attempted, problem, fix)
     return cast("MatmulPrecisionName", precision)
 
 

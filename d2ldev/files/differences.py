@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from d2ldev.contract import Framework
 from d2ldev.errors import CheckpointError, quote
 from d2ldev.files.load import Checkpoint, shorten
 from d2ldev.files.tensors_by_name import TensorsByName
+from d2ldev.options import nearest
 
-# A file may have millions of long names. An error shows this many of them. It looks for the nearest
-# name among this many, by this many of their last characters.
+# A file may have millions of long names. An error shows this many of them. It looks for the name
+# that was meant among this many.
 _SHOWN = 10
 COMPARED = 500
-TAIL = 60
 
 Source = Checkpoint | TensorsByName
 
@@ -60,10 +59,8 @@ class Differences:
             told.append(f"it lacks {_some(self.missing)}")
         if self.unexpected and is_strict:
             told.append(f"it has unexpected {_some(self.unexpected)}")
-            nearest = [
-                (name, find_nearest(name, self.unexpected)) for name in self.missing[:_SHOWN]
-            ]
-            told += [f"{shorten(name)} may be {shorten(other)}" for name, other in nearest if other]
+            near = [(name, find_nearest(name, self.unexpected)) for name in self.missing[:_SHOWN]]
+            told += [f"{shorten(name)} may be {shorten(other)}" for name, other in near if other]
         if self.different:
             told.append(f"these do not fit: {_some(self.different, '; ')}")
         if not told:
@@ -86,9 +83,20 @@ class Differences:
 
 
 def find_nearest(name: str, names: Sequence[str]) -> str:
-    """Return the most similar name; empty if none is similar."""
-    tails = {other[-TAIL:]: other for other in names[:COMPARED]}
-    return "".join(tails[tail] for tail in difflib.get_close_matches(name[-TAIL:], tails, 1))
+    """Return the name that was meant: spelt in another way, or with a part more or less in front.
+
+    Empty if there is none.
+    """
+    parts, found = name.split("."), ""
+    for other in names[:COMPARED]:
+        others = other.split(".")
+        number = min(len(parts), len(others))
+        mine, tail = (".".join(each[-number:]) for each in (parts, others))
+        if abs(len(parts) - len(others)) < 2:
+            if mine == tail:
+                return other
+            found = found or (other if nearest(mine, [tail]) else "")
+    return found
 
 
 def _find_fitting_node(names: Sequence[str], others: Sequence[str]) -> str:

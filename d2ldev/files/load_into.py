@@ -22,7 +22,7 @@ from d2ldev.contract import Framework
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, quote
 from d2ldev.files.contents import Contents
-from d2ldev.files.differences import COMPARED, TAIL, Differences, Source, find_nearest
+from d2ldev.files.differences import COMPARED, Differences, Source, find_nearest
 from d2ldev.files.format.container import FileError, as_bytes
 from d2ldev.files.load import Checkpoint, Wanted, open_checkpoint, shorten
 from d2ldev.files.match import Key, Match, Pair, StoredContents, list_below
@@ -74,7 +74,7 @@ def _load(framework: Framework, obj: Any, source: Source, only: str, *, is_stric
     found = _under(source.outline, only) if only else source.outline
     if only and found is None:
         few = islice(flatten(source.outline), COMPARED)
-        names = {each for name in few for each in _beginnings(name[: 5 * TAIL])}
+        names = {each for name in few for each in _beginnings(name[:300])}
         nearest = find_nearest(only.rstrip("."), sorted(names))
         raise CheckpointError(
             source.attempted,

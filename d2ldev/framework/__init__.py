@@ -45,6 +45,7 @@ from d2ldev.contract.training import (
     TrainingSettings,
     Weighted,
     bounds,
+    optimizer_refusal,
     shard_refusal,
     state_refusal,
 )
@@ -168,6 +169,7 @@ __all__ = [
     "nvml",
     "on",
     "operands_of",
+    "optimizer_refusal",
     "place",
     "quote",
     "read_keras_signature",

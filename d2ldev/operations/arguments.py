@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from d2ldev.errors import UnsupportedValueError, describe, quote, text_of
+from d2ldev.program import spell
 
 MOST_ELEMENTS = 2**63 - 1
 """The most elements of a tensor: frameworks count them in 64 bits, and some abort beyond."""
@@ -93,6 +94,31 @@ def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str)
             fix,
         )
     return number
+
+
+def class_refusal(attempted: str, cls: type, argument: str = "") -> UnsupportedValueError:
+    """Return the error of a class that was given in the place of an object of it.
+
+    Args:
+        attempted: the current operation.
+        cls: the class.
+        argument: the keyword of the call that takes the object; empty for one by position.
+    """
+    import inspect  # a fifth of the time that ``import d2ldev`` takes
+
+    name = spell(cls) or cls.__name__
+    try:
+        parameters = [*inspect.signature(cls).parameters.values()]
+    except (TypeError, ValueError):  # Python does not know those of some classes
+        parameters = []
+    needed = [
+        each.name
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    line = f"{name}({', '.join(needed)})"
+    fix = f"{argument}={line}" if argument else f"{line} in the place of {name}"
+    return UnsupportedValueError(attempted, "it is a class, and not an object of it", fix)
 
 
 def flag(attempted: str, name: str, value: Any) -> bool:

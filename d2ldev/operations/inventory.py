@@ -26,6 +26,7 @@ from d2ldev.nesting.containers import is_of_numpy
 from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import depth_refusal, flatten, join_path, label_children, leaves
 from d2ldev.operations import moving
+from d2ldev.operations.arguments import class_refusal
 from d2ldev.operations.other_backends import of_another_backend, whose_object
 
 # Whose attributes are a program's, and not a model's.
@@ -117,6 +118,8 @@ class Search:
         if foreign := of_another_backend(self.framework, self.attempted, value, name):
             return foreign
         where = f" at {name}" if name else ""
+        if isinstance(value, type):
+            return class_refusal(f"{self.attempted}: {describe(value)}{where}", value)
         fix = (
             f"derive its class from a model of {self.framework.name}, or place the tensors in it: "
             "obj.x = backend.place(obj.x, device)"

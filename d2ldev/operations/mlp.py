@@ -14,9 +14,9 @@ from typing import Any
 from d2ldev.contract import DeviceLike, Framework
 from d2ldev.contract.abilities import require
 from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError, quote, text_of
+from d2ldev.errors import UnsupportedValueError, describe, quote, text_of
 from d2ldev.operations import creation, devices, moving, placing
-from d2ldev.options import ACTIVATIONS, problem_of
+from d2ldev.options import ACTIVATIONS, problem_of, write_option
 
 _MOST_SIZES = 10_000
 """More sizes are a mistake, such as a range, which need not end."""
@@ -61,7 +61,13 @@ def _check(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int],
     elif len(numbers) > _MOST_SIZES:
         problem = f"it may have at most {_MOST_SIZES} sizes"
     elif problem := problem_of(activation, ACTIVATIONS):
-        problem = f"the activation: {problem}"
+        raise UnsupportedValueError(
+            f"make an MLP with activation={describe(activation)}",
+            problem,
+            write_option(
+                "activation", activation, ACTIVATIONS, "write the network with the framework's own"
+            ),
+        )
     if problem:
         raise UnsupportedValueError(
             f"make an MLP of sizes {quote(sizes)} with {quote(activation)} and seed {quote(seed)}",

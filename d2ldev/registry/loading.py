@@ -15,6 +15,7 @@ from d2ldev.contract.framework import count_gpus
 from d2ldev.dependencies import write_install
 from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError, quote
+from d2ldev.options import nearest
 from d2ldev.registry.discovery import (
     ALIASES,
     FALLBACK,
@@ -204,16 +205,16 @@ def fallback_refusal(reason: str) -> BackendNotInstalledError:
 
 
 def name_refusal(name: str, source: str) -> UnknownBackendError:
-    """Return the error of an unknown name, with the nearest known one."""
-    import difflib  # only an error needs it
-
-    names = sorted([*find_backends(), *ALIASES])
-    close = difflib.get_close_matches(canonical_name(name), names, 1)
-    suggestion = f"did you mean {close[0]!r}? " if close else ""
+    """Return the error of an unknown name, with the known one that it is a spelling error of."""
+    near = nearest(canonical_name(name), sorted([*find_backends(), *ALIASES]))
+    meant, installed = canonical_name(near), available_backends()
     fix = f"{write_install()}: from its source tree alone no backend is found"
-    if installed := available_backends():
-        meant = next((x for x in map(canonical_name, close) if x in installed), installed[0])
-        fix = f"{suggestion}D2LDEV_BACKEND={meant}, or d2ldev.set_backend({meant!r})"
+    if installed:
+        lines = "D2LDEV_BACKEND={0}, or d2ldev.set_backend({0!r})"
+        fix = f"choose an installed one: {lines.format(installed[0])}"
+        if meant:
+            line = lines.format(meant) if meant in installed else _install_line(meant)
+            fix = f"did you mean {near!r}? {line or 'install it'}"
     return UnknownBackendError(
         f"use the backend {name!r}{source}",
         f"no backend of that name is known; {choices()}",

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.arguments import class_refusal, whole_number
 from d2ldev.options import MODES, PERIODS, Mode, Period, problem_of
 from d2ldev.typing import Callback, History, Scheduler, T
 
@@ -68,6 +68,8 @@ class Schedule(NeedsHistory):
     def __init__(
         self, scheduler: Scheduler, per: Period = "epoch", metric: str | None = None
     ) -> None:
+        if isinstance(scheduler, type):
+            raise class_refusal(f"step {describe(scheduler)}", scheduler)
         problem = ""
         if not callable(getattr(scheduler, "step", None)):
             problem = f"{describe(scheduler)} has no step()"
@@ -77,6 +79,8 @@ class Schedule(NeedsHistory):
             problem = "a metric is known after an epoch, and not after a step"
         if problem:
             fix = "Schedule(torch.optim.lr_scheduler.StepLR(optimizer, 10), per='epoch')"
+            if not callable(getattr(scheduler, "step", None)):
+                fix += "; an optimizer of Keras, Optax or MXNet takes its schedule itself"
             raise UnsupportedValueError("step a scheduler", problem, fix)
         self.scheduler: Any = scheduler  # a protocol has no optional methods
         self._per, self._metric = per, metric
@@ -286,9 +290,7 @@ def check_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Cal
         attempted = f"call {describe(each)} during training"
         fix = "Trainer(..., callbacks=lambda epoch, history: print(epoch))"
         if isinstance(each, type):
-            raise UnsupportedValueError(
-                attempted, "it is a class", f"Trainer(..., callbacks={each.__name__}())"
-            )
+            raise class_refusal(attempted, each, "callbacks")
         if not callable(each) and not any(hasattr(each, hook) for hook in HOOKS):
             if hasattr(each, "step"):
                 fix = "Trainer(..., callbacks=Schedule(scheduler, per='epoch'))"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from d2ldev._backend import Backend, framework_of
-from d2ldev.contract import Weighted
+from d2ldev.contract import Framework, Weighted
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.kinds import TENSOR, Kinds
+from d2ldev.nesting.kinds import OBJECT, TENSOR, Kinds
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.arguments import is_iterable, length_of
+from d2ldev.operations.arguments import class_refusal, is_iterable, length_of
 from d2ldev.operations.examples import number_of_examples
+from d2ldev.options import LOSSES, OPTIMIZERS
+from d2ldev.program import spell
 
 # -- the data of an epoch ---------------------------------------------------------------------
 
@@ -43,6 +47,42 @@ def check_data(data: Any, name: str, max_epochs: int) -> None:
         raise UnsupportedValueError(
             f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
         )
+
+
+def check_batches(
+    framework: Framework, verb: str, model: Any, data: Any, val_data: Any = None
+) -> None:
+    """Refuse an array, a model, or the name of an option in the place of batches.
+
+    Args:
+        framework: whose tensors and models they are.
+        verb: the method of the Trainer that was called.
+        model: its model.
+        data: its batches.
+        val_data: the second batches of ``fit``.
+
+    Raises:
+        UnsupportedValueError: for these, and for a class in the place of a model.
+    """
+    kinds = framework.state.kinds
+    if isinstance(model, type):
+        raise class_refusal(f"{verb} {describe(model)}", model)
+    net, x = spell(model) or "net", spell(data) or "X"
+    given, problem, call = data, "", ""
+    if isinstance(data, np.ndarray) or kinds[type(data)] is TENSOR:
+        problem = "data is an iterable of batches"
+        y = "" if verb == "predict" else f"{(val_data is not None and spell(val_data)) or 'y'}, "
+        call = f"{net}, ArrayLoader({x}, {y}batch_size=32)"
+    elif kinds[type(data)] is OBJECT or (callable(data) and not is_iterable(data)):
+        problem = "the model comes before the data"
+        call = f"{spell(data) or 'net'}, {spell(model) or 'data'}"
+    elif isinstance(val_data, str) and val_data in (*LOSSES, *OPTIMIZERS):
+        given, problem = val_data, "the third argument is val_data"
+        name = "loss" if val_data in LOSSES else "optimizer"
+        call = f"{net}, {x}, {name}={val_data!r}"
+    if problem:
+        attempted = f"{verb} {type(model).__name__} with {describe(given)}"
+        raise UnsupportedValueError(attempted, problem, f"trainer.{verb}({call})")
 
 
 def empty_data_refusal() -> UnsupportedValueError:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract.training import Signature
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.operations.arguments import class_refusal
+from d2ldev.program import spell
 
 if TYPE_CHECKING:
     import inspect
@@ -98,6 +100,9 @@ def comparison(
             ``keras.metrics.Metric``. For a function of a prediction and weights without a target.
             For a function that cannot be called with these operands.
     """
+    if isinstance(function, type):
+        argument = "loss" if weighs else ""
+        raise class_refusal(f"compare predictions by {describe(function)}", function, argument)
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
         raise UnsupportedValueError(
             f"compare predictions by {describe(function)}",
@@ -253,7 +258,8 @@ def mean_of(function: Any, value: object) -> str:
     >>> mean_of(absolute, None)
     'lambda y_true, y_pred: keras.ops.mean(absolute(y_true, y_pred))'
     """
-    name = getattr(function, "__name__", f"{type(function).__name__}()").replace("<lambda>", "f")
+    own = getattr(function, "__name__", f"{type(function).__name__}()").replace("<lambda>", "f")
+    name = spell(function) or own
     if first_parameter(function) == "y_true":
         return f"lambda y_true, y_pred: keras.ops.mean({name}(y_true, y_pred))"
     return f"lambda prediction, y: {write_mean(value, f'{name}(prediction, y)')}"

@@ -15,6 +15,7 @@ from d2ldev.distributed.membership import join_group
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, moving
+from d2ldev.operations.arguments import class_refusal
 from d2ldev.operations.inventory import list_named_tensors
 from d2ldev.operations.mixing import mismatch, operands_of
 from d2ldev.operations.other_backends import function_of_another_backend, of_another_backend
@@ -60,6 +61,8 @@ def complete(
             foreign = of_another_backend(framework, attempted, given)
             if foreign is not None:
                 raise foreign
+    if isinstance(loss, type):
+        raise class_refusal(f"{attempted} with the loss {describe(loss)}", loss, "loss")
     if callable(loss):
         fix = f"a function of the {framework.name} backend's own tensors, or loss='mse'"
         foreign = function_of_another_backend(framework, attempted, loss, fix=fix)

@@ -208,11 +208,8 @@ class Objective:
             if name == "cross_entropy":
                 check_shapes_of_labels(first, second, self._framework.tensors.dtype_of(y))
             elif not _are_same(first, second):
-                raise UnsupportedValueError(
-                    "compare a prediction with y",
-                    f"it is of shape {first}, and y of shape {second}",
-                    "y.reshape(prediction.shape), or a loss of your own",
-                )
+                dtype = self._framework.tensors.dtype_of(y)
+                raise _shapes_refusal(first, second, dtype)
             if weights is not None and third is not None:
                 _check_weights(second, third)
         self._known.add(key)
@@ -322,6 +319,29 @@ def _are_same(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> 
     return all(a == b for a, b in pairs if a is not None and b is not None)
 
 
+def _shapes_refusal(
+    prediction: tuple[int | None, ...], y: tuple[int | None, ...], dtype: str
+) -> UnsupportedValueError:
+    """Return the error of a target that has another shape than its prediction."""
+    fix = f"a model whose prediction is of shape {y}, or a loss of your own"
+    if dtype.startswith(("int", "uint")) and _are_same(prediction[:-1], y) and prediction[-1] != 1:
+        fix = "loss='cross_entropy', for the number of a class in y"
+    elif _have_same_size(prediction, y):
+        fix = f"y = {_write_reshape('y', prediction)}"
+    return UnsupportedValueError(
+        "compare a prediction with y", f"it is of shape {prediction}, and y of shape {y}", fix
+    )
+
+
+def _have_same_size(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
+    return None not in first + second and prod(first) == prod(second)  # type: ignore[arg-type]
+
+
+def _write_reshape(x: str, shape: tuple[int | None, ...]) -> str:
+    """Return the text that gives all examples of an array the shape that those of a batch have."""
+    return f"{x}.reshape({', '.join(map(str, (-1, *shape[1:])))})"
+
+
 def check_shapes_of_labels(
     logits: tuple[int | None, ...], labels: tuple[int | None, ...], dtype: str
 ) -> None:
@@ -339,10 +359,12 @@ def check_shapes_of_labels(
     is_one_each = bool(logits) and _are_same(logits[:-1], labels)
     if is_one_each and dtype.startswith(("int", "uint")):
         return
-    problem, fix = "a label is the number of a class", "backend.asarray(y, dtype='int64')"
+    problem, fix = "a label is the number of a class", "y = backend.asarray(y, dtype='int32')"
     if not is_one_each:
         problem = "there is one label for each row of logits, which has one number for each class"
-        fix = "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot"
+        fix = "y = y.argmax(-1), for labels that are one-hot"
+        if _have_same_size(logits[:-1], labels):
+            fix = f"y = {_write_reshape('y', logits[:-1])}"
     raise UnsupportedValueError(
         f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}",
         problem,

@@ -35,7 +35,7 @@ from d2ldev.files.save import save
 from d2ldev.files.structure import Outline
 from d2ldev.history import History
 from d2ldev.operations.arguments import as_path, length_of, whole_number
-from d2ldev.options import KEEPS, Keep, nearest, problem_of
+from d2ldev.options import KEEPS, Keep, problem_of, write_option
 from d2ldev.training.callbacks import check_states
 from d2ldev.training.feed import Feed
 from d2ldev.training.log import DeviceLog
@@ -70,7 +70,7 @@ class Saving(NamedTuple):
             check_files(attempted)
         if problem := problem_of(self.keep, KEEPS):
             attempted = f"{attempted} with keep={describe(self.keep)}"
-            fix = f"keep={nearest(self.keep, KEEPS) or 'best'!r}"
+            fix = write_option("keep", self.keep, KEEPS, "leave keep out")
             raise UnsupportedValueError(attempted, problem, fix)
         if self.checkpoint is None and (every is not None or self.keep == "best"):
             fix = "fit(..., checkpoint='run.safetensors')"

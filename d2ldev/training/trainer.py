@@ -19,8 +19,6 @@ from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from d2ldev._backend import Backend, framework_of
 from d2ldev.active import get_backend
 from d2ldev.contract import Learner, TrainingSettings
@@ -32,7 +30,6 @@ from d2ldev.distributed.membership import join_group
 from d2ldev.distributed.spawning import Outcome, find_result_path, train_in_processes
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.format.container import check_files
-from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import explain_late_request, offer_virtual_gpus
 from d2ldev.operations.prefetching import draw_outside
@@ -60,7 +57,7 @@ from d2ldev.training.callbacks import (
     run_schedules,
 )
 from d2ldev.training.context import RunContext
-from d2ldev.training.data import check_data, empty_data_refusal
+from d2ldev.training.data import check_batches, check_data, empty_data_refusal
 from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption
@@ -375,6 +372,8 @@ class Trainer(TrainerState):
         if find_result_path() is None:
             self.should_stop = False
         self.history = History()
+        if not is_overridden(self, "prepare_data"):
+            check_batches(framework_of(self.backend), "fit", model, train_data, val_data)
         callbacks = self._check_callbacks()
         resume = flag("train", "resume", resume)
         find_metrics(self.backend, metrics)
@@ -790,7 +789,7 @@ class Trainer(TrainerState):
         if self.matmul_precision is None:
             return None
         attempted = "train with this matmul_precision"
-        fix = "Trainer(max_epochs, matmul_precision='highest')"
+        fix = "matmul_precision='highest'"
         framework = framework_of(self.backend)
         return check_precision(framework, self.matmul_precision, attempted, fix)
 
@@ -806,16 +805,7 @@ class Trainer(TrainerState):
                 "None is not a model; before fit, trainer.model is None",
                 f"trainer.{verb}(net, batches)",
             )
-        is_array = (
-            isinstance(data, np.ndarray)
-            or framework_of(self.backend).state.kinds[type(data)] is TENSOR
-        )
-        if is_array:
-            raise UnsupportedValueError(
-                f"{verb} with an array",
-                "data is an iterable of batches",
-                f"trainer.{verb}(net, [batch]), or ArrayLoader(X, batch_size=32)",
-            )
+        check_batches(framework_of(self.backend), verb, model, data)
         check_data(data, "data", 1)
         return self._call_prepare_model(model)
 
@@ -827,12 +817,11 @@ def _find_gpus(backend: Backend, wanted: int) -> list[Device]:
         raise DeviceUnavailableError(
             f"train on {gpus_in_words(number)}",
             f"{backend.name} has {gpus_in_words(there)} here{explain_late_request(number - 1)}",
-            f"Trainer(max_epochs, num_gpus={there})"
-            + offer_virtual_gpus(framework_of(backend), number),
+            f"num_gpus={there}" + offer_virtual_gpus(framework_of(backend), number),
             backend.devices(),
         )
     if number > 1:
-        fix = "Trainer(max_epochs, num_gpus=1), or D2LDEV_BACKEND=jax"
+        fix = "num_gpus=1, or D2LDEV_BACKEND=jax"
         require(
             framework_of(backend), "train on several GPUs", f"train on {gpus_in_words(number)}", fix
         )
@@ -849,14 +838,14 @@ def _find_gpu_of_process(backend: Backend, wanted: int, peers: Peers) -> list[De
         raise UnsupportedValueError(
             attempted,
             f"this process is one of {peers.world_size}, and each has one GPU",
-            f"Trainer(max_epochs, num_gpus=1), and d2ldev launch --processes {wanted}",
+            f"num_gpus=1, and d2ldev launch --processes {wanted}",
         )
     index = gpu_of_process(there, peers.local_rank)
     if index >= there:
         raise DeviceUnavailableError(
             f"train on {gpu(index)} in the process with LOCAL_RANK={peers.local_rank}",
             f"{backend.name} has {gpus_in_words(there)} here",
-            f"d2ldev launch --processes {max(there, 1)}, or Trainer(max_epochs, num_gpus=0)",
+            f"d2ldev launch --processes {max(there, 1)}, or num_gpus=0",
             backend.devices(),
         )
     return [gpu(index)]

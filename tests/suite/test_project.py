@@ -158,7 +158,7 @@ def test_the_contract_stays_on_a_page():
     """Each method that an author may write is one that a reader has to know."""
     areas = [getattr(framework, name) for name in AREAS]
     assert sum(len(names_in(area)) for area in areas) <= 110
-    assert len(framework.__all__) <= 94
+    assert len(framework.__all__) <= 95
 
 
 def test_what_users_import_and_call_stays_small():

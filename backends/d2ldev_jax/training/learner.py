@@ -46,6 +46,7 @@ from d2ldev.framework import (
     describe,
     is_text,
     list_named_tensors,
+    optimizer_refusal,
     place,
     quote,
     read_signature,
@@ -355,12 +356,23 @@ def _make_optimizer(model: nnx.Module, settings: TrainingSettings) -> nnx.Optimi
         optimizer = nnx.Optimizer(model, of_arrays, wrt=nnx.Param)
         optimizer.tx = tx
     if not isinstance(optimizer, nnx.Optimizer) or isinstance(optimizer, nnx.ModelAndOptimizer):
-        raise UnsupportedValueError(
-            f"train with the optimizer {describe(optimizer)}",
-            "it is neither an optax.GradientTransformation nor an nnx.Optimizer",
-            "optimizer=nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), or optimizer='sgd'",
+        raise optimizer_refusal(
+            optimizer,
+            "an optax.GradientTransformation or an nnx.Optimizer",
+            module=optax,
+            path="optax",
+            arguments=str(settings.lr),
+            owns=_makes_optimizer,
         )
     return optimizer
+
+
+def _makes_optimizer(function: Any) -> bool:
+    """Tell whether a function of a learning rate returns an optimizer of optax."""
+    try:
+        return isinstance(function(0.01), optax.GradientTransformation)
+    except Exception:  # it is another function, or no function
+        return False
 
 
 def _wrap_optimizer(model: nnx.Module, optimizer: Any) -> Any:
@@ -393,7 +405,8 @@ def make_optimizer(settings: TrainingSettings) -> Any:
     optimizer = settings.optimizer
     if optimizer is None:
         return _OF_NO_TRAINING
-    return _OPTIMIZERS[optimizer](settings.lr) if isinstance(optimizer, str) else optimizer
+    is_named = isinstance(optimizer, str) and optimizer in _OPTIMIZERS
+    return _OPTIMIZERS[optimizer](settings.lr) if is_named else optimizer
 
 
 @contextmanager

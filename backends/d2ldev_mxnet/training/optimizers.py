@@ -13,7 +13,7 @@ from d2ldev.framework import (
     WEIGHT_DECAY,
     Framework,
     TrainingSettings,
-    describe,
+    optimizer_refusal,
     place,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
@@ -52,17 +52,23 @@ def make_optimizer(framework: Framework, settings: TrainingSettings, parameters:
         return None
     if isinstance(optimizer, mx.gluon.Trainer):
         _check_trainer(optimizer, parameters)
+        optimizer.optimizer.allow_np_array = True
         return place(framework, optimizer, parameters[0].list_ctx()[0])
     with NumPySemantics():
-        if isinstance(optimizer, str):
+        if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
             cls, options = _OPTIMIZERS[optimizer]
             optimizer = cls(learning_rate=settings.lr, **options)
         if isinstance(optimizer, mx.optimizer.Optimizer):
+            # One that was made before ``npx.set_np()`` would refuse the arrays of most models.
+            optimizer.allow_np_array = True
             return mx.gluon.Trainer(parameters, optimizer)
-    raise UnsupportedValueError(
-        f"train with the optimizer {describe(optimizer)}",
-        "it is neither a gluon.Trainer nor an mx.optimizer.Optimizer",
-        "optimizer=gluon.Trainer(net.collect_params(), 'sgd'), or optimizer='sgd'",
+    raise optimizer_refusal(
+        optimizer,
+        "a gluon.Trainer or an mx.optimizer.Optimizer",
+        module=mx.optimizer,
+        path="mxnet.optimizer",
+        arguments=f"learning_rate={settings.lr}",
+        owns=lambda x: isinstance(x, type) and issubclass(x, mx.optimizer.Optimizer),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from operator import itemgetter
-from types import NoneType
 from typing import Any
 
 import array_api_strict as xp
@@ -42,6 +41,8 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": lambda a: a * (1 - a),
 }
 
+_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
+
 
 class ReferenceLearner(Learner):
     """Train the reference backend's MLP, with gradients that are written out."""
@@ -56,11 +57,11 @@ class ReferenceLearner(Learner):
                 "without a framework only d2ldev's own MLP has gradients",
                 "net = backend.mlp([2, 1]); loss='mse', or D2LDEV_BACKEND=torch",
             )
-        if not isinstance(settings.optimizer, (str, NoneType)):
+        if settings.optimizer is not None and str(settings.optimizer) not in _OPTIMIZERS:
             raise UnsupportedValueError(
                 f"train with the optimizer {describe(settings.optimizer)}",
-                "array-api-strict has no optimizers",
-                "optimizer='sgd'",
+                f"array-api-strict has no optimizers; d2ldev has {', '.join(_OPTIMIZERS)}",
+                "another backend has others: D2LDEV_BACKEND=torch",
             )
         self._model = model
         names = ("mse", "cross_entropy", "bce")

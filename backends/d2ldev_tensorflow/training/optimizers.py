@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from d2ldev import UnsupportedValueError
 from d2ldev.framework import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -12,7 +11,7 @@ from d2ldev.framework import (
     MOMENTUM,
     WEIGHT_DECAY,
     TrainingSettings,
-    describe,
+    optimizer_refusal,
 )
 from d2ldev_tensorflow.models import is_multiple
 
@@ -34,14 +33,17 @@ def make_optimizer(settings: TrainingSettings) -> Any:
     optimizer = settings.optimizer
     if optimizer is None:
         return None
-    if isinstance(optimizer, str):
+    if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
         name, options = _OPTIMIZERS[optimizer]
         optimizer = getattr(keras.optimizers, name)(settings.lr, **options)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UnsupportedValueError(
-            f"train with the optimizer {describe(optimizer)}",
-            "it is not a keras.optimizers.Optimizer",
-            "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
+        raise optimizer_refusal(
+            optimizer,
+            "a keras.optimizers.Optimizer",
+            module=keras.optimizers,
+            path="keras.optimizers",
+            arguments=str(settings.lr),
+            owns=lambda x: isinstance(x, type) and issubclass(x, keras.optimizers.Optimizer),
         )
     if settings.precision == "fp16" and not is_scaling(optimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)

@@ -28,6 +28,7 @@ from d2ldev.framework import (
     describe,
     flatten,
     map_tensors,
+    optimizer_refusal,
     place,
     read_signature,
     state_refusal,
@@ -224,14 +225,17 @@ class TorchLearner(Learner):
                 "its parameters are float16, and trained parameters have to be float32",
                 "net.float(), before the optimizer is made",
             )
-        if isinstance(optimizer, str):
+        if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
             # All parameters: a frozen one has no gradient, and may be thawed later.
             return _OPTIMIZERS[optimizer](parameters, lr=self.settings.lr)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UnsupportedValueError(
-                f"train with the optimizer {describe(optimizer)}",
-                "it is not a torch.optim.Optimizer",
-                "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
+            raise optimizer_refusal(
+                optimizer,
+                "a torch.optim.Optimizer",
+                module=torch.optim,
+                path="torch.optim",
+                arguments=f"net.parameters(), lr={self.settings.lr}",
+                owns=lambda x: isinstance(x, type) and issubclass(x, torch.optim.Optimizer),
             )
         cls: type = type(optimizer)
         name = cls.__name__

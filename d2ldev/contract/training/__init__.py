@@ -29,6 +29,7 @@ from d2ldev.contract.training.steps import (
     WEIGHT_DECAY,
     Learner,
     TrainingSettings,
+    optimizer_refusal,
     state_refusal,
 )
 from d2ldev.device import Device
@@ -52,6 +53,7 @@ __all__ = [
     "WeightedLoss",
     "bounds",
     "find_roles",
+    "optimizer_refusal",
     "separate",
     "shard_refusal",
     "state_refusal",
@@ -76,7 +78,8 @@ class Training:
         model's device: ``place(framework, optimizer, device)``.
 
         Raises:
-            UnsupportedValueError: for a model or an optimizer that the framework does not know. For
+            UnsupportedValueError: for a model or an optimizer that the framework does not know. So
+                is a name of an optimizer that d2ldev does not have: see ``optimizer_refusal``. For
                 a model with nothing to train, unless it is only evaluated.
             NotBegunError: by default.
         """

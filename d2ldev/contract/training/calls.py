@@ -21,6 +21,7 @@ from d2ldev.contract.training.batches import Weighted
 from d2ldev.errors import UnsupportedValueError, describe, warn
 from d2ldev.nesting.kinds import UNKNOWN, Kinds
 from d2ldev.options import nearest
+from d2ldev.program import spell
 from d2ldev.typing import Inputs
 
 TargetRule = Literal["compared", "left out", "none", "given"]
@@ -73,6 +74,13 @@ class Signature(NamedTuple):
         """
         if isinstance(inputs, (tuple, list)):  # asking for a mapping takes longer
             return inputs
+        if not isinstance(inputs, Mapping):
+            x = spell(inputs) or "X"
+            raise UnsupportedValueError(
+                f"call a model with {describe(inputs)}",
+                "its inputs are a tuple, or a mapping of their names",
+                f"({x},) in the place of {x}",
+            )
         roles = find_roles(tuple(inputs.keys()), self, "given")
         if roles.passed_on:
             _warn_once(roles.passed_on, self.names)
@@ -267,7 +275,7 @@ def _no_inputs_refusal(batch: str, rule: TargetRule) -> UnsupportedValueError:
         return UnsupportedValueError(
             f"train on a batch {batch}",
             "a batch has inputs and a target",
-            "yield (X, y) from the data, or override Trainer.prepare_batch",
+            "yield (X, y) from the data: ArrayLoader(X, y, batch_size=32), or [(X, y)]",
         )
     return UnsupportedValueError(
         f"call a model with a batch {batch}",

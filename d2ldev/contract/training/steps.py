@@ -23,7 +23,9 @@ from d2ldev.options import (
     Statistics,
     nearest,
     problem_of,
+    write_option,
 )
+from d2ldev.program import spell
 from d2ldev.typing import JSON, Inputs, Target, TensorT
 
 MOMENTUM = 0.9
@@ -88,8 +90,11 @@ class TrainingSettings(NamedTuple):
             UnsupportedValueError: if they cannot be used.
         """
         if not callable(self.loss):
-            _check_choice("loss", self.loss, LOSSES, "(prediction, y) -> scalar tensor")
-        if isinstance(self.optimizer, str):
+            other = "(prediction, y) -> scalar tensor"
+            fix = "loss=lambda prediction, y: ..., with a function of the framework's own"
+            _check_choice("loss", self.loss, LOSSES, other, fix)
+        # The framework refuses any other name, in its own words.
+        if nearest(self.optimizer, OPTIMIZERS):
             _check_choice("optimizer", self.optimizer, OPTIMIZERS, "the framework's own object")
         _check_choice("precision", self.precision, PRECISIONS, "left out")
         if self.batch_norm is not None:
@@ -341,15 +346,62 @@ def _is_rate(value: object) -> bool:
         return False
 
 
-def _check_choice(name: str, value: object, choices: Sequence[str], other: str) -> None:
+def _check_choice(
+    name: str, value: object, choices: Sequence[str], other: str, fix: str = ""
+) -> None:
     """Check a setting that is one of several names; ``other`` is what the caller allows besides."""
     if problem := problem_of(value, choices, other):
-        meant = nearest(value, choices) or choices[-1]
-        raise _refusal(name, value, problem, f"{name}={meant!r}")
+        usual = f"{name}={TrainingSettings._field_defaults[name]!r}"
+        fix = write_option(name, value, choices, fix or usual)
+        raise _refusal(name, value, problem, fix)
 
 
 def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedValueError:
     return UnsupportedValueError(f"train with {name}={describe(value)}", problem, fix)
+
+
+def optimizer_refusal(
+    optimizer: object,
+    kind: str,
+    *,
+    module: Any,
+    path: str,
+    arguments: str,
+    owns: Callable[[Any], bool],
+) -> UnsupportedValueError:
+    """Return the error of an optimizer that a framework does not know, with the line that makes it.
+
+    Args:
+        optimizer: the user's: an unknown name, a class, or anything else.
+        kind: the objects that the framework takes, such as ``'a torch.optim.Optimizer'``.
+        module: the module with the framework's optimizers.
+        path: the name of the module in a program, such as ``'torch.optim'``.
+        arguments: those that make one, such as ``'net.parameters(), lr=0.01'``.
+        owns: tells whether a call of a function or a class makes an optimizer.
+    """
+    text = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "")
+    name = _find_own(text, module, owns)
+    made = f"{path}.{name}" if name else ""
+    problem = f"it is not {kind}"
+    if isinstance(optimizer, str):
+        problem = problem_of(optimizer, OPTIMIZERS, kind)
+    elif owns(optimizer):
+        problem = f"it is a {'class' if isinstance(optimizer, type) else 'function'}, not {kind}"
+        made = spell(optimizer) or made or text
+    if not made:
+        others = (x for x in dir(module) if owns(getattr(module, x)))
+        example = _find_own("sgd", module, owns) or next(others, "")
+        fix = f"optimizer={path}.{example}({arguments}), or another one of {path}"
+    else:
+        fix = f"optimizer={made}({arguments})"
+        fix += f", or optimizer={near!r}" if (near := nearest(text, OPTIMIZERS)) else ""
+    return UnsupportedValueError(f"train with optimizer={describe(optimizer)}", problem, fix)
+
+
+def _find_own(text: str, module: Any, owns: Callable[[Any], bool]) -> str:
+    """Return the name of a module that a text means, and that makes an optimizer."""
+    near = [name for name in dir(module) if nearest(text, [name])]
+    return nearest(text, [name for name in near if owns(getattr(module, name))])
 
 
 def state_refusal(kind: str, problem: str) -> CheckpointError:

@@ -22,6 +22,7 @@ from d2ldev.framework import (
     Training,
     TrainingSettings,
     describe,
+    optimizer_refusal,
     place,
     read_signature,
     state_refusal,
@@ -103,13 +104,16 @@ class TinygradLearner(Learner[Tensor]):
             raise UnsupportedValueError(
                 f"train {describe(model)}", "there is nothing to train", "add an nn.Linear"
             )
-        if isinstance(settings.optimizer, str):
+        if isinstance(settings.optimizer, str) and settings.optimizer in OPTIMIZERS:
             self._optimizer = OPTIMIZERS[settings.optimizer](parameters, settings.lr)
         elif not isinstance(settings.optimizer, nn.optim.Optimizer):
-            raise UnsupportedValueError(
-                f"train with the optimizer {describe(settings.optimizer)}",
-                "it is not an optimizer of tinygrad",
-                "nn.optim.SGD(nn.state.get_parameters(net), lr=0.1)",
+            raise optimizer_refusal(
+                settings.optimizer,
+                "a tinygrad.nn.optim.Optimizer",
+                module=nn.optim,
+                path="tinygrad.nn.optim",
+                arguments=f"tinygrad.nn.state.get_parameters(net), lr={settings.lr}",
+                owns=lambda x: getattr(x, "__module__", "") == nn.optim.__name__,
             )
         else:
             device = framework.tensors.device_of(parameters[0])

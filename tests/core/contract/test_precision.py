@@ -138,7 +138,7 @@ class Coarse(ReferenceFramework):
         (lambda b: b.matmul_precision("highest"), "backend.matmul_precision('high')"),
         (
             lambda b: Trainer(1, backend=b, matmul_precision="highest"),
-            "Trainer(max_epochs, matmul_precision='high')",
+            "matmul_precision='high'",
         ),
     ],
     ids=["backend", "Trainer"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import Any, NamedTuple
 
 import array_api_strict as xp
@@ -20,7 +21,7 @@ from reference_backend import (
 )
 
 from d2ldev import UnsupportedValueError
-from d2ldev.framework import Objective, read_signature
+from d2ldev.framework import Objective, optimizer_refusal, read_signature
 from d2ldev.framework.testing import framework_of
 from d2ldev.training.functions import output_refusal
 
@@ -155,6 +156,11 @@ class GradientDescent(NamedTuple):
 
     lr: float
     name: str = "sgd"
+
+
+def RMSprop(lr):  # noqa: N802  # the optimizers of frameworks have such names
+    """Return an optimizer whose name d2ldev does not have."""
+    return GradientDescent(lr, "adam")
 
 
 class NarrowLearner(ReferenceLearner):
@@ -348,6 +354,15 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
         optimizer = settings.optimizer
         if isinstance(optimizer, GradientDescent):
             settings = settings._replace(optimizer=optimizer.name, lr=optimizer.lr)
+        if optimizer == "rmsprop":
+            raise optimizer_refusal(
+                optimizer,
+                "a GradientDescent",
+                module=sys.modules[__name__],
+                path=__name__,
+                arguments="0.01",
+                owns=lambda x: x is RMSprop,
+            )
         super().__init__(framework, model, settings)
         if not model.layers and optimizer is not None:
             raise UnsupportedValueError("train a model", "there is nothing to train", "mlp([2, 1])")

@@ -15,7 +15,18 @@ from d2ldev import Backend, DeviceLog, EpochMetric, Trainer
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import CPU
 from d2ldev.native import NativeDevices
-from d2ldev.training import callbacks, context, feed, hooks, loops, metrics, run, team, trainer
+from d2ldev.training import (
+    callbacks,
+    context,
+    feed,
+    hooks,
+    learning,
+    loops,
+    metrics,
+    run,
+    team,
+    trainer,
+)
 from d2ldev.training.interruption import END, Interruption
 from mutants import Mutant
 from mutants.provision import Frozen, NetworkLearner
@@ -353,6 +364,26 @@ class TakesAnyData(Mutant, caught_by="runs.refuse-what-is-none"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
         trainer.check_data = lambda *_: None
+
+
+class FixesNothing(Mutant, caught_by="errors.fix-works"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        trainer.check_batches = lambda *_: None
+
+
+class NamesAnotherOptimizer(Mutant, caught_by="errors.fix-has-own-words"):
+    class Learner(NetworkLearner):
+        def __init__(self, framework, model, settings):
+            if settings.optimizer == "rmsprop":
+                raise UnsupportedValueError("train", "it is unknown", "optimizer='adagrad'")
+            super().__init__(framework, model, settings)
+
+
+class TakesClasses(Mutant, caught_by="errors.fix-makes-objects"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        learning.class_refusal = lambda *_: UnsupportedValueError("train", "a class", "loss='mse'")
 
 
 class WantsATarget(Mutant, caught_by="fit.without-a-target"):
