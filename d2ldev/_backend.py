@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast, overload
 from d2ldev.contract import Framework, Learner, Memory, TrainingSettings
 from d2ldev.contract.abilities import check_precision, require, set_precision
 from d2ldev.contract.framework import count_gpus
+from d2ldev.contract.training.steps import find_precision
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe, quote
 from d2ldev.nesting.kinds import TENSOR
@@ -1403,7 +1404,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             accumulate_grad_batches: how many calls of ``step`` make one step of the optimizer. It
                 uses the mean of their gradients. ``learner.flush()`` makes a step with the
                 remaining ones.
-            precision: ``'bf16'`` or ``'fp16'`` to compute in, with parameters in float32.
+            precision: ``'bf16'`` or ``'fp16'`` to compute in, with parameters in float32. See
+                ``Trainer`` for other names.
             methods: the names of two methods of the model, for ``step`` and ``evaluate``. Each
                 takes a batch and returns its loss. None uses ``loss``.
             is_trained: False for a model that is only evaluated. It needs no optimizer, and
@@ -1435,7 +1437,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
             optimizer=optimizer,
             gradient_clip_val=gradient_clip_val,
             accumulate_grad_batches=accumulate_grad_batches,
-            precision=precision,
+            precision=find_precision(precision),
             methods=methods,
             batch_norm=batch_norm,
         )

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, get_args
 LossName = Literal["mse", "cross_entropy", "bce", "model"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adagrad"]
 MetricName = Literal["accuracy"]
-Precision = Literal["model", "bf16", "fp16"]
+OwnPrecision = Literal["model", "bf16", "fp16"]
+Precision = Literal[OwnPrecision, "bf16-mixed", "16-mixed", "16", 16, "32-true", "32", 32]
 MatmulPrecisionName = Literal["highest", "high", "medium"]
 Statistics = Literal["global", "local"]
 Keep = Literal["last", "best"]
@@ -98,7 +99,25 @@ Optimizer = OptimizerName | _Steps | _Updates | _Applies
 LOSSES: tuple[str, ...] = get_args(LossName)
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 METRICS: tuple[str, ...] = get_args(MetricName)
-PRECISIONS: tuple[str, ...] = get_args(Precision)
+PRECISIONS: tuple[str, ...] = get_args(OwnPrecision)
+OWN_PRECISIONS: dict[object, OwnPrecision] = {
+    "bf16-mixed": "bf16",
+    "16-mixed": "fp16",
+    "16": "fp16",
+    16: "fp16",
+    "32-true": "model",
+    "32": "model",
+    32: "model",
+}
+"""Lightning's names of precisions, and ours. Its ``'32-true'`` converts nothing either."""
+CONVERSIONS: dict[object, str] = {
+    "bf16-true": "bfloat16",
+    "16-true": "float16",
+    "64-true": "float64",
+    "64": "float64",
+    64: "float64",
+}
+"""Lightning's precisions that convert the parameters, which d2ldev leaves as they are."""
 MATMUL_PRECISIONS: tuple[str, ...] = get_args(MatmulPrecisionName)
 """What products and convolutions of float32 are computed in; the most precise one first."""
 STATISTICS: tuple[str, ...] = get_args(Statistics)

@@ -96,6 +96,7 @@ SOURCES = {
     "JAX, asynchronous dispatch": "https://docs.jax.dev/en/latest/async_dispatch.html",
     "JAX, pytrees": "https://docs.jax.dev/en/latest/pytrees.html",
     "Keras, EarlyStopping": "https://keras.io/api/callbacks/early_stopping/",
+    "Lightning, precision": "https://lightning.ai/docs/fabric/stable/fundamentals/precision.html",
     "safetensors, format": "https://github.com/huggingface/safetensors#format",
     "Python, pickle": "https://docs.python.org/3/library/pickle.html",
     "PEP 567": "https://peps.python.org/pep-0567/",

@@ -134,7 +134,8 @@ class Trainer(TrainerState):
             their gradients. The last step of an epoch takes the remaining batches.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means.
             Parameters, losses and metrics stay float32. ``'fp16'`` scales the gradients, and skips
-            a step whose gradients are too large.
+            a step whose gradients are too large. Lightning's names say the same: ``'bf16-mixed'``,
+            ``'16-mixed'`` and ``'16'``; ``'32-true'`` and ``'32'`` change nothing.
         matmul_precision: ``'highest'``, ``'high'`` or ``'medium'``: the precision of float32
             products and convolutions during ``fit``, ``validate`` and ``predict``. None leaves it
             as it is. A run may resume with another one. See ``backend.matmul_precision``.
@@ -201,7 +202,8 @@ class Trainer(TrainerState):
         self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
         self.matmul_precision = matmul_precision
         self.batch_norm = batch_norm
-        check_settings(framework_of(self.backend), TrainingSettings(**self._settings_of_steps()))
+        settings = TrainingSettings(**self._settings_of_steps())
+        self.precision = check_settings(framework_of(self.backend), settings).precision
         self._check_matmul_precision()
         self.callbacks = callbacks
         self.enable_progress_bar = flag("train", "enable_progress_bar", enable_progress_bar)

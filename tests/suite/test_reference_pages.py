@@ -92,7 +92,7 @@ def test_the_page_of_types_has_each_type():
 @pytest.mark.parametrize("name", LITERALS)
 def test_the_page_of_types_has_the_values_of_each_option(name):
     values = typing.get_args(getattr(d2ldev.typing, name))
-    assert re.findall(r"`'(\w+)'`", TYPE_ROWS[name]) == list(values)
+    assert re.findall(r"`('[\w-]+'|\d+)`", TYPE_ROWS[name]) == list(map(repr, values))
 
 
 ERROR_CLASSES = [

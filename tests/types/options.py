@@ -17,6 +17,8 @@ def check_trainer(text: str) -> None:
     Trainer(1, num_gpus="auto", precision="bf16", matmul_precision="high")
     Trainer(1, batch_norm="global")
     Trainer(1, num_gpus="all")  # type: ignore[arg-type]
+    Trainer(1, precision="bf16-mixed")
+    Trainer(1, precision="64-true")  # type: ignore[arg-type]
     Trainer(1, precision="bf-16")  # type: ignore[arg-type]
     Trainer(1, matmul_precision="hihg")  # type: ignore[arg-type]
     Trainer(1, batch_norm="globl")  # type: ignore[arg-type]

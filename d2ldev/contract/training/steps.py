@@ -14,12 +14,14 @@ from d2ldev.contract.training.batches import Portion
 from d2ldev.contract.training.calls import Signature
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.options import (
+    CONVERSIONS,
     LOSSES,
     OPTIMIZERS,
+    OWN_PRECISIONS,
     PRECISIONS,
     STATISTICS,
     Loss,
-    Precision,
+    OwnPrecision,
     Statistics,
     nearest,
     problem_of,
@@ -67,6 +69,7 @@ class TrainingSettings(NamedTuple):
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, and its parameters stay in
             float32. The loss and the metrics get its prediction in float32. ``'fp16'`` scales the
             gradients, and skips a step whose gradients are too large. ``'model'`` changes nothing.
+            Lightning's names ``'bf16-mixed'``, ``'16-mixed'`` and ``'32-true'`` say the same.
         methods: the names of two methods of the model that return the loss of a batch, for ``step``
             and ``evaluate``. An example is ``('training_step', 'validation_step')``. None uses
             ``loss``.
@@ -79,7 +82,7 @@ class TrainingSettings(NamedTuple):
     lr: float = 0.01
     gradient_clip_val: float = 0.0
     accumulate_grad_batches: int = 1
-    precision: Precision = "model"
+    precision: OwnPrecision = "model"
     methods: tuple[str, str] | None = None
     batch_norm: Statistics | None = None
 
@@ -96,7 +99,7 @@ class TrainingSettings(NamedTuple):
         # The framework refuses any other name, in its own words.
         if nearest(self.optimizer, OPTIMIZERS):
             _check_choice("optimizer", self.optimizer, OPTIMIZERS, "the framework's own object")
-        _check_choice("precision", self.precision, PRECISIONS, "left out")
+        precision = find_precision(self.precision)
         if self.batch_norm is not None:
             _check_choice("batch_norm", self.batch_norm, STATISTICS, "left out")
         for name, right in (("lr", 0.01), ("gradient_clip_val", 0)):
@@ -122,13 +125,14 @@ class TrainingSettings(NamedTuple):
             problem = "it must be a tuple with the names of two methods of the model"
             fix = "methods=('training_step', 'validation_step')"
             raise _refusal("methods", self.methods, problem, fix)
-        if self.precision != "model" and self.methods is not None:
+        if precision != "model" and self.methods is not None:
             raise UnsupportedValueError(
                 f"train a model with its own {self.methods[0]} with precision={self.precision!r}",
                 "the method chooses its own dtypes",
                 "leave precision out, and compute in fewer bits in the method",
             )
         return self._replace(
+            precision=precision,
             lr=float(self.lr),
             gradient_clip_val=float(self.gradient_clip_val),
             accumulate_grad_batches=int(self.accumulate_grad_batches),
@@ -344,6 +348,29 @@ def _is_rate(value: object) -> bool:
         return is_number and 0 <= float(value) < float("inf")  # type: ignore[arg-type]
     except OverflowError:  # an integer of 400 digits
         return False
+
+
+def find_precision(wanted: Any) -> OwnPrecision:
+    """Return d2ldev's own name of a precision.
+
+    Args:
+        wanted: that name, or Lightning's.
+
+    Raises:
+        UnsupportedValueError: for any other value.
+    """
+    is_name = isinstance(wanted, (str, int))  # anything else may have no hash
+    if is_name and wanted in CONVERSIONS:
+        raise _refusal(
+            "precision",
+            wanted,
+            f"it converts the parameters to {CONVERSIONS[wanted]}, and a training leaves them "
+            "in the dtype of the model",
+            f"make a model with {CONVERSIONS[wanted]} parameters, and leave precision out",
+        )
+    found: OwnPrecision = OWN_PRECISIONS.get(wanted, wanted) if is_name else wanted
+    _check_choice("precision", found, PRECISIONS, "left out")
+    return found
 
 
 def _check_choice(

@@ -244,7 +244,7 @@ def test_an_invalid_norm_is_refused(reference, net, value):
     [
         *({"accumulate_grad_batches": value} for value in (0, -1, 1.5, "2", True, None)),
         *({"batch_norm": value} for value in ("mean", True, ["local"])),
-        *({"precision": value} for value in ("fp8", "FP16", 16, None)),
+        *({"precision": value} for value in ("fp8", "FP16", 8, None)),
     ],
     ids=str,
 )

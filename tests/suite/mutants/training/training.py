@@ -12,7 +12,7 @@ import array_api_strict as xp
 import numpy as np
 from reference_backend import ReferenceLearner, ReferenceTensors
 
-from d2ldev import Backend, Trainer, UnsupportedValueError
+from d2ldev import Backend, Trainer, UnsupportedValueError, options
 from d2ldev.contract.training import calls
 from d2ldev.framework import CPU, Signature, Weighted
 from d2ldev.training import feed, run
@@ -183,6 +183,18 @@ class IgnoresThePrecision(Mutant, caught_by="train.computes-in-fewer-bits"):
     class Training(ReferenceTraining):
         def learner(self, model, settings):
             return super().learner(model, settings._replace(precision="model"))
+
+
+class KnowsItsOwnNamesAlone(Mutant, caught_by="train.names-of-precisions"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        options.OWN_PRECISIONS.clear()
+
+
+class TakesConversionsForMisspelt(Mutant, caught_by="train.refuses-converting-precisions"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        options.CONVERSIONS.clear()
 
 
 class LearnsNothingInFewerBits(Mutant, caught_by="train.learns-in-fewer-bits"):

@@ -680,6 +680,43 @@ def test_fewer_bits_lose_digits_and_the_prediction_is_float32(backend, place, pr
     assert is_same == [True, False]
 
 
+@requirement("train.names-of-precisions", section=SECTION, source="Lightning, precision")
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("bf16-mixed", "bf16"),
+        ("16-mixed", "fp16"),
+        (16, "fp16"),
+        ("32-true", "model"),
+        ("32", "model"),
+    ],
+)
+def test_a_precision_has_lightnings_name_too(backend, place, name, own):
+    """Compute in the precision that Lightning's name says.
+
+    Programs for Lightning have these names.
+    """
+    x = backend.full((1, 1), 1 + 2.0**-12, device=place)
+    values = []
+    for precision in (name, own):
+        learner = backend.learner(backend.mlp([1, 1], device=place), lr=0.0, precision=precision)
+        assert learner.settings.precision == own
+        values.append(backend.to_numpy(learner.predict((x,))).item())
+    assert values[0] == values[1]
+
+
+@requirement("train.refuses-converting-precisions", section=SECTION, source="Lightning, precision")
+@pytest.mark.needs("train")
+@pytest.mark.parametrize("name", ["bf16-true", "16-true", "64-true", "64", 64])
+def test_a_precision_that_converts_parameters_is_refused(backend, name):
+    """Refuse a precision that converts the parameters, and say so.
+
+    Computing in fewer bits is another thing, and the name would look like a misspelt one.
+    """
+    with pytest.raises(UnsupportedValueError, match=r"it converts the parameters to .*float"):
+        backend.learner(backend.mlp([1, 1]), precision=name)
+
+
 @requirement(
     "train.learns-in-fewer-bits", section=SECTION, source="PyTorch, automatic mixed precision"
 )
