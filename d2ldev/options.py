@@ -16,7 +16,6 @@ OwnPrecision = Literal["model", "bf16", "fp16"]
 Precision = Literal[OwnPrecision, "bf16-mixed", "16-mixed", "16", 16, "32-true", "32", 32]
 MatmulPrecisionName = Literal["highest", "high", "medium"]
 Statistics = Literal["global", "local"]
-Keep = Literal["last", "best"]
 Mode = Literal["min", "max"]
 Period = Literal["epoch", "step"]
 Activation = Literal["relu", "tanh", "sigmoid"]
@@ -121,7 +120,6 @@ CONVERSIONS: dict[object, str] = {
 MATMUL_PRECISIONS: tuple[str, ...] = get_args(MatmulPrecisionName)
 """What products and convolutions of float32 are computed in; the most precise one first."""
 STATISTICS: tuple[str, ...] = get_args(Statistics)
-KEEPS: tuple[str, ...] = get_args(Keep)
 MODES: tuple[str, ...] = get_args(Mode)
 PERIODS: tuple[str, ...] = get_args(Period)
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)

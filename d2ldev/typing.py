@@ -19,7 +19,6 @@ from d2ldev.device import Device
 from d2ldev.history import History
 from d2ldev.options import (
     Activation,
-    Keep,
     Loss,
     LossName,
     MatmulPrecisionName,
@@ -46,7 +45,6 @@ __all__ = [
     "HasShape",
     "History",
     "Inputs",
-    "Keep",
     "Loss",
     "LossName",
     "MatmulPrecisionName",

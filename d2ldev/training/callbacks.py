@@ -42,6 +42,30 @@ class NeedsHistory(ABC):
         """
 
 
+def find_sign(attempted: str, monitor: Any, mode: Any, fix: str) -> int:
+    """Return 1 if a number of the history should fall, and -1 if it should rise.
+
+    Args:
+        attempted: the operation, for the error.
+        monitor: the name of the number.
+        mode: ``'min'``, ``'max'``, or None for a loss.
+        fix: the line that fixes a wrong argument.
+
+    Raises:
+        UnsupportedValueError: for any other value, and for None with another number than a loss.
+    """
+    problem = ""
+    if not isinstance(monitor, str):
+        problem = f"monitor is {describe(monitor)} and not a name"
+    elif mode is not None and (problem := problem_of(mode, MODES)):
+        problem = f"mode is {describe(mode)} and {problem}"
+    elif mode is None and monitor not in ("loss", "val_loss"):
+        problem = f"it is unknown whether {monitor!r} should fall or rise"
+    if problem:
+        raise UnsupportedValueError(attempted, problem, fix)
+    return -1 if mode == "max" else 1
+
+
 class Schedule(NeedsHistory):
     """Step a PyTorch scheduler during a run, and keep its state in the checkpoint.
 
@@ -179,13 +203,14 @@ class EarlyStopping(NeedsHistory):
 
     After each epoch it counts from the whole history, so it keeps no state. A run that resumes
     continues the count. All processes of a launch have the same history, and stop together. The
-    model stays as after the last epoch: ``fit(..., checkpoint=..., keep='best')`` keeps the best.
+    model stays as after the last epoch: ``fit(..., best='best.safetensors')`` keeps the best one.
 
     Args:
         monitor: the name of the number in the history that should improve.
         patience: how many epochs in a row may pass without an improvement, at least 1.
         min_delta: the best value has to improve by more than this. NaN is never an improvement.
-        mode: ``'min'`` for a number that should fall, ``'max'`` for one that should rise.
+        mode: ``'min'`` for a number that should fall, ``'max'`` for one that should rise. A loss
+            should fall, so None is for ``'loss'`` and ``'val_loss'``.
 
     Raises:
         UnsupportedValueError: for an invalid value. Before the first epoch, if the history will not
@@ -205,20 +230,19 @@ class EarlyStopping(NeedsHistory):
         monitor: str = "val_loss",
         patience: int = 3,
         min_delta: float = 0.0,
-        mode: Mode = "min",
+        mode: Mode | None = None,
     ) -> None:
         attempted = "stop a run early"
+        shown = monitor if isinstance(monitor, str) else "val_loss"
+        fix = f"EarlyStopping(monitor={shown!r}, mode='max'), or mode='min'"
+        sign = find_sign(attempted, monitor, mode, fix)
         problem = ""
-        if not isinstance(monitor, str):
-            problem = f"monitor is {describe(monitor)} and not a name"
-        elif not isinstance(min_delta, Real) or not 0 <= min_delta < inf:
+        if not isinstance(min_delta, Real) or not 0 <= min_delta < inf:
             problem = f"min_delta is {describe(min_delta)} and not a number from 0"
-        elif problem := problem_of(mode, MODES):
-            problem = f"mode is {describe(mode)} and {problem}"
         if problem:
-            fix = "EarlyStopping(monitor='val_loss', patience=3, min_delta=0.0, mode='min')"
-            raise UnsupportedValueError(attempted, problem, fix)
-        self.monitor, self.min_delta, self.mode = monitor, float(min_delta), mode
+            raise UnsupportedValueError(attempted, problem, "EarlyStopping(min_delta=0.0)")
+        self.monitor, self.min_delta = monitor, float(min_delta)
+        self.mode: Mode = "min" if sign == 1 else "max"
         self.patience = whole_number(
             attempted, "patience", patience, least=1, fix="EarlyStopping(patience=3)"
         )

@@ -24,7 +24,6 @@ from d2ldev.errors import (
     CheckpointError,
     D2LDevError,
     UnsupportedValueError,
-    describe,
     quote,
     text_of,
 )
@@ -35,8 +34,8 @@ from d2ldev.files.save import save
 from d2ldev.files.structure import Outline
 from d2ldev.history import History
 from d2ldev.operations.arguments import as_path, length_of, whole_number
-from d2ldev.options import KEEPS, Keep, problem_of, write_option
-from d2ldev.training.callbacks import check_states
+from d2ldev.options import Mode
+from d2ldev.training.callbacks import check_states, find_sign, history_refusal
 from d2ldev.training.feed import Feed
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order
@@ -51,12 +50,17 @@ class Saving(NamedTuple):
     Args:
         checkpoint: the file; None saves nothing.
         checkpoint_every: also save after so many steps within an epoch; None does not.
-        keep: ``'last'``, or ``'best'`` for the state after the epoch with the lowest loss.
+        best: another file, for the state after the best epoch; None saves none.
+        monitor: the number of the history that is best in it. None is the loss of ``val_data``, or
+            else of the training.
+        mode: whether the number should fall or rise; None is known for a loss.
     """
 
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_every: int | None = None
-    keep: Keep = "last"
+    best: str | os.PathLike[str] | None = None
+    monitor: str | None = None
+    mode: Mode | None = None
 
     def check(self) -> Saving:
         """Return it with an ``int`` of Python.
@@ -66,28 +70,47 @@ class Saving(NamedTuple):
             PackageNotInstalledError: if a package to write files is missing.
         """
         attempted, every = "save the state of a run", self.checkpoint_every
-        if self.checkpoint is not None:
+        if self.checkpoint is not None or self.best is not None:
             check_files(attempted)
-        if problem := problem_of(self.keep, KEEPS):
-            attempted = f"{attempted} with keep={describe(self.keep)}"
-            fix = write_option("keep", self.keep, KEEPS, "leave keep out")
-            raise UnsupportedValueError(attempted, problem, fix)
-        if self.checkpoint is None and (every is not None or self.keep == "best"):
+        if self.best is None and (self.monitor is not None or self.mode is not None):
+            fix = "fit(..., best='best.safetensors')"
+            raise UnsupportedValueError(attempted, "no file for the best epoch is named", fix)
+        if self.best is not None:
+            self.find_sign()
+            paths = [as_path(x, "save") for x in (self.best, self.checkpoint) if x is not None]
+            if len(set(map(os.path.abspath, paths))) < len(paths):
+                raise UnsupportedValueError(
+                    f"save both the last and the best state of a run to {quote(paths[0])}",
+                    "one would replace the other",
+                    "fit(..., checkpoint='run.safetensors', best='best.safetensors')",
+                )
+        if self.checkpoint is None and every is not None:
             fix = "fit(..., checkpoint='run.safetensors')"
             raise UnsupportedValueError(attempted, "no checkpoint is named", fix)
         if every is None:
             return self
-        if self.keep == "best":
-            raise UnsupportedValueError(
-                f"{attempted} with keep='best' and checkpoint_every={quote(every)}",
-                "whether an epoch is the best is unknown before its end",
-                "keep='best', or checkpoint_every=..., but not both",
-            )
         every = whole_number(
             "save", "checkpoint_every", every, least=1, fix="checkpoint_every=1000"
         )
         return self._replace(checkpoint_every=min(every, sys.maxsize))  # for ``islice``
 
+
+    def find_sign(self) -> int:
+        """Return 1 if the monitored number should fall, and -1 if it should rise."""
+        monitor: Any = "loss" if self.monitor is None else self.monitor
+        shown = monitor if isinstance(monitor, str) else "val_loss"
+        fix = f"fit(..., monitor={shown!r}, mode='max'), or mode='min'"
+        return find_sign("keep the best epoch", monitor, self.mode, fix)
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Check that a history with these names has the monitored number.
+
+        Raises:
+            UnsupportedValueError: if it has not.
+        """
+        if self.monitor is not None and self.monitor not in names:
+            fix = f"fit(..., monitor={next(iter(names))!r})"
+            raise history_refusal(f"keep the epoch with the best {self.monitor!r}", names, fix)
 
 # Settings of ``Trainer``, not of ``fit``.
 _TRAINER_SETTINGS = ("gradient_clip_val", "accumulate_grad_batches", "precision")
@@ -128,8 +151,12 @@ class Run:
         self._callbacks = [each for each in callbacks if hasattr(each, "state_dict")]
         self._saving = saving
         self._team = team
-        path = saving.checkpoint
-        self._path = None if path is None else Path(as_path(path, "save"))
+        self._path, self._best_path = (
+            None if path is None else Path(as_path(path, "save"))
+            for path in (saving.checkpoint, saving.best)
+        )
+        # The first epoch whose number counts for the best one.
+        self._first_compared = 0
         # The states of the random numbers and of the data at the beginning of the epoch.
         self._epoch_start: dict[str, Any] = {}
         self._position: _Position | None = None
@@ -151,9 +178,14 @@ class Run:
         Args:
             device: the device of the model.
         """
-        if self._path is not None and self._is_worth_saving():
+        paths = [] if self._path is None else [self._path]
+        if self._best_path is not None and self._is_best():
+            paths.insert(0, self._best_path)  # a killed run then makes the epoch again
+        if paths:
             self._is_due = False
-            self.save_to(self._path, device)
+            self._mark_epoch(device)
+        for path in paths:
+            self._write(path, None)
 
     def save_within_epoch(self, batches: int, log: DeviceLog, device: Device) -> None:
         """Save the state within an epoch, if ``checkpoint_every`` batches are done.
@@ -224,18 +256,21 @@ class Run:
             "resume with the data that the run began with",
         )
 
-    def _is_worth_saving(self) -> bool:
-        if self._saving.keep == "last" or not self.epoch:
+    def _is_best(self) -> bool:
+        """Return whether no epoch was as good as this one; also before the first epoch."""
+        if not self.epoch:
             return True
-        name = "val_loss" if "val_loss" in self.history else "loss"
-        *before, now = self.history[name]
+        name = self._saving.monitor or ("val_loss" if "val_loss" in self.history else "loss")
+        *before, now = self.history[name][self._first_compared :]
         if math.isnan(now) and name == "val_loss" and self._learner.settings.methods is not None:
             raise UnsupportedValueError(
                 "keep the best epoch",
                 "its val_loss is NaN",
-                "return the loss from validation_step, or keep='last'",
+                "return the loss from validation_step, or fit(..., monitor='loss')",
             )
-        return now < min((value for value in before if not math.isnan(value)), default=math.inf)
+        sign = self._saving.find_sign()
+        values = [sign * value for value in before if not math.isnan(value)]
+        return sign * now < min(values, default=math.inf)
 
     def save_to(self, path: Path, device: Device) -> None:
         """Save the current state to a file.
@@ -248,7 +283,11 @@ class Run:
             "random": self._framework.training.random_state(device),
             "data": Order(self._data).state(),
         }
+        self._mark_epoch(device)
         self._write(path, None)
+
+    def _mark_epoch(self, device: Device) -> None:
+        """Keep the states of the random numbers and of the data between two epochs."""
 
     def save_after_error_to(self, path: Path, device: Device) -> None:
         """Save the state of this process after an error; the first process may be lost.
@@ -314,6 +353,10 @@ class Run:
 
     def _resume(
         self,
+        if self._best_path is not None:
+            exists = os.path.exists(self._best_path)
+            if not self._team.broadcast_from_first("whether there is a best epoch", exists):
+                self._first_compared = self.epoch
         checkpoint: Checkpoint,
         device: Device,
         feed: Feed,

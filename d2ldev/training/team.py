@@ -243,7 +243,8 @@ class ProcessGroup(Team):
             name: value if isinstance(value, (str, int, float)) else "an object"
             for name, value in learner.settings._asdict().items()
         }
-        times = {**saving._asdict(), "checkpoint": saving.checkpoint is not None}
+        is_saved = {name: getattr(saving, name) is not None for name in ("checkpoint", "best")}
+        times = {**saving._asdict(), **is_saved}
         content = f"{max_epochs} epochs, {settings}, the numbers {list(names)}, {times}"
         self._group.renew_stop()
         self._group.gather("the beginning of the run", content=content)

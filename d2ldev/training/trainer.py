@@ -34,10 +34,10 @@ from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import explain_late_request, offer_virtual_gpus
 from d2ldev.operations.prefetching import draw_outside
 from d2ldev.options import (
-    Keep,
     Loss,
     MatmulPrecisionName,
     Metrics,
+    Mode,
     NumGpus,
     Optimizer,
     Precision,
@@ -273,7 +273,9 @@ class Trainer(TrainerState):
         checkpoint: str | PathLike[str] | None = None,
         resume: bool = False,
         checkpoint_every: int | None = None,
-        keep: Keep = "last",
+        best: str | PathLike[str] | None = None,
+        monitor: str | None = None,
+        mode: Mode | None = None,
     ) -> History:
         """Train a model.
 
@@ -343,9 +345,13 @@ class Trainer(TrainerState):
             checkpoint_every: also save the state after this many batches. With
                 ``accumulate_grad_batches`` it waits for the end of the step. A run that resumes
                 within an epoch draws the batches of that epoch again, and skips the ones done.
-            keep: ``'last'`` saves the state after each epoch. ``'best'`` saves it only if
-                ``'val_loss'`` is lower than in every epoch before. Without ``val_data`` it compares
-                ``'loss'``.
+            best: a file for the state after the best epoch so far, with or without a
+                ``checkpoint``. A run that resumes without this file compares the epochs from then
+                on.
+            monitor: the name of the number in the history that is best in that epoch. None is
+                ``'val_loss'``, or ``'loss'`` without ``val_data``.
+            mode: ``'min'`` for a number that should fall, ``'max'`` for one that should rise. None
+                is for a loss, which should fall.
 
         Returns:
             The history: a dict with one float for each epoch, the mean over the examples. Its keys
@@ -379,7 +385,7 @@ class Trainer(TrainerState):
         callbacks = self._check_callbacks()
         resume = flag("train", "resume", resume)
         find_metrics(self.backend, metrics)
-        saving = Saving(checkpoint, checkpoint_every, keep).check()
+        saving = Saving(checkpoint, checkpoint_every, best, monitor, mode).check()
         settings = _FitSettings(loss, optimizer, lr, metrics, saving, resume)
         if hasattr(self, "fit_epoch"):
             with self._set_matmul_precision():
@@ -531,6 +537,7 @@ class Trainer(TrainerState):
         self, context: RunContext, resume: bool, *, is_from_processes: bool
     ) -> None:
         """Save the state before the first epoch, or resume from the saved state."""
+        saving.check_names(names)
         run = context.run
         if resume:
             run.resume(self.device, context.loop.feed, is_from_processes=is_from_processes)
@@ -590,6 +597,7 @@ class Trainer(TrainerState):
             raise _refusal(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
         check_monitors(callbacks, ())
         self._find_data(train_data, val_data)
+            "best=": settings.saving.best is not None,
         model = self._call_prepare_model(model)
         self.model = model
         if isinstance(getattr(model, "trainer", None), Trainer | None):

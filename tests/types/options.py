@@ -26,13 +26,14 @@ def check_trainer(text: str) -> None:
 
 
 def check_fit(trainer: Trainer, net: torch.nn.Module, data: ArrayLoader, anything: Any) -> None:
-    trainer.fit(net, data, loss="mse", optimizer="adam", keep="best", metrics=["accuracy"])
+    trainer.fit(net, data, loss="mse", optimizer="adam", best="best", metrics=["accuracy"])
     trainer.fit(net, data, loss=torch.nn.MSELoss(), optimizer=torch.optim.SGD(net.parameters()))
     trainer.fit(net, data, loss=lambda prediction, y: (prediction - y).abs().mean())
     trainer.fit(net, data, loss=lambda prediction: prediction.mean(), optimizer=anything)
     trainer.fit(net, data, loss="cross-entropy")  # type: ignore[arg-type]
     trainer.fit(net, data, optimizer="Adam")  # type: ignore[arg-type]
-    trainer.fit(net, data, keep="bset")  # type: ignore[arg-type]
+    trainer.fit(net, data, best="best", monitor="accuracy", mode="max")
+    trainer.fit(net, data, best="best", mode="maximum")  # type: ignore[arg-type]
     trainer.fit(net, data, metrics=["acuracy"])  # type: ignore[list-item]
     trainer.fit(net, data, metrics={"right": "accuracy", "whole": EpochMetric(max)})
     trainer.fit(net, data, metrics={"right": 3})  # type: ignore[dict-item]

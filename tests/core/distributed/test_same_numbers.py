@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, every):
 def test_the_best_epoch_is_kept_by_rank_0_alone(tmp_path):
     def body(rank):
         backend = d2ldev.get_backend("reference")
-        options = {"checkpoint": tmp_path / str(rank), "keep": "best", "lr": 3}
+        options = {"best": tmp_path / str(rank), "lr": 3}
         net = backend.mlp([4, 8, 3], seed=rank)
         return Trainer(6, backend=backend).fit(
             net, data(), data(examples=7), loss="cross_entropy", **options

@@ -29,7 +29,7 @@ class Scheduler:
 MISSPELT = {
     "loss": (lambda b: fit(b, loss="cross-entropy"), "cross_entropy"),
     "optimizer": (lambda b: fit(b, optimizer="Adam"), "adam"),
-    "keep": (lambda b: fit(b, checkpoint="x", keep="bset"), "best"),
+    "the mode of the best": (lambda b: fit(b, best="x", monitor="lr", mode="maxx"), "max"),
     "metrics": (lambda b: fit(b, metrics=["acuracy"]), "accuracy"),
     "precision": (lambda b: Trainer(1, backend=b, precision="bf-16"), "bf16"),
     "batch_norm": (lambda b: Trainer(1, backend=b, batch_norm="globl"), "global"),
@@ -49,7 +49,7 @@ def test_a_misspelt_option_names_the_nearest_one(reference, name):
         call(reference)
 
 
-@pytest.mark.parametrize("name", ["loss", "optimizer", "keep", "precision", "batch_norm"])
+@pytest.mark.parametrize("name", ["loss", "optimizer", "precision", "batch_norm"])
 def test_the_line_that_fixes_it_has_the_nearest_one(reference, name):
     call, meant = MISSPELT[name]
     with pytest.raises(UnsupportedValueError) as caught:

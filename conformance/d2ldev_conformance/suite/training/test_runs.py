@@ -171,41 +171,92 @@ def test_a_run_that_ends_before_a_shared_step_goes_on_before_its_batches(
     assert_same_values(backend, found.model, values_of(backend, unbroken.model))
 
 
-@requirement("runs.keep-the-best", section=SECTION)
-def test_the_best_epoch_is_kept(backend, batches, num_gpus, tmp_path):
-    """Keep the checkpoint of the epoch with the smallest validation loss.
+class Changing:
+    """Data to evaluate on, whose targets are far from the predictions by another factor each time.
 
-    Later epochs may overfit.
+    Args:
+        factors: one for each epoch.
     """
 
-    class Changing:
-        """Data to evaluate on, whose targets are nearest to the predictions in epoch 1."""
+    def __init__(self, *factors):
+        self.factors = iter(factors)
 
-        factors = (3.0, 1.0, 2.0)
-        epoch = 0
+    def __iter__(self):
+        yield np.ones((4, 2), "float32"), np.full((4, 1), 100, "float32") * next(self.factors)
 
-        def __iter__(self):
-            factor, self.epoch = np.float32(self.factors[self.epoch]), self.epoch + 1
-            yield batches[0][0], np.full((4, 1), 100, "float32") * factor
 
-    path = tmp_path / "run"
+@requirement("runs.keep-the-best", section=SECTION)
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        ({}, 1),
+        ({"mode": "max"}, 0),
+        ({"monitor": "val_error", "mode": "min"}, 1),
+        ({"monitor": "val_error", "mode": "max"}, 0),
+        ({"monitor": "loss"}, 2),
+    ],
+    ids=str,
+)
+def test_the_best_epoch_is_kept_beside_the_last(
+    backend, batches, num_gpus, options, best, tmp_path
+):
+    """Keep the state of the epoch with the best number, and that of the last epoch.
+
+    Later epochs may overfit, and the run must still resume.
+    """
+
+    def error(_prediction, y):
+        return float(backend.to_numpy(y)[0, 0])
+
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
-    options = {"lr": 0.0, "checkpoint": path, "keep": "best"}
-    history = trainer.fit(backend.mlp([2, 1]), batches, Changing(), **options)
-    assert np.argmin(history["val_loss"]) == 1
-    run = backend.load(path)["run"]
-    assert (run["epoch"], run["history"]["val_loss"]) == (2, history["val_loss"][:2])
+    files = {"checkpoint": tmp_path / "last", "best": tmp_path / "best"}
+    history = trainer.fit(
+        backend.mlp([2, 1]),
+        batches,
+        Changing(np.float32(3), np.float32(1), np.float32(2)),
+        lr=0.01,
+        metrics=[error],
+        **files,
+        **options,
+    )
+    for path, epochs in ((files["best"], best + 1), (files["checkpoint"], EPOCHS)):
+        run = backend.load(path)["run"]
+        assert run["epoch"] == epochs
+        assert run["history"] == {name: column[:epochs] for name, column in history.items()}
+
+
+@requirement("runs.resume-beside-the-best", section=SECTION, source="contract, Resuming a run")
+@pytest.mark.parametrize("has_file", [True, False], ids=["kept", "lost"])
+def test_a_resumed_run_knows_the_best_of_all_epochs(backend, batches, num_gpus, has_file, tmp_path):
+    """Compare with all epochs in a resumed run; without their file only with those from then on.
+
+    A killed run must not replace its best model by a worse one, and a lost file comes back.
+    """
+    files = {"checkpoint": tmp_path / "last", "best": tmp_path / "best"}
+    factors = [np.float32(factor) for factor in (1, 4, 3, 2)]
+    for epochs in (2, 4):
+        trainer = Trainer(epochs, num_gpus, backend=backend)
+        data = Changing(*(factors if epochs == 2 else factors[2:]))
+        trainer.fit(backend.mlp([2, 1]), batches, data, lr=0.0, resume=True, **files)
+        if not has_file and epochs == 2:
+            files["best"].unlink()
+    assert backend.load(files["best"])["run"]["epoch"] == (1 if has_file else 4)
+    assert backend.load(files["checkpoint"])["run"]["epoch"] == 4
 
 
 @requirement("runs.refuse-contradictions", section=SECTION)
 @pytest.mark.parametrize(
     "options",
     [
-        {"keep": "best"},
         {"checkpoint_every": 2},
-        {"keep": "most", "checkpoint": "run"},
+        {"checkpoint_every": 2, "best": "best"},
         {"checkpoint_every": 0, "checkpoint": "run"},
-        {"checkpoint_every": 2, "keep": "best", "checkpoint": "run"},
+        {"checkpoint": "run", "best": "run"},
+        {"monitor": "loss"},
+        {"mode": "max", "checkpoint": "run"},
+        {"best": "best", "monitor": "val_loss"},
+        {"best": "best", "monitor": "lr"},
+        {"best": "best", "mode": "most"},
     ],
     ids=str,
 )

@@ -277,7 +277,7 @@ def test_a_run_may_go_on_within_an_epoch_without_saving_there(trainer, net, tmp_
 def test_an_epoch_with_nan_is_never_the_best(reference, net, tmp_path):
     bad = (BATCH[0], BATCH[1] * np.float32("nan"))
     trainer = Trainer(1, backend=reference)
-    trainer.fit(net, [BATCH], [bad], checkpoint=tmp_path / "run", keep="best")
+    trainer.fit(net, [BATCH], [bad], best=tmp_path / "run")
     assert reference.load(tmp_path / "run")["run"]["epoch"] == 0
 
 

@@ -285,7 +285,25 @@ class SavesBeforeASharedStep(Mutant, caught_by="runs.saved-between-shared-steps"
 class KeepsTheLast(Mutant, caught_by="runs.keep-the-best"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        run.Run._is_worth_saving = lambda _: True
+        run.Run._is_best = lambda _: True
+
+
+class ForgetsTheBestEpochs(Mutant, caught_by="runs.resume-beside-the-best"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        resume = run.Run.resume
+
+        def forget(self, *operands, **options):
+            resume(self, *operands, **options)
+            self._first_compared = self.epoch
+
+        run.Run.resume = forget
+
+
+class LogsTheUsualRate(Mutant, caught_by="fit.learning-rate-in-history"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        run.find_rate = lambda *_: 0.01
 
 
 class SavesNothingSilently(Mutant, caught_by="runs.refuse-contradictions"):
