@@ -17,8 +17,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FunctionType
@@ -47,13 +48,33 @@ _STOPPED, _STOP = b"stopped", b"stop"
 # Seconds between two checks whether to end the run.
 _PERIOD = 0.1
 
-# The file for the state of the run, in a process that ``fit`` started.
+# Set in a process that ``fit`` started: the file for the state of the run.
 _result_path: Path | None = None
+# The way to the parent process, and the names of the objects there that this process may call.
+_sender: Connection | None = None
+_listeners: Collection[str] = ()
 
 
 def find_result_path() -> Path | None:
     """Return the file for the state of the run in a process that ``fit`` started, else None."""
     return _result_path
+
+
+def find_sender(listener: str) -> Callable[..., None] | None:
+    """Return a function that calls an object of the process whose ``fit`` started this one.
+
+    The function takes the name of a method, and its arguments. It returns at once.
+
+    Args:
+        listener: the name of the object in ``train_in_processes``. Without it the result is None.
+    """
+    return partial(_send, listener) if listener in _listeners else None
+
+
+def _send(listener: str, method: str, *operands: Any) -> None:
+    assert _sender is not None
+    with suppress(OSError):  # the parent process may have ended the run
+        _sender.send_bytes(pickle.dumps((listener, (method, operands))))
 
 
 class Outcome(NamedTuple):
@@ -75,6 +96,7 @@ def train_in_processes(
     operands: Sequence[Any],
     settings: Mapping[str, Any],
     is_interrupted: Callable[[], bool],
+    listeners: Mapping[str, Any],
 ) -> Iterator[Outcome]:
     """Train in one process for each GPU of a trainer; give the outcome to a block.
 
@@ -82,6 +104,7 @@ def train_in_processes(
         trainer: each process calls its ``fit``, with one GPU. Its ``should_stop`` ends the run.
         operands, settings: the arguments of ``fit``, by position and by name.
         is_interrupted: returns whether Ctrl-C ends the run.
+        listeners: name -> an object of this process that the first one calls: ``find_sender``.
 
     Raises:
         UnsupportedValueError: if an object cannot be sent to another process.
@@ -92,7 +115,7 @@ def train_in_processes(
         try:
             # In one pickle, so that an optimizer keeps its model.
             states = random_states(framework_of(trainer.backend), trainer.device)
-            work = (trainer, operands, settings, states)
+            work = (trainer, operands, settings, states, set(listeners))
             with open(Path(folder, "work"), "wb") as file:
                 _Pickler(trainer.backend, file).dump(work)
         except Exception as error:  # pickle raises many kinds
@@ -117,7 +140,7 @@ def train_in_processes(
                     sender.close()  # the pipe then ends with the process
                     processes.append(process)
                     receivers.append(receiver)
-            failure = _watch(processes, receivers, trainer, is_interrupted)
+            failure = _watch(processes, receivers, trainer, is_interrupted, listeners)
         finally:
             for process in processes:
                 process.kill()
@@ -221,6 +244,7 @@ def _watch(
     receivers: Sequence[Connection],
     trainer: Any,
     is_interrupted: Callable[[], bool],
+    listeners: Mapping[str, Any],
 ) -> BaseException | None:
     """Wait until all processes have ended; return the error of one, or None."""
     ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
@@ -244,8 +268,14 @@ def _watch(
                 if message == _STOPPED:
                     trainer.should_stop = True
                     continue
-                error, text = pickle.loads(message)  # noqa: S301  # of a process of this one
-                error.add_note(f"In the process of rank {rank}:\n{text}")
+                error, words = pickle.loads(message)  # noqa: S301  # of a process of this one
+                if isinstance(error, str):  # the name of a listener
+                    failure = _call(listeners[error], *words)
+                    if failure is not None:
+                        failures.append(failure)
+                        trainer.should_stop = True  # the model comes back, as after any error
+                    continue
+                error.add_note(f"In the process of rank {rank}:\n{words}")
                 failures.append(error)
             except (EOFError, ConnectionError):
                 del ranks[receiver]  # type: ignore[arg-type]
@@ -257,6 +287,15 @@ def _watch(
             deadline = min(deadline, time.monotonic() + PATIENCE)
     # The error of a lost process says more than the errors of the processes that lost it.
     return min(failures, key=lambda error: isinstance(error, PeerLostError), default=None)
+
+
+def _call(listener: Any, method: str, operands: Sequence[Any]) -> Exception | None:
+    """Call a method; return the error, which must not look like the end of a pipe."""
+    try:
+        getattr(listener, method)(*operands)
+    except Exception as error:
+        return error
+    return None
 
 
 def _refuse_beginning(rank: int, status: int, number: int) -> UnsupportedValueError:
@@ -314,7 +353,7 @@ def _work(
         method: how the program starts processes; None is Python's default.
         sender: the pipe to the parent process.
     """
-    global _result_path
+    global _result_path, _sender, _listeners
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     # Python would start the workers of a loader as it started this process: slowly.
     multiprocessing.set_start_method(method, force=True)
@@ -325,11 +364,11 @@ def _work(
     os.environ.update(variables)
     rank, number = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     try:
-        trainer, operands, arguments, states = _receive(folder, number)
+        trainer, operands, arguments, states, _listeners = _receive(folder, number)
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
         check_random_states(framework_of(trainer.backend), states, trainer.device)()
-        _result_path = Path(folder, f"result-{rank}")
+        _result_path, _sender = Path(folder, f"result-{rank}"), sender
         threading.Thread(target=_stop_when_told, args=(sender, trainer), daemon=True).start()
         trainer.fit(*operands, **arguments)
         if rank == 0 and trainer.should_stop:

@@ -1,7 +1,7 @@
-"""Callbacks that write the history to a file, as a table or for TensorBoard.
+"""Callbacks that log the history to a file, or to a service for experiments.
 
-Only rank 0 of several processes writes. A run that resumes writes its whole history again, so the
-file has each epoch once. After that each epoch is appended, in one write.
+Only rank 0 of several processes logs. A run that resumes writes its whole history to the file
+again, so the file has each epoch once. After that each epoch is appended, in one write.
 """
 
 from __future__ import annotations
@@ -12,31 +12,23 @@ import os
 import socket
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from d2ldev.dependencies import import_optional
+from d2ldev.distributed.spawning import find_sender
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.files.format.atomic import replace_file
 from d2ldev.settings import peers as find_peers
 from d2ldev.training.callbacks import NeedsHistory, history_refusal
-from d2ldev.typing import History
+from d2ldev.typing import Callback, History
 
 
 class _Logger(NeedsHistory):
-    """Write each epoch of the history.
+    """Log each epoch of the history."""
 
-    Args:
-        path: the file or folder, as text.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        # The history of the run in the file.
-        self._history: History | None = None
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._path!r})"
+    # The history of the run in the log.
+    _history: History | None = None
 
     def check_names(self, names: Collection[str]) -> None:
         """Check that the history has any numbers.
@@ -48,11 +40,11 @@ class _Logger(NeedsHistory):
             UnsupportedValueError: if there are none.
         """
         if not names:
-            fix = "leave out the fit_epoch, or write to a file in it"
+            fix = "leave out the fit_epoch, or log in it"
             raise history_refusal("log the history", names, fix)
 
     def on_epoch_end(self, _epoch: int, history: History) -> None:
-        """Write the numbers of the epoch, if this is rank 0.
+        """Log the numbers of the epoch, if this is rank 0.
 
         Args:
             epoch: the number of the epoch, from 0.
@@ -70,14 +62,28 @@ class _Logger(NeedsHistory):
 
     @abstractmethod
     def _begin(self, rows: list[dict[str, float]]) -> None:
-        """Write all epochs of a run, and replace an older run."""
+        """Log all epochs of a run, in the place of an older run."""
 
     @abstractmethod
     def _add(self, epoch: int, row: Mapping[str, float]) -> None:
-        """Append an epoch."""
+        """Log another epoch."""
 
 
-class CSVLogger(_Logger):
+class _FileLogger(_Logger):
+    """Write each epoch of the history.
+
+    Args:
+        path: the file or folder, as text.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._path!r})"
+
+
+class CSVLogger(_FileLogger):
     """Write each epoch as a line of a CSV file: the number of the epoch, and its numbers.
 
     An existing file is replaced when the first epoch of a run ends.
@@ -93,9 +99,9 @@ class CSVLogger(_Logger):
     >>> history = trainer.fit(backend.mlp([2, 1]), [(X, y)])
     >>> from pathlib import Path
     >>> print(Path('run.csv').read_text())
-    epoch,loss
-    0,0.0
-    1,0.0
+    epoch,loss,lr
+    0,0.0,0.01
+    1,0.0,0.01
     <BLANKLINE>
     """
 
@@ -124,7 +130,7 @@ class CSVLogger(_Logger):
             os.close(descriptor)
 
 
-class TensorBoardLogger(_Logger):
+class TensorBoardLogger(_FileLogger):
     """Write each epoch for TensorBoard, as one scalar for each name.
 
     It needs the package ``tensorboard``, but not TensorFlow. Each run writes its own file, and
@@ -175,6 +181,159 @@ class TensorBoardLogger(_Logger):
             _write(descriptor, _records([_event(epoch, row)]))
         finally:
             os.close(descriptor)
+
+
+class RunLogger(_Logger):
+    """Log each epoch to a run of a service, in the process that called ``fit``.
+
+    The processes that ``fit`` starts for several GPUs of PyTorch do not have that run.
+    """
+
+    # What the processes that ``fit`` starts call the logger of this process.
+    _name = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_name": self.name}
+
+    @property
+    def name(self) -> str:
+        """The name of this object in the processes that ``fit`` starts."""
+        return self._name or f"logger {id(self)}"
+
+    def _begin(self, rows: list[dict[str, float]]) -> None:
+        self._forward(0, rows)
+
+    def _add(self, epoch: int, row: Mapping[str, float]) -> None:
+        self._forward(epoch, [row])
+
+    def _forward(self, first: int, rows: Sequence[Mapping[str, float]]) -> None:
+        send = find_sender(self.name)
+        if send is None:
+            self.log_epochs(first, rows)
+        else:
+            send("log_epochs", first, rows)
+
+    @abstractmethod
+    def log_epochs(self, first: int, rows: Sequence[Mapping[str, float]]) -> None:
+        """Log epochs to the run; those that a resumed run has already are left out.
+
+        Args:
+            first: the number of the first epoch.
+            rows: the numbers of each epoch.
+        """
+
+
+def _import_service(package: str) -> Any:
+    """Return the package of a service from the user's environment."""
+    return import_optional(package, f"log by {package}", install=f"pip install {package}")
+
+
+def find_loggers_of_runs(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """Return the callbacks that log in the process that called ``fit``, by their names."""
+    return {each.name: each for each in callbacks if isinstance(each, RunLogger)}
+
+
+class WandbLogger(RunLogger):
+    """Log each epoch to a run of Weights & Biases: its number as ``epoch``, and its numbers.
+
+    It needs the package ``wandb``. The run belongs to your program: ``run.finish()`` ends it, or
+    the end of the program. A run that W&B resumes keeps the epochs that it has.
+
+    Args:
+        run: the run that ``wandb.init`` returned. None is the active run. Without one,
+            ``wandb.init`` starts it when the first epoch ends.
+        settings: the arguments of that ``wandb.init``, such as ``project``.
+
+    Raises:
+        UnsupportedValueError: for settings beside a run, which would have no effect.
+        PackageNotInstalledError: if ``wandb`` cannot be imported.
+
+    >>> Trainer(10, callbacks=WandbLogger(project='houses'))               # doctest: +SKIP
+    """
+
+    def __init__(self, run: Any = None, **settings: Any) -> None:
+        attempted, wandb = "log to Weights & Biases", _import_service("wandb")
+        if run is not None and not callable(getattr(run, "log", None)):
+            problem = f"{describe(run)} is not a run"
+            raise UnsupportedValueError(
+                attempted, problem, "WandbLogger(wandb.init(project='d2l'))"
+            )
+        active = wandb.run if run is None else run
+        if active is not None and settings:
+            names = ", ".join(f"{name}=" for name in settings)
+            raise UnsupportedValueError(
+                f"{attempted} with {names}",
+                "a run has begun, and would ignore it",
+                f"wandb.init({names}...) and WandbLogger(), or wandb.finish() before it",
+            )
+        self._run, self._settings = run, settings
+
+    def __repr__(self) -> str:
+        options = [] if self._run is None else [repr(self._run)]
+        options += [f"{name}={value!r}" for name, value in self._settings.items()]
+        return f"WandbLogger({', '.join(options)})"
+
+    def __copy__(self) -> WandbLogger:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __deepcopy__(self, _: Any) -> WandbLogger:
+        return self.__copy__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process would write into the same run.
+        return {**super().__getstate__(), "_run": None}
+
+    def log_epochs(self, first: int, rows: Sequence[Mapping[str, float]]) -> None:
+        wandb = _import_service("wandb")
+        run = self._run or wandb.run or wandb.init(**self._settings)
+        known = run.summary.get("epoch", -1) if run.resumed else -1
+        *earlier, last = enumerate(rows, first)
+        for epoch, row in [*(x for x in earlier if x[0] > known), last]:
+            # Not as the step of W&B: the program may log more often.
+            run.log({"epoch": epoch, **row})
+
+
+class MLflowLogger(RunLogger):
+    """Log each epoch to a run of MLflow, with the number of the epoch as the step.
+
+    It needs the package ``mlflow``, and logs to where your program has pointed it. The run belongs
+    to your program. A run that has earlier epochs already keeps them.
+
+    Args:
+        run_id: the id of a run. None is the active run. Without one, ``mlflow.start_run()`` starts
+            it when the first epoch ends.
+
+    Raises:
+        PackageNotInstalledError: if ``mlflow`` cannot be imported.
+
+    >>> with mlflow.start_run():                                           # doctest: +SKIP
+    ...     Trainer(10, callbacks=MLflowLogger()).fit(net, data)
+    """
+
+    def __init__(self, run_id: str | None = None) -> None:
+        _import_service("mlflow")
+        if run_id is not None and not isinstance(run_id, str):
+            problem = f"{describe(run_id)} is not the id of a run"
+            fix = "MLflowLogger(run.info.run_id)"
+            raise UnsupportedValueError("log to MLflow", problem, fix)
+        self._run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"MLflowLogger({'' if self._run_id is None else repr(self._run_id)})"
+
+    def log_epochs(self, first: int, rows: Sequence[Mapping[str, float]]) -> None:
+        mlflow, run_id = _import_service("mlflow"), self._run_id
+        if run_id is None:
+            run_id = (mlflow.active_run() or mlflow.start_run()).info.run_id
+        known: set[int] = set()
+        if len(rows) > 1:
+            points = mlflow.MlflowClient().get_metric_history(run_id, next(iter(rows[0])))
+            known = {point.step for point in points}
+        *earlier, last = enumerate(rows, first)
+        for epoch, row in [*(x for x in earlier if x[0] not in known), last]:
+            mlflow.log_metrics(dict(row), step=epoch, run_id=run_id)
 
 
 def _text(path: Any) -> str | None:

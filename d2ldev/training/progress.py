@@ -1,6 +1,7 @@
 """The progress of a run: bars in a terminal, one line in a notebook, and nothing elsewhere.
 
-Rich draws the bars. Without rich, a terminal gets a line of text for each epoch.
+Rich draws the bars. Without rich, a terminal gets a line of text for each epoch. A process that
+``fit`` started sends its progress to the process that shows it.
 """
 
 from __future__ import annotations
@@ -9,20 +10,27 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.display import format_number, is_notebook
+from d2ldev.distributed.spawning import find_sender
 from d2ldev.training.log import DeviceLog
 
 if TYPE_CHECKING:
     import rich.progress
 
+VIEW = "progress"
+"""The name of the view that a process of ``fit`` calls."""
+
 # Seconds between two transfers of the loss, because each one waits for the device.
 _PAUSE = 0.5
 _BAR = 20
 """The width of a bar."""
+
+# Seconds between two messages to the process that shows the progress.
+_SENDING_PAUSE = 0.1
 
 
 @contextmanager
@@ -34,17 +42,35 @@ def show_progress(is_wanted: bool, epochs: int, done: int) -> Iterator[Progress 
         epochs: the number of epochs of the run.
         done: how many epochs are done at the beginning.
     """
+    with open_view(is_wanted, epochs) as view:
+        if view is None:
+            yield None
+        else:
+            view.begin(done)
+            yield Progress(view)
+
+
+@contextmanager
+def open_view(is_wanted: bool, epochs: int) -> Iterator[View | None]:
+    """Give a block what shows the progress of a run, or None where nobody looks.
+
+    Args:
+        is_wanted: whether to show it.
+        epochs: the number of epochs of the run.
+    """
     if not is_wanted:
         yield None
+    elif (send := find_sender(VIEW)) is not None:
+        yield Sent(send)
     elif is_notebook():
-        yield NotebookLine(epochs, done)
+        yield NotebookLine(epochs)
     elif not _is_terminal():
         yield None
     elif (bars := _make_bars()) is None:
-        yield Lines(epochs, done)
+        yield Lines(epochs)
     else:
         with bars:
-            yield Bars(bars, epochs, done)
+            yield Bars(bars, epochs)
 
 
 def _make_bars() -> rich.progress.Progress | None:
@@ -74,23 +100,22 @@ def _is_terminal() -> bool:
         return False
 
 
-class Progress(ABC):
-    """The progress of a run, as bars or as lines.
+class Progress:
+    """The progress of a run, which counts the examples.
 
     Args:
-        epochs: the number of epochs of the run.
-        done: how many epochs are done at the beginning.
+        view: what shows it.
     """
 
-    def __init__(self, epochs: int, done: int) -> None:
-        self._epochs, self._done = epochs, done
-        self._batches: int | None = None
+    def __init__(self, view: View) -> None:
+        self._view = view
         self._examples = 0
         self._start = self._last_look = time.monotonic()
 
     def begin_epoch(self, batches: int | None) -> None:
         """Begin an epoch with a number of batches; None if it is unknown."""
-        self._batches, self._examples = batches, 0
+        self._view.begin_epoch(batches)
+        self._examples = 0
         self._start = self._last_look = time.monotonic()
 
     def step(self, done: int, examples: int, log: DeviceLog) -> None:
@@ -102,7 +127,7 @@ class Progress(ABC):
             log: the log with its loss.
         """
         self._examples += examples
-        self._show_batches(done)
+        self._view.show_batches(done)
         if time.monotonic() - self._last_look >= _PAUSE:
             self.end_batches(log.last()["loss"])
 
@@ -111,7 +136,8 @@ class Progress(ABC):
         # The loss is on the host: the device has finished these examples.
         self._last_look = time.monotonic()
         rate = self._examples / max(self._last_look - self._start, 1e-9)
-        self._show_loss(f"loss {format_number(loss, 4)}, {format_number(rate, 4)} examples/s")
+        words = f"loss {format_number(loss, 4)}, {format_number(rate, 4)} examples/s"
+        self._view.show_loss(words)
 
     def end_epoch(self, done: int, numbers: dict[str, float]) -> None:
         """End an epoch.
@@ -120,63 +146,124 @@ class Progress(ABC):
             done: how many epochs are done.
             numbers: the numbers of the epoch.
         """
-        self._done = done
         words = [f"{name} {format_number(value, 4)}" for name, value in numbers.items()]
-        self._show_epoch(", ".join(words))
+        self._view.show_epoch(done, ", ".join(words))
+
+
+class View(ABC):
+    """What shows the progress of a run, as bars or as lines."""
 
     @abstractmethod
-    def _show_batches(self, done: int) -> None:
+    def begin(self, done: int) -> None:
+        """Begin with a number of epochs that are done."""
+
+    @abstractmethod
+    def begin_epoch(self, batches: int | None) -> None:
+        """Begin an epoch with a number of batches; None if it is unknown."""
+
+    @abstractmethod
+    def show_batches(self, done: int) -> None:
         """Show how many batches are done; called after each batch."""
 
     @abstractmethod
-    def _show_loss(self, words: str) -> None:
+    def show_loss(self, words: str) -> None:
         """Show the loss so far."""
 
     @abstractmethod
-    def _show_epoch(self, words: str) -> None:
-        """Show the numbers of an epoch after its end."""
+    def show_epoch(self, done: int, words: str) -> None:
+        """Show how many epochs are done, and the numbers of the last one."""
 
 
-class Bars(Progress):
-    """The bars of a run in a terminal."""
+class Sent(View):
+    """What sends the progress to the process that started this one, and shows it.
 
-    def __init__(self, bars: rich.progress.Progress, epochs: int, done: int) -> None:
-        super().__init__(epochs, done)
-        self._bars = bars
-        self._of_epochs = bars.add_task("epoch", total=epochs, completed=done, words="")
-        self._of_batches = bars.add_task("batch", total=None, words="")
+    Args:
+        send: sends the name of a method of its ``View``, and the arguments.
+    """
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._batch, self._next = 0, 0.0
+
+    def begin(self, done: int) -> None:
+        self._send("begin", done)
 
     def begin_epoch(self, batches: int | None) -> None:
-        super().begin_epoch(batches)
+        self._send("begin_epoch", batches)
+
+    def show_batches(self, done: int) -> None:
+        self._batch = done
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SENDING_PAUSE
+            self._send("show_batches", done)
+
+    def show_loss(self, words: str) -> None:
+        self._send("show_batches", self._batch)
+        self._send("show_loss", words)
+
+    def show_epoch(self, done: int, words: str) -> None:
+        self._send("show_epoch", done, words)
+
+
+class Bars(View):
+    """The bars of a run in a terminal.
+
+    Args:
+        bars: the bars of rich.
+        epochs: the number of epochs of the run.
+    """
+
+    def __init__(self, bars: rich.progress.Progress, epochs: int) -> None:
+        self._bars = bars
+        self._of_epochs = bars.add_task("epoch", total=epochs, words="")
+        self._of_batches = bars.add_task("batch", total=None, words="")
+
+    def begin(self, done: int) -> None:
+        self._bars.update(self._of_epochs, completed=done)
+
+    def begin_epoch(self, batches: int | None) -> None:
         self._bars.reset(self._of_batches, total=batches, words="")
 
-    def _show_batches(self, done: int) -> None:
+    def show_batches(self, done: int) -> None:
         self._bars.update(self._of_batches, completed=done)
 
-    def _show_loss(self, words: str) -> None:
+    def show_loss(self, words: str) -> None:
         self._bars.update(self._of_batches, words=words)
 
-    def _show_epoch(self, words: str) -> None:
-        self._bars.update(self._of_epochs, completed=self._done, words=words)
+    def show_epoch(self, done: int, words: str) -> None:
+        self._bars.update(self._of_epochs, completed=done, words=words)
 
 
-class Lines(Progress):
-    """A line of text for each epoch of a run; it rewrites the line of the current epoch."""
+class Lines(View):
+    """A line of text for each epoch of a run; it rewrites the line of the current epoch.
 
-    def __init__(self, epochs: int, done: int) -> None:
-        super().__init__(epochs, done)
-        self._batch, self._length = 0, 0
+    Args:
+        epochs: the number of epochs of the run.
+    """
 
-    def _show_batches(self, done: int) -> None:
+    def __init__(self, epochs: int) -> None:
+        self._epochs, self._done = epochs, 0
+        self._batches: int | None = None
+        self._batch, self._length, self._words = 0, 0, ""
+        self._start = time.monotonic()
+
+    def begin(self, done: int) -> None:
+        self._done = done
+
+    def begin_epoch(self, batches: int | None) -> None:
+        self._batches, self._start = batches, time.monotonic()
+
+    def show_batches(self, done: int) -> None:
         self._batch = done
 
-    def _show_loss(self, words: str) -> None:
+    def show_loss(self, words: str) -> None:
         of = "" if self._batches is None else f"/{self._batches}"
         self._words = words.partition(", ")[2]
         line = f"epoch {self._done + 1}/{self._epochs}, batch {self._batch}{of}: {words}"
         self._write(line, is_kept=False)
 
-    def _show_epoch(self, words: str) -> None:
+    def show_epoch(self, done: int, words: str) -> None:
+        self._done = done
         seconds = time.monotonic() - self._start
         line = f"epoch {self._done}/{self._epochs}: {words}, {self._words}, {seconds:.1f} s"
         self._write(line, is_kept=True)
@@ -202,15 +289,15 @@ class NotebookLine(Lines):
     It needs no widgets. A saved notebook keeps the last line.
     """
 
-    def __init__(self, epochs: int, done: int) -> None:
-        super().__init__(epochs, done)
+    def __init__(self, epochs: int) -> None:
+        super().__init__(epochs)
         from IPython.display import display
 
         self._handle: Any = display(self._bundle(""), raw=True, display_id=True)
 
-    def _show_epoch(self, words: str) -> None:
+    def show_epoch(self, done: int, words: str) -> None:
         self._batch = 0  # of the next epoch
-        super()._show_epoch(words)
+        super().show_epoch(done, words)
 
     def _write(self, line: str, *, is_kept: bool) -> None:
         self._handle.update(self._bundle(line), raw=True)

@@ -62,6 +62,7 @@ from d2ldev.training.feed import Feed
 from d2ldev.training.hooks import TrainerState, call_prepare_batch, find_listeners, is_overridden
 from d2ldev.training.interruption import catch_interruption
 from d2ldev.training.learning import check_settings, needs_processes
+from d2ldev.training.loggers import find_loggers_of_runs
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import check_names, find_metrics
 from d2ldev.training.module import (
@@ -73,7 +74,7 @@ from d2ldev.training.module import (
     read_arguments,
     restore_loss,
 )
-from d2ldev.training.progress import show_progress
+from d2ldev.training.progress import VIEW, open_view, show_progress
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.team import ProcessGroup, Team
 from d2ldev.typing import Callback, DataModule, DeviceLike, History, T
@@ -128,8 +129,7 @@ class Trainer(TrainerState):
             holds the state of an object with ``state_dict`` and ``load_state_dict``. The Trainer
             sets an attribute ``trainer`` that is None to itself.
         enable_progress_bar: whether to show bars in the terminal, or a line in a notebook. They
-            wait for the loss twice a second. A pipe or a file gets nothing. A notebook gets nothing
-            either while PyTorch trains on several GPUs.
+            wait for the loss twice a second. A pipe or a file gets nothing.
         accumulate_grad_batches: how many batches make one step of the optimizer, with the mean of
             their gradients. The last step of an epoch takes the remaining batches.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means.
@@ -458,12 +458,17 @@ class Trainer(TrainerState):
                     train_in_processes(
                         self,
                         data,
+                listeners = find_loggers_of_runs(callbacks)
+                view = stack.enter_context(open_view(self.enable_progress_bar, self.max_epochs))
+                if view is not None:
+                    listeners[VIEW] = view
                         settings.to_arguments(),
                         lambda: interruption.is_pressed,
                     )
                 )
                 settings = settings._replace(saving=Saving(outcome.state), resume=True)
             stack.enter_context(team.work())
+                        listeners,
             train_data, val_data = self._find_data(train_data, val_data)
             gpus = self.gpus if outcome is None else self.gpus[:1]
             learner = self._make_learner(model, settings, gpus, group, team)

@@ -9,6 +9,16 @@ from nbclient import NotebookClient
 from processes import extend_path
 
 CELLS = {
+    "module": """
+%%writefile slow.py
+import time
+
+class Slow(list):
+    def __iter__(self):
+        for batch in super().__iter__():
+            time.sleep(0.04)
+            yield batch
+""",
     "setup": """
 import time
 import numpy as np
@@ -38,6 +48,13 @@ def stop(epoch, history):
 
 d2ldev.Trainer(1, backend=backend, callbacks=[stop]).fit(net, [batch], metrics=())
 """,
+    "two GPUs": """
+from slow import Slow
+d2ldev.virtual_gpus(2)
+torch = d2ldev.get_backend("torch")
+trainer = d2ldev.Trainer(2, num_gpus=2, backend=torch, enable_progress_bar=True)
+trainer.fit(torch.mlp([2, 1]), Slow([batch] * 15), metrics=());
+""",
     "all frames": """
 get_ipython().InteractiveTB.skip_hidden = False
 trainer.fit(object(), [batch])
@@ -46,12 +63,15 @@ trainer.fit(object(), [batch])
 
 
 @pytest.fixture(scope="module")
-def outputs():
+def outputs(tmp_path_factory):
     """The outputs of each cell."""
+    folder = str(tmp_path_factory.mktemp("notebook"))
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS.values()]
     notebook = nbformat.v4.new_notebook(cells=cells)
     environment = os.environ | {"PYTHONPATH": extend_path([])}
-    NotebookClient(notebook, timeout=120, allow_errors=True).execute(env=environment)
+    resources = {"metadata": {"path": folder}}
+    client = NotebookClient(notebook, timeout=120, allow_errors=True, resources=resources)
+    client.execute(env=environment)
     return {name: cell.outputs for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 
@@ -62,6 +82,13 @@ def test_progress_is_one_line_that_is_replaced(outputs):
     assert "val_loss" in line["data"]["text/plain"]
     assert "examples/s" in line["data"]["text/plain"]
     assert '<progress value="3" max="3">' in line["data"]["text/html"]
+
+
+def test_the_progress_of_processes_is_one_line_too(outputs):
+    (line,) = outputs["two GPUs"]
+    assert line["output_type"] == "display_data"
+    assert line["data"]["text/plain"].startswith("epoch 2/2: loss ")
+    assert '<progress value="2" max="2">' in line["data"]["text/html"]
 
 
 def test_a_history_is_a_table(outputs):

@@ -12,7 +12,7 @@ from d2ldev_conformance.lines import format_lines
 
 import d2ldev
 import d2ldev.framework
-from d2ldev import results, typing
+from d2ldev import loggers, results, typing
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = {
@@ -99,7 +99,7 @@ API = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / 
 def test_the_reference_has_every_public_name_once():
     directive = r"^\.\. (?:auto(?:class|data|exception|function)|py:data):: (\w+)$"
     named = re.findall(directive, "\n".join(API.values()), re.MULTILINE)
-    assert sorted(named) == sorted([*d2ldev.__all__, *results.__all__])
+    assert sorted(named) == sorted({*d2ldev.__all__, *loggers.__all__, *results.__all__})
 
 
 def test_the_page_of_the_backend_has_each_method_in_its_table_and_in_a_section():

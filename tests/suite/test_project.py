@@ -119,7 +119,7 @@ AREAS = (
     "Learner",
     "Parallel",
 )
-PUBLIC = ("errors", "framework", "framework.testing", "native", "results", "typing")
+PUBLIC = ("errors", "framework", "framework.testing", "loggers", "native", "results", "typing")
 
 
 def imports_internals(path):

@@ -1,5 +1,7 @@
 """What torch's modules keep in attributes: on several GPUs, in copies, in runs that end badly."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import d2ldev
 from d2ldev import Trainer
 from d2ldev.framework.testing import framework_of
 from d2ldev.training import trainer as trainer_module
+from d2ldev.training.loggers import RunLogger
 
 X = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
 DATA = [(X, X.sum(1, keepdims=True))]
@@ -72,6 +75,71 @@ def test_the_bars_of_two_gpus_are_not_shown_again_by_the_process_that_started_th
             attentive(virtual), DATA, lr=0.1
         )
     assert is_shown == [False, True]
+
+
+class Recording:
+    """A view or a service that records its calls."""
+
+    def __init__(self, error=None):
+        self.calls, self.error = [], error
+
+    def __getattr__(self, name):
+        def record(*operands, **options):
+            self.calls.append((name, *operands))
+            if self.error is not None:
+                raise self.error
+
+        return record
+
+
+@pytest.mark.usefixtures("copied_processes")
+def test_the_progress_of_two_gpus_is_shown_by_the_process_that_started_theirs(virtual, monkeypatch):
+    view = Recording()
+    monkeypatch.setattr(trainer_module, "open_view", lambda *_: nullcontext(view))
+    trainer = Trainer(2, backend=virtual, num_gpus=2, enable_progress_bar=True)
+    trainer.fit(attentive(virtual), DATA, lr=0.1)
+    names = [name for name, *_ in view.calls]
+    assert (names[0], names.count("begin_epoch"), names[-1]) == ("begin", 2, "show_epoch")
+    assert [done for name, done, *_ in view.calls if name == "show_epoch"] == [1, 2]
+    # The last batch of each epoch is always shown.
+    shown = [
+        done for name, done in view.calls[: names.index("show_epoch")] if name == "show_batches"
+    ]
+    assert shown[-1] == len(DATA)
+
+
+class Service(RunLogger):
+    """A logger of a service that records in the process of the user."""
+
+    def __init__(self, record):
+        self.record = record
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "record": None}
+
+    def log_epochs(self, first, rows):
+        """Record the names of the numbers of each epoch."""
+        self.record.log(first, [list(row) for row in rows])
+
+
+@pytest.mark.usefixtures("copied_processes")
+def test_a_service_gets_the_epochs_of_two_gpus_from_the_process_with_the_run(virtual):
+    record = Recording()
+    trainer = Trainer(2, backend=virtual, num_gpus=2, callbacks=Service(record))
+    trainer.fit(attentive(virtual), DATA, lr=0.1)
+    assert record.calls == [("log", i, [["loss", "lr"]]) for i in range(2)]
+
+
+@pytest.mark.usefixtures("copied_processes")
+def test_an_error_of_a_service_ends_the_run_with_what_the_model_has_learned(virtual):
+    record = Recording(ConnectionError("the service is gone"))
+    trainer = Trainer(100, backend=virtual, num_gpus=2, callbacks=Service(record))
+    net = attentive(virtual)
+    before = net.net[0].weight.detach().clone()
+    with pytest.raises(ConnectionError, match="the service is gone"):
+        trainer.fit(net, DATA * 20, lr=0.1)
+    assert len(record.calls) < 100
+    assert not torch.equal(net.net[0].weight.detach().cpu(), before)
 
 
 class Smoothed(torch.nn.Module):
