@@ -31,7 +31,7 @@ class History(dict[str, list[float]]):
     __slots__ = ()
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw each number by epoch, and return the axes.
+        """Draw each number by epoch, without the learning rate, and return the axes.
 
         The call shows no window, and changes no setting of Matplotlib. In a notebook the drawing
         appears below the cell. Elsewhere ``history.plot().figure.savefig("loss.png")`` writes it
@@ -54,6 +54,8 @@ class History(dict[str, list[float]]):
         if ax is None:
             ax = _make_axes(attempted)
         for name, values in self.items():
+            if name == "lr":  # on the axis of the losses it would be a line at 0
+                continue
             # The line of the validation data is dashed, so that it reads without colours, too.
             style = "--" if name.startswith("val_") else "-"
             ax.plot(range(1, len(values) + 1), values, style, marker=".", label=name)

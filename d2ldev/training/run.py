@@ -39,9 +39,10 @@ from d2ldev.training.callbacks import check_states, find_sign, history_refusal
 from d2ldev.training.feed import Feed
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order
+from d2ldev.training.rates import RATE, find_rate
 from d2ldev.training.team import Team
 
-_FORMAT = "d2ldev training state 9"
+_FORMAT = "d2ldev training state 10"
 
 
 class Saving(NamedTuple):
@@ -94,7 +95,6 @@ class Saving(NamedTuple):
         )
         return self._replace(checkpoint_every=min(every, sys.maxsize))  # for ``islice``
 
-
     def find_sign(self) -> int:
         """Return 1 if the monitored number should fall, and -1 if it should rise."""
         monitor: Any = "loss" if self.monitor is None else self.monitor
@@ -111,6 +111,7 @@ class Saving(NamedTuple):
         if self.monitor is not None and self.monitor not in names:
             fix = f"fit(..., monitor={next(iter(names))!r})"
             raise history_refusal(f"keep the epoch with the best {self.monitor!r}", names, fix)
+
 
 # Settings of ``Trainer``, not of ``fit``.
 _TRAINER_SETTINGS = ("gradient_clip_val", "accumulate_grad_batches", "precision")
@@ -164,7 +165,10 @@ class Run:
         self._is_due = False
 
     def record(self, numbers: dict[str, float]) -> None:
-        """Append the numbers of an epoch to the history."""
+        """Append the numbers of an epoch, and the learning rate, to the history."""
+        if RATE in self.history:
+            rate = find_rate(self._framework, self._learner)
+            numbers = {**numbers, RATE: math.nan if rate is None else rate}
         for name, value in numbers.items():
             self.history[name].append(value)
         self.epoch += 1
@@ -279,15 +283,15 @@ class Run:
             path: the file.
             device: the device of the model.
         """
-        self._epoch_start = {
-            "random": self._framework.training.random_state(device),
-            "data": Order(self._data).state(),
-        }
         self._mark_epoch(device)
         self._write(path, None)
 
     def _mark_epoch(self, device: Device) -> None:
         """Keep the states of the random numbers and of the data between two epochs."""
+        self._epoch_start = {
+            "random": self._framework.training.random_state(device),
+            "data": Order(self._data).state(),
+        }
 
     def save_after_error_to(self, path: Path, device: Device) -> None:
         """Save the state of this process after an error; the first process may be lost.
@@ -350,13 +354,13 @@ class Run:
         attempted = f"resume from {self._path}"
         with open_checkpoint(self._framework, str(self._path), attempted) as checkpoint:
             self._resume(checkpoint, device, feed, is_from_processes=is_from_processes)
-
-    def _resume(
-        self,
         if self._best_path is not None:
             exists = os.path.exists(self._best_path)
             if not self._team.broadcast_from_first("whether there is a best epoch", exists):
                 self._first_compared = self.epoch
+
+    def _resume(
+        self,
         checkpoint: Checkpoint,
         device: Device,
         feed: Feed,

@@ -75,6 +75,7 @@ from d2ldev.training.module import (
     restore_loss,
 )
 from d2ldev.training.progress import VIEW, open_view, show_progress
+from d2ldev.training.rates import RATE, find_rate
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.team import ProcessGroup, Team
 from d2ldev.typing import Callback, DataModule, DeviceLike, History, T
@@ -356,9 +357,11 @@ class Trainer(TrainerState):
         Returns:
             The history: a dict with one float for each epoch, the mean over the examples. Its keys
             are ``'loss'`` and the name of each metric, with ``'val_'`` in front for ``val_data``.
-            ``history.plot()`` draws it. If you define ``fit_epoch``, as in D2L's section 3.4, it
-            runs the epochs, and the history is empty. It finds the book's attributes, such as
-            ``optim``.
+            ``'lr'`` is the learning rate at the end of the epoch, before ``on_epoch_end``. It is
+            that of PyTorch's first parameter group. It is absent if the optimizer does not show
+            it, as one of optax without ``optax.inject_hyperparams``. ``history.plot()`` draws the
+            others. If you define ``fit_epoch``, as in D2L's section 3.4, it runs the epochs, and
+            the history is empty. It finds the book's attributes, such as ``optim``.
 
         Raises:
             UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used. For
@@ -374,7 +377,7 @@ class Trainer(TrainerState):
         >>> trainer = Trainer(max_epochs=2, num_gpus=1)
         >>> history = trainer.fit(net, [(X, y)], [(X, y)], optimizer='adam', checkpoint='run.st')
         >>> sorted(history)
-        ['loss', 'val_loss']
+        ['loss', 'lr', 'val_loss']
         """
         # In a process that ``fit`` started, the parent may have set it already.
         if find_result_path() is None:
@@ -454,21 +457,21 @@ class Trainer(TrainerState):
                 model, optimizer = self.backend.place((model, settings.optimizer), CPU)
                 settings = settings._replace(optimizer=optimizer)
                 data = (model, train_data, val_data)
-                outcome = stack.enter_context(
-                    train_in_processes(
-                        self,
-                        data,
                 listeners = find_loggers_of_runs(callbacks)
                 view = stack.enter_context(open_view(self.enable_progress_bar, self.max_epochs))
                 if view is not None:
                     listeners[VIEW] = view
+                outcome = stack.enter_context(
+                    train_in_processes(
+                        self,
+                        data,
                         settings.to_arguments(),
                         lambda: interruption.is_pressed,
+                        listeners,
                     )
                 )
                 settings = settings._replace(saving=Saving(outcome.state), resume=True)
             stack.enter_context(team.work())
-                        listeners,
             train_data, val_data = self._find_data(train_data, val_data)
             gpus = self.gpus if outcome is None else self.gpus[:1]
             learner = self._make_learner(model, settings, gpus, group, team)
@@ -530,8 +533,11 @@ class Trainer(TrainerState):
         names = ["loss", *loop.metrics]
         if val_data is not None:
             names += [f"val_{name}" for name in names]
+        if find_rate(framework_of(self.backend), loop.learner) is not None:
+            names.append(RATE)
         check_names(names)
         check_monitors(loop.callbacks, names)
+        saving.check_names(names)
         learner, team = loop.learner, loop.team
         run = Run(self.backend, learner, train_data, names, loop.callbacks, saving, team)
         team.begin_run(learner, names, self.max_epochs, saving)
@@ -542,7 +548,6 @@ class Trainer(TrainerState):
         self, context: RunContext, resume: bool, *, is_from_processes: bool
     ) -> None:
         """Save the state before the first epoch, or resume from the saved state."""
-        saving.check_names(names)
         run = context.run
         if resume:
             run.resume(self.device, context.loop.feed, is_from_processes=is_from_processes)
@@ -591,6 +596,7 @@ class Trainer(TrainerState):
             "lr=": settings.lr is not None,
             "metrics=": bool(settings.metrics),
             "checkpoint=": settings.saving.checkpoint is not None,
+            "best=": settings.saving.best is not None,
             "resume=": settings.resume,
             "enable_progress_bar=": self.enable_progress_bar,
             "num_gpus=": len(self.gpus) > 1,
@@ -602,7 +608,6 @@ class Trainer(TrainerState):
             raise _refusal(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
         check_monitors(callbacks, ())
         self._find_data(train_data, val_data)
-            "best=": settings.saving.best is not None,
         model = self._call_prepare_model(model)
         self.model = model
         if isinstance(getattr(model, "trainer", None), Trainer | None):

@@ -337,7 +337,7 @@ def test_no_process_and_no_file_is_left_where_the_first_one_is_ended(tmp_path, n
         process.kill()
     wait_until(lambda: not any(b"spawn" in command(pid) for pid in pids))
     wait_until(lambda: not list((tmp_path / "temporary").glob("d2ldev-*")))
-    assert said == ("{'loss': []}\n" if number == signal.SIGINT else "")
+    assert said == ("{'loss': [], 'lr': []}\n" if number == signal.SIGINT else "")
 
 
 def wait_until(is_true, seconds=60):

@@ -87,7 +87,7 @@ def test_a_schedule_may_take_a_number_of_the_history(reference, net):
 
 def test_a_schedule_by_a_number_that_is_not_in_the_history_is_refused(reference, net):
     trainer = Trainer(2, backend=reference, callbacks=Schedule(Scheduler(), metric="val_loss"))
-    with pytest.raises(UnsupportedValueError, match=r"the history has loss\n.*metric='loss'"):
+    with pytest.raises(UnsupportedValueError, match=r"the history has loss, lr\n.*metric='loss'"):
         trainer.fit(net, [BATCH])
 
 
@@ -285,7 +285,7 @@ def test_ctrl_c_before_the_first_step_ends_the_run_without_one(reference, net, t
     path.write_bytes(b"an older run's")
     trainer = PressedBefore(2, backend=reference, callbacks=pressing)
     history = trainer.fit(net, [BATCH], [BATCH], checkpoint=path)
-    assert (history, pressing.steps) == ({"loss": [], "val_loss": []}, 0)
+    assert (history, pressing.steps) == ({"loss": [], "val_loss": [], "lr": []}, 0)
     assert path.read_bytes() == b"an older run's"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -349,7 +349,7 @@ def test_ctrl_c_while_evaluating_ends_without_the_epoch(reference, net):
     ends = []
     trainer = Trainer(3, backend=reference, callbacks=lambda *_: ends.append(True))
     history = trainer.fit(net, [BATCH], Data([BATCH]))
-    assert (history, ends) == ({"loss": [], "val_loss": []}, [])
+    assert (history, ends) == ({"loss": [], "val_loss": [], "lr": []}, [])
 
 
 @pytest.mark.usefixtures("ctrl_c")

@@ -33,7 +33,7 @@ def test_fit_returns_a_history_that_equals_a_dict(fit):
     history = fit(2)
     assert type(history) is History
     assert history == {name: list(values) for name, values in history.items()}
-    assert history.keys() == {"loss", "val_loss"}
+    assert history.keys() == {"loss", "val_loss", "lr"}
 
 
 def test_callbacks_get_a_history(reference):
@@ -95,7 +95,7 @@ def test_the_table_has_all_epochs_of_columns_of_different_lengths():
 
 def test_plot_draws_each_number_by_epoch_and_returns_the_axes():
     pytest.importorskip("matplotlib")
-    axes = History(NUMBERS).plot()
+    axes = History({**NUMBERS, "lr": [0.1] * 3}).plot()  # the rate would be a line at 0
     drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
     assert drawn == {
         name: [[number, value] for number, value in enumerate(values, 1)]

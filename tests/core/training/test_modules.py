@@ -131,7 +131,7 @@ def test_an_own_prepare_data_gives_the_data(reference, net):
             self.train_dataloader, self.val_dataloader = [data], [data, data]
 
     trainer = Mine(1, backend=reference)
-    assert trainer.fit(net, BATCH).keys() == {"loss", "val_loss"}
+    assert trainer.fit(net, BATCH).keys() == {"loss", "val_loss", "lr"}
     assert (trainer.num_train_batches, trainer.num_val_batches) == (1, 2)
 
 

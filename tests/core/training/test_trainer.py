@@ -198,7 +198,7 @@ def test_the_examples_of_a_batch_are_counted(reference, shape, count):
 
 def test_no_epochs_give_an_empty_history_and_the_model(reference, net):
     trainer = Trainer(0, backend=reference)
-    assert trainer.fit(net, [BATCH]) == {"loss": []}
+    assert trainer.fit(net, [BATCH]) == {"loss": [], "lr": []}
     assert trainer.model is net
 
 
@@ -207,7 +207,7 @@ def test_metrics_are_in_the_history_by_name(reference, net):
         return abs(prediction - y)[0, 0]
 
     history = Trainer(1, backend=reference).fit(net, [BATCH], [BATCH], metrics=[largest])
-    assert list(history) == ["loss", "largest", "val_loss", "val_largest"]
+    assert list(history) == ["loss", "largest", "val_loss", "val_largest", "lr"]
 
 
 @pytest.mark.parametrize("metrics", [["speed"], [3], ["accuracy", "accuracy"]])

@@ -69,7 +69,7 @@ def test_ctrl_c_ends_the_run_after_the_step_with_the_model_and_the_history(
     with pytest.raises(PowerCutError):
         expected.fit(backend.mlp([2, 1]), batches, batches, lr=0.1)
     assert_same_values(backend, trainer.model, values_of(backend, expected.model))
-    assert [len(column) for column in history.values()] == [1, 1]
+    assert [len(column) for column in history.values()] == [1, 1, 1]
 
 
 class Interrupted:
@@ -101,7 +101,7 @@ def test_ctrl_c_ends_the_run_at_once_where_a_batch_is_waited_for(
     data = (interrupted, batches) if where == "training" else (batches, interrupted)
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     history = trainer.fit(backend.mlp([2, 1]), *data)
-    assert history == {"loss": [], "val_loss": []}
+    assert history == {"loss": [], "val_loss": [], "lr": []}
     assert signal.getsignal(signal.SIGINT) is handler
     assert set(backend.placement(trainer.model).values()) == {trainer.device}
 

@@ -41,6 +41,23 @@ def test_the_loss_falls_with_every_optimizer(backend, batches, num_gpus, optimiz
     assert history["loss"][-1] < history["loss"][0]
 
 
+@requirement("fit.learning-rate-in-history", section=SECTION)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_history_has_the_learning_rate_of_each_epoch(
+    backend, batches, num_gpus, optimizer, tmp_path
+):
+    """Keep the learning rate of each epoch in the history, also of a resumed run.
+
+    A curve that bends is read together with the rate.
+    """
+    for epochs in (1, EPOCHS):
+        trainer = Trainer(epochs, num_gpus, backend=backend)
+        options = {"optimizer": optimizer, "checkpoint": tmp_path / "run", "resume": True}
+        history = trainer.fit(backend.mlp([2, 1]), batches, lr=0.125, **options)
+        assert list(history) == ["loss", "lr"]
+        assert history["lr"] == [0.125] * epochs
+
+
 @requirement("fit.classifies", section=SECTION)
 def test_a_model_learns_classes(backend, num_gpus):
     """Learn two classes, and measure the accuracy."""
@@ -336,7 +353,7 @@ def test_a_batch_whose_weights_are_all_0_changes_nothing(backend, num_gpus, loss
     trainer = Trainer(2, num_gpus, backend=backend)
     before = backend.to_numpy(net(backend.asarray(batch["x"])))
     history = trainer.fit(net, [batch], [batch], loss=loss, lr=0.1)
-    assert history == {"loss": [0.0, 0.0], "val_loss": [0.0, 0.0]}
+    assert history == {"loss": [0.0, 0.0], "val_loss": [0.0, 0.0], "lr": [0.1, 0.1]}
     after = trainer.model(backend.asarray(batch["x"], device=trainer.device))
     np.testing.assert_allclose(backend.to_numpy(after), before, rtol=1e-6)
 

@@ -299,3 +299,23 @@ def test_a_flag_that_is_neither_set_nor_unset_is_left_alone(backend):
     learner = backend.learner(build(backend, Attentive, "cpu"), loss="cross_entropy")
     learner.check_modes(learner.modes())()
     assert learner.sync()["model"].attention.deterministic is None
+
+
+@pytest.mark.parametrize("is_nnx", [False, True], ids=["optax", "nnx"])
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_the_history_has_the_rate_of_injected_hyperparameters(backend, net, num_gpus, is_nnx):
+    schedule = optax.exponential_decay(0.5, len(IMAGES), 0.5, staircase=True)
+    rate = optax.inject_hyperparams(optax.sgd)(learning_rate=schedule)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), rate)
+    if is_nnx:
+        optimizer = nnx.Optimizer(net, optimizer, wrt=nnx.Param)
+    trainer = Trainer(3, num_gpus, backend=backend)
+    history = trainer.fit(net, IMAGES, loss="cross_entropy", optimizer=optimizer)
+    assert history["lr"] == [0.5, 0.25, 0.125]
+
+
+def test_the_history_has_no_rate_that_optax_does_not_show(backend, net):
+    history = Trainer(1, backend=backend).fit(
+        net, IMAGES, loss="cross_entropy", optimizer=optax.adam(0.1)
+    )
+    assert list(history) == ["loss"]

@@ -97,3 +97,15 @@ def test_a_step_of_the_users_own_that_fit_would_not_call_is_refused(backend):
     trainer = Own(net.collect_params(), "sgd")
     with pytest.raises(UnsupportedValueError, match="its step\\(\\) is its own"):
         losses(backend, net, trainer)
+
+
+@pytest.mark.parametrize("is_trainer", [False, True], ids=["optimizer", "trainer"])
+def test_the_history_has_the_rate_of_a_schedule(backend, is_trainer):
+    schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.5)
+    net = backend.mlp([2, 1])
+    with NumPySemantics():
+        optimizer = mx.optimizer.SGD(lr_scheduler=schedule)
+        if is_trainer:
+            optimizer = mx.gluon.Trainer(net.collect_params(), optimizer, kvstore=None)
+    history = Trainer(3, 1, backend=backend).fit(net, BATCHES, optimizer=optimizer)
+    assert history["lr"] == [0.5, 0.25, 0.125]

@@ -390,3 +390,29 @@ def test_what_an_optimizer_keeps_as_a_tensor_is_refused_in_a_file(backend, tmp_p
     optimizer.scale = [tf.ones(1)]
     with pytest.raises(UnsupportedValueError, match=r"its scale\.0 is not a variable"):
         backend.save(optimizer, tmp_path / "state.safetensors")
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["", "scaled"])
+def test_the_history_has_the_rate_of_a_schedule(backend, num_gpus, is_scaled):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
+    optimizer = keras.optimizers.SGD(schedule)
+    if is_scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1.0)
+    data = [(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))] * 2
+    history = Trainer(3, num_gpus, backend=backend).fit(
+        backend.mlp([2, 1]), data, optimizer=optimizer
+    )
+    # After the last step of each epoch.
+    assert history["lr"] == [0.25, 0.125, 0.0625]
+
+
+def test_the_history_has_the_rate_that_a_callback_sets(backend):
+    optimizer = keras.optimizers.Adam(0.5)
+
+    def halve(_epoch, _history):
+        optimizer.learning_rate = optimizer.learning_rate / 2
+
+    data = [(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))]
+    trainer = Trainer(3, 1, backend=backend, callbacks=halve)
+    assert trainer.fit(backend.mlp([2, 1]), data, optimizer=optimizer)["lr"] == [0.5, 0.25, 0.125]

@@ -549,7 +549,7 @@ def test_metrics_that_a_call_of_fit_names_win_over_compile(backend):
     net = compile_model(backend, optimizer="adam", loss="mse", metrics=["mae"])
     with pytest.warns(UserWarning, match="leaves out metrics"):
         history = Trainer(1, backend=backend).fit(net, BINARY, metrics=[rate])
-    assert history.keys() == {"loss", "rate"}
+    assert history.keys() == {"loss", "rate", "lr"}
 
 
 UNUSED = {
@@ -564,7 +564,7 @@ def test_what_of_compile_is_not_used_is_said_with_what_to_do(backend, name, opti
     net = compile_model(backend, optimizer="adam", loss="mse", **options)
     with pytest.warns(UserWarning, match=rf"leaves out {name.split()[-1]}, which(.|\n)*fix: "):
         history = Trainer(1, backend=backend).fit(net, BINARY)
-    assert history.keys() == {"loss"}
+    assert history.keys() == {"loss", "lr"}
 
 
 def test_options_that_compile_sets_itself_give_no_warning(backend, recwarn):

@@ -915,3 +915,37 @@ def test_a_loader_that_shuffles_in_a_block_by_hand_is_refused_with_the_way_out(v
         pytest.raises(DeviceMismatchError, match=r"prefetch\(loader, 'gpu:0'\)"),
     ):
         list(DataLoader(DATASET, 4, shuffle=True))
+
+
+@pytest.mark.parametrize("per", ["step", "epoch"])
+def test_the_history_has_the_rate_that_a_schedule_sets(virtual, dataset, per):
+    loader, model = DataLoader(dataset, 16), classifier()
+    groups = [{"params": model[0].parameters()}, {"params": model[4].parameters(), "lr": 7.0}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    trainer = Trainer(3, 1, backend=virtual, callbacks=Schedule(schedule, per=per))
+    history = trainer.fit(model, loader, loss="cross_entropy", optimizer=optimizer)
+    steps = len(loader) if per == "step" else 1
+    begun = steps if per == "step" else 0  # a schedule per epoch steps after the record
+    assert history["lr"] == [0.5 ** (begun + steps * epoch) for epoch in range(3)]
+
+
+def test_the_rate_may_be_a_tensor_or_missing(virtual, dataset):
+    class Nameless(torch.optim.SGD):
+        """An optimizer whose groups call the rate by another name."""
+
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.5)
+            self.param_groups[0]["eta"] = self.param_groups[0].pop("lr")
+
+        def step(self, closure=None):
+            """Leave the parameters as they are."""
+
+    for make, expected in (
+        (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.5)), [0.5]),
+        (Nameless, None),
+    ):
+        model = classifier()
+        options = {"loss": "cross_entropy", "optimizer": make(model.parameters())}
+        history = Trainer(1, backend=virtual).fit(model, DataLoader(dataset, 16), **options)
+        assert history.get("lr") == expected

@@ -428,7 +428,7 @@ def test_what_is_marked_is_its_value_beside_very_many_containers(virtual):
     y = {"wanted": torch.zeros(4), "empty": Broadcast([[] for _ in range(11_000)])}
     data = [{"x": torch.ones(4, 2), "scales": Broadcast([1.0, 2.0, 3.0]), "y": y}]
     trainer = Trainer(1, backend=virtual)
-    assert trainer.fit(Scaled(), data, data, loss=loss).keys() == {"loss", "val_loss"}
+    assert trainer.fit(Scaled(), data, data, loss=loss).keys() == {"loss", "val_loss", "lr"}
     assert [tuple(x.shape) for x in trainer.predict(trainer.model, data)] == [(4, 1)]
 
 
