@@ -42,7 +42,7 @@ SEARCHES = {
 LAST = "docs/requirements.html"
 """The page with every subject, which no page may follow."""
 # Seconds until a page is loaded; one takes a fifth of a second.
-_PATIENCE = 30
+_PATIENCE = 60
 _FLAGS = (
     *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"),
     *("--hide-scrollbars", "--no-first-run", "--disable-background-networking"),
