@@ -245,6 +245,8 @@ def test_the_extras_that_errors_name_are_there():
         for folder in ("d2ldev", "backends")
         for path in sorted((ROOT / folder).rglob("*.py"))
     )
+    # It names where d2ldev came from, with write_install.
+    assert re.findall(r"pip install ['\"]?d2ldev\b.*", sources) == []
     named = {*re.findall(r'extra="([\w-]+)"', sources)}
     named |= {*re.findall(r"write_install\(['\"]([\w-]+)", sources)}
     assert {"cli", "cuda", "files", "memory", "test"} <= named
