@@ -120,7 +120,7 @@ def test_a_metric_keeps_its_value_over_an_epoch(backend, batches, num_gpus, make
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     metrics = {"root": metric}
     history = trainer.fit(backend.mlp([2, 1]), data, data[1:], lr=1e-4, metrics=metrics)
-    assert list(history) == ["loss", "root", "val_loss", "val_root"]
+    assert list(history) == ["loss", "root", "val_loss", "val_root", "lr"]
     check_root(history, "root")
     assert all(type(value) is float for value in history["root"])
     found = trainer.validate(trainer.model, data[1:], metrics=metrics)
@@ -172,6 +172,7 @@ def test_a_dict_gives_metrics_their_names(backend, num_gpus):
         *metrics,
         "val_loss",
         *(f"val_{name}" for name in metrics),
+        "lr",
     ]
     assert history["val_three"] == [3.0]
     assert history["four"] == [4.0]

@@ -99,7 +99,7 @@ def test_should_stop_ends_the_run_after_the_step_or_the_epoch(backend, batches, 
     trainer = Trainer(EPOCHS, num_gpus, backend=backend, callbacks=stopping)
     history = trainer.fit(_net(backend), batches, batches[:1], lr=0.1)
     done = (last + 1) // STEPS  # the epoch whose last step it was is whole
-    assert [len(column) for column in history.values()] == [done, done]
+    assert [len(column) for column in history.values()] == [done, done, done]
     assert stopping.steps == list(range(last + 1))
     assert trainer.should_stop is True
     assert trainer.history == history
@@ -169,7 +169,7 @@ def test_an_error_in_a_callback_keeps_the_trained_parameters(backend, batches, n
         trainer.fit(net, batches, lr=0.1)
     learned = _alone(backend, batches, STEPS + 2)
     assert_same_run((read_saved_values(backend, trainer.model), {}), (learned, {}))
-    assert [len(column) for column in trainer.history.values()] == [1]
+    assert [len(column) for column in trainer.history.values()] == [1, 1]
 
 
 @requirement("runs.error-in-a-callback", section=SECTION, source="contract, Training")
@@ -189,7 +189,7 @@ def test_an_error_that_means_something_to_python_is_raised_as_it_is(
     assert raised.value is error
     learned = _alone(backend, batches, 2 * STEPS)
     assert_same_run((read_saved_values(backend, trainer.model), {}), (learned, {}))
-    assert [len(column) for column in trainer.history.values()] == [2]
+    assert [len(column) for column in trainer.history.values()] == [2, 2]
 
 
 @requirement("callbacks.answers-are-refused", section=SECTION)
