@@ -206,7 +206,7 @@ def _update_by_name(metric: object, update: Callable[..., Any], prediction: Any,
         return update(logits=prediction, labels=y)
     except TypeError as error:  # one with ``**names`` says only now which of them it needs
         problem = f"its {update.__name__}(logits=..., labels=...) raised: {error}"
-        raise _update_refusal(metric, problem) from error
+        raise _update_refusal(metric, problem, "*, logits, labels, **_") from error
 
 
 def _check_bind(
@@ -221,12 +221,13 @@ def _check_bind(
         raise _update_refusal(metric, problem) from error
 
 
-def _update_refusal(metric: object, problem: str) -> UnsupportedValueError:
+def _update_refusal(
+    metric: object, problem: str, operands: str = "prediction, y"
+) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"compare predictions by {describe(metric)}",
         problem,
-        f"a class with update(self, prediction, y), or derived from {type(metric).__name__}: def "
-        "update(self, *, logits, labels, **_): super().update(...)",
+        f"class Mine({type(metric).__name__}): def update(self, {operands}): super().update(...)",
     )
 
 

@@ -25,7 +25,7 @@ from d2ldev.options import METRICS, Loss, Metrics, problem_of
 from d2ldev.settings import peers
 from d2ldev.training.functions import comparison, describe_output, mean_of, update_call
 from d2ldev.training.log import DeviceLog
-from d2ldev.training.team import Team
+from d2ldev.training.team import Portioned, Team
 from d2ldev.typing import TensorT
 
 # The methods of an object that keeps a running value: to take a batch, to return the value, and to
@@ -35,6 +35,10 @@ _CONVENTIONS = (
     ("update_state", "result", "reset_state"),
     ("update", "get", "reset"),
 )
+
+
+# How many batches wait for an exchange between processes, which waits for the device.
+_BLOCK = 16
 
 
 class EpochMetric:
@@ -223,9 +227,10 @@ class RunningMetric:
             value = value[1]
         shape = tuple(getattr(value, "shape", ()))
         if shape or isinstance(value, (Mapping, tuple, list)):
+            found = f"an array of shape {shape}" if shape else f"a {type(value).__name__}"
             raise UnsupportedValueError(
                 f"measure {self._name}",
-                f"{self._methods[1]}() returns {describe(value)}, and not one number",
+                f"{self._methods[1]}() returns {found}, and not one number",
                 "metrics={'a': ..., 'b': ...}, a metric for each number",
             )
         log = DeviceLog(self._backend, values=False)
@@ -278,6 +283,8 @@ class RunningMetrics:
         self._metrics = {
             name: each for name, each in metrics.items() if isinstance(each, RunningMetric)
         }
+        self._whole = [each for each in self._metrics.values() if not each.combines_processes]
+        self._waiting: list[Portioned] = []
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
@@ -293,6 +300,7 @@ class RunningMetrics:
 
     def begin(self) -> None:
         """Begin an epoch."""
+        self._waiting.clear()
         for each in self._metrics.values():
             each.begin(splits=self._team.splits)
 
@@ -305,18 +313,26 @@ class RunningMetrics:
         """
         if self._takes_output:
             prediction, y = find_logits(prediction, y, "measure a running value")
-        device = _device_of(self._backend, prediction)
-        whole = [each for each in self._metrics.values() if not each.combines_processes]
-        own = [each for each in self._metrics.values() if each.combines_processes]
-        if whole:
-            found, target = self._team.gather_batch((prediction, y), has_examples=has_examples)
-            for each in whole:
-                each.update(found, target, device)
-        for each in own if has_examples else ():
-            each.update(prediction, y, device)
+        if has_examples:
+            device = _device_of(self._backend, prediction)
+            for each in self._metrics.values():
+                if each.combines_processes:
+                    each.update(prediction, y, device)
+        self._waiting.append(Portioned((prediction, y), has_examples))
+        if len(self._waiting) == (_BLOCK if self._team.splits else 1):
+            self._update_whole()
+
+    def _update_whole(self) -> None:
+        """Update the metrics that get whole batches."""
+        waiting, self._waiting = self._waiting, []
+        for prediction, y in self._team.gather_batches(waiting) if self._whole else ():
+            device = _device_of(self._backend, prediction)
+            for each in self._whole:
+                each.update(prediction, y, device)
 
     def compute(self) -> dict[str, float]:
         """Return the values of the epoch, which are the same in all processes."""
+        self._update_whole()
         lacking = [
             name
             for name, each in self._metrics.items()

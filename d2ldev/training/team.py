@@ -17,7 +17,7 @@ from d2ldev.distributed.random_states import check_random_states, random_states
 from d2ldev.errors import CheckpointError, UnsupportedValueError, text_of
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
-from d2ldev.nesting.walk import flatten
+from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations.inventory import list_needed_tensors
 from d2ldev.operations.moving import to_numpy
 from d2ldev.training.callbacks import notify
@@ -26,6 +26,10 @@ from d2ldev.training.order import Order
 
 if TYPE_CHECKING:
     from d2ldev.contract.group import Group
+
+
+# The length of a text of a process in a message, which has the texts of all processes.
+_PIECE = 1 << 24
 
 
 class Counts(NamedTuple):
@@ -40,6 +44,18 @@ class Counts(NamedTuple):
     examples: int
     in_loss: float
     in_metrics: float
+
+
+class Portioned(NamedTuple):
+    """A process's portion of a batch.
+
+    Args:
+        operands: a nesting of tensors.
+        has_examples: whether the portion has examples; without them the operands are others.
+    """
+
+    operands: Any
+    has_examples: bool
 
 
 class Team:
@@ -85,14 +101,9 @@ class Team:
         """Return the values of all processes, by rank."""
         return [value]
 
-    def gather_batch(self, operands: Any, *, has_examples: bool) -> Any:
-        """Return the operands of all processes, with the examples of the whole batch.
-
-        Args:
-            operands: a nesting of tensors, of this process's portion of the batch.
-            has_examples: whether the portion has examples.
-        """
-        return operands
+    def gather_batches(self, batches: Sequence[Portioned]) -> list[Any]:
+        """Return the operands of batches, with the examples of all processes."""
+        return [operands for operands, _ in batches]
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         """Return the state of a log, with the sums over all processes."""
@@ -188,16 +199,29 @@ class ProcessGroup(Team):
     def gather(self, label: str, value: Any) -> list[Any]:
         return self._group.gather(f"{label} of {self._place}", value)
 
-    def gather_batch(self, operands: Any, *, has_examples: bool) -> Any:
+    def gather_batches(self, batches: Sequence[Portioned]) -> list[Any]:
         framework, attempted = self._framework, "combine the predictions of several processes"
-        tensors = framework.tensors
-        flat = flatten(operands, framework.state.kinds, attempted)
-        own = [to_numpy(framework, x) for x in flat.tensors.values()]
-        text = base64.b64encode(to_bytes(framework, own)).decode() if has_examples else None
-        label = "the predictions for metrics"
-        texts = [each for each in self.gather(label, text) if each is not None]
-        shards = [from_bytes(framework, base64.b64decode(each)) for each in texts]
-        found = {}
+        flats = [flatten(operands, framework.state.kinds, attempted) for operands, _ in batches]
+        own = [
+            [to_numpy(framework, x) for x in flat.tensors.values()] if has_examples else None
+            for flat, (_, has_examples) in zip(flats, batches, strict=True)
+        ]
+        text = base64.b64encode(to_bytes(framework, own)).decode()
+        longest = max(self.gather("the size of predictions", len(text)))
+        pieces = [
+            self.gather("the predictions for metrics", text[start : start + _PIECE])
+            for start in range(0, longest, _PIECE)
+        ]
+        texts = ["".join(each) for each in zip(*pieces, strict=True)]
+        processes = [from_bytes(framework, base64.b64decode(each)) for each in texts]
+        return [
+            self._join(flat, [each for each in shards if each is not None], attempted)
+            for flat, shards in zip(flats, zip(*processes, strict=True), strict=True)
+        ]
+
+    def _join(self, flat: Flattened, shards: Sequence[Any], attempted: str) -> Any:
+        """Return a nesting with the examples of all shards, where this process's portion is."""
+        tensors, devices, found = self._framework.tensors, self._framework.devices, {}
         for (key, x), arrays in zip(flat.tensors.items(), zip(*shards, strict=True), strict=True):
             if not x.shape:
                 raise UnsupportedValueError(
@@ -205,9 +229,9 @@ class ProcessGroup(Team):
                     "a scalar tensor in the prediction or in the target has no examples",
                     "a model that returns the prediction alone, or a metric for one process",
                 )
-            native = framework.devices.native(tensors.device_of(x))
-            dtype = tensors.dtype(tensors.dtype_of(x))
-            found[key] = tensors.from_data(np.concatenate(arrays), dtype, native)
+            native, dtype = devices.native(tensors.device_of(x)), tensors.dtype_of(x)
+            whole = np.concatenate(arrays)
+            found[key] = tensors.from_data(whole, tensors.dtype(dtype), native)
         return flat.unflatten(found)
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:

@@ -455,4 +455,4 @@ class MixesTheExamplesOfGpus(Mutant, caught_by="several.measure-whole-epochs"):
 class MeasuresItsOwnPart(Mutant, caught_by="processes.measure-whole-epochs"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        team.ProcessGroup.gather_batch = team.Team.gather_batch
+        team.ProcessGroup.gather_batches = team.Team.gather_batches
