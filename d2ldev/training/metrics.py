@@ -28,8 +28,8 @@ from d2ldev.training.log import DeviceLog
 from d2ldev.training.team import Portioned, Team
 from d2ldev.typing import TensorT
 
-# The methods of an object that keeps a running value: to take a batch, to return the value, and to
-# begin again. The first ones belong to torchmetrics and NNX, the others to Keras and Gluon.
+# The methods of a metric that keeps a running value: take a batch, return the value, begin again.
+# The first ones belong to torchmetrics and NNX, the others to Keras and Gluon.
 _CONVENTIONS = (
     ("update", "compute", "reset"),
     ("update_state", "result", "reset_state"),
@@ -44,10 +44,10 @@ _BLOCK = 16
 class EpochMetric:
     """Compute a function of all predictions and labels of an epoch, such as scikit-learn's.
 
-    Many values of an epoch are not the mean over its batches, such as the F1 score or the area
-    under a curve. This metric keeps the predictions and the labels on the host. It calls the
-    function once, after the epoch. The transfer waits for the device in each batch. In several
-    processes each of them keeps all examples.
+    Many values of an epoch are not the mean over its batches. An example is the F1 score. This
+    metric keeps the predictions and the labels on the host. It calls the function once, after the
+    epoch. The transfer waits for the device in each batch. In several processes each of them keeps
+    all examples.
 
     Args:
         function: ``(y_true, y_pred) -> number``, with these names, or ``(prediction, y) ->
@@ -365,8 +365,7 @@ def find_metrics(
         loss: with ``'model'`` metrics are functions of the model's output and the batch.
 
     Raises:
-        UnsupportedValueError: for an unknown name, or a name twice. For an object that is no
-            metric.
+        UnsupportedValueError: for an unknown name, or a name twice. For any other object.
     """
     functions: dict[str, Measure] = {}
     for name, metric in _name_metrics(metrics):

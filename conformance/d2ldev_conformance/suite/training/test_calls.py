@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Trainer, UnsupportedValueError
+from d2ldev import EpochMetric, Trainer, UnsupportedValueError
 from d2ldev_conformance.provision import models_with_losses, models_with_masks
 from d2ldev_conformance.requirement import requirement
 
@@ -104,12 +104,16 @@ def test_a_model_computes_its_loss_itself(backend, num_gpus, loss_model):
     def rows(output, batch):
         return 1.0 * (output["logits"].shape[0] + batch["labels"].shape[0])
 
-    options = {"loss": "model", "metrics": ["accuracy", rows]}
+    def share(y_true, y_pred):
+        return (y_pred.argmax(-1) == y_true).mean()
+
+    options = {"loss": "model", "metrics": ["accuracy", rows, EpochMetric(share)]}
     found = trainer.validate(net, [_batch()], **options)
     logits = backend.to_numpy(output["logits"])
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert found["accuracy"] == pytest.approx(np.mean(logits.argmax(-1) == LABELS))
     assert found["rows"] == 12.0
+    assert found["share"] == pytest.approx(found["accuracy"])
     history = trainer.fit(net, [_batch()], [_batch()], lr=0.5, **options)
     assert history["loss"][0] == pytest.approx(expected, rel=1e-5)
     assert history["val_loss"][-1] < history["loss"][-1] < history["loss"][0]

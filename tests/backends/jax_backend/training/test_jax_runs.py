@@ -319,3 +319,20 @@ def test_the_history_has_no_rate_that_optax_does_not_show(backend, net):
         net, IMAGES, loss="cross_entropy", optimizer=optax.adam(0.1)
     )
     assert list(history) == ["loss"]
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 2])
+def test_a_metric_of_nnx_measures_an_epoch(backend, num_gpus):
+    metrics = {"right": "accuracy", "nnx": nnx.metrics.Accuracy()}
+    inputs = np.linspace(-1, 1, 33, dtype="float32").reshape(11, 3)
+    data = [(inputs[i : i + 4], np.arange(len(inputs[i : i + 4])) % 2) for i in range(0, 11, 4)]
+    trainer = Trainer(2, num_gpus, backend=backend)
+    history = trainer.fit(
+        backend.mlp([3, 2]), data, data[:1], loss="cross_entropy", metrics=metrics
+    )
+    for prefix in ("", "val_"):
+        right = history[f"{prefix}right"]
+        np.testing.assert_allclose(history[f"{prefix}nnx"], right, rtol=1e-6)
+    with pytest.raises(UnsupportedValueError, match="'values'") as error:
+        trainer.validate(trainer.model, data, loss="cross_entropy", metrics=[nnx.metrics.Average()])
+    assert "logits, labels" in error.value.fix

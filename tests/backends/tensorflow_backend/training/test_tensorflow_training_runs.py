@@ -287,10 +287,15 @@ def test_keras_metrics_are_called_with_y_first(backend, num_gpus):
     assert history["rate"][-1] > 0.5
 
 
-@pytest.mark.parametrize("metric", [keras.metrics.BinaryAccuracy, keras.metrics.AUC])
-def test_keras_metrics_with_a_state_are_refused(backend, metric):
-    with pytest.raises(UnsupportedValueError, match="running value"):
-        fit_model(backend, by_hand, [metric()])
+@pytest.mark.parametrize("num_gpus", [0, 1, 2])
+def test_keras_metrics_with_a_state_measure_an_epoch(backend, num_gpus):
+    right = keras.metrics.BinaryAccuracy(threshold=0.0)
+    area = keras.metrics.AUC(from_logits=True)
+    history, _ = fit_model(backend, by_hand, [right, area, rate], num_gpus)
+    np.testing.assert_allclose(history["binary_accuracy"], history["rate"], rtol=1e-6)
+    assert 0.5 < history[area.name][-1] <= 1
+    device = backend.gpu(0) if num_gpus else backend.cpu()
+    assert {*backend.placement((right, area)).values()} == {device}
 
 
 def test_a_keras_metric_with_a_state_is_not_a_loss(backend):

@@ -442,6 +442,86 @@ def test_an_optimizer_of_narrow_parameters_begins_with_the_digits_of_the_first(
     assert other == first
 
 
+class Share(torch.nn.Module):
+    """The share of right labels, with the public methods and the attribute of torchmetrics."""
+
+    def __init__(self, *, sync_on_compute=True):
+        super().__init__()
+        self.sync_on_compute = sync_on_compute
+        self.register_buffer("counts", torch.zeros(2))
+
+    def reset(self):
+        self.counts.zero_()
+
+    def update(self, preds, target):
+        right = (preds.argmax(1) == target).float()
+        self.counts += torch.stack([right.sum(), torch.ones_like(right).sum()])
+
+    def compute(self):
+        counts = self.counts.clone()
+        if self.sync_on_compute and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(counts)
+        return counts[0] / counts[1]
+
+
+class Around:
+    """A metric of a user with another one inside."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.compute, self.reset = inner.compute, inner.reset
+
+    def update(self, prediction, y):
+        self.inner.update(prediction.cpu(), y.cpu())
+
+
+@pytest.mark.usefixtures("copied_processes")
+def test_a_metric_that_combines_the_processes_itself_gets_its_shard(virtual):
+    metrics = {
+        "right": "accuracy",
+        "itself": Share(),
+        "whole": Share(sync_on_compute=False),
+        "around": Around(Share(sync_on_compute=False)),
+    }
+    trainer = Trainer(2, 2, backend=virtual)
+    data = batches((8, 5, 1))
+    history = trainer.fit(mlp(), data, data[:2], loss="cross_entropy", lr=0.1, metrics=metrics)
+    for prefix in ("", "val_"):
+        for name in ("itself", "whole", "around"):
+            right = history[f"{prefix}right"]
+            np.testing.assert_allclose(history[f"{prefix}{name}"], right, rtol=TOLERANCE)
+
+
+@pytest.mark.usefixtures("copied_processes")
+@pytest.mark.parametrize(
+    ("metric", "sizes", "problem"),
+    [
+        (Around(Share()), (8,), "in its attributes combines"),
+        (Share(), (1, 1), "rank 1 had no example"),
+    ],
+    ids=["one inside", "without an example"],
+)
+def test_a_metric_that_would_combine_other_examples_is_refused(virtual, metric, sizes, problem):
+    options = {"loss": "cross_entropy", "metrics": {"share": metric}}
+    with pytest.raises(UnsupportedValueError, match=problem) as error:
+        Trainer(1, 2, backend=virtual).fit(mlp(), batches(sizes), **options)
+    assert "sync_on_compute=False" in error.value.fix
+
+
+def test_validate_refuses_a_metric_that_combines_the_processes(virtual, monkeypatch):
+    for name, value in variables(0, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    metrics = [Share(sync_on_compute=False)]
+    numbers = Trainer(1, backend=virtual).validate(
+        mlp(), batches((8,)), loss="cross_entropy", metrics=metrics
+    )
+    assert list(numbers) == ["loss", "Share"]
+    with pytest.raises(UnsupportedValueError, match="all data in each process"):
+        Trainer(1, backend=virtual).validate(
+            mlp(), batches((8,)), loss="cross_entropy", metrics=[Share()]
+        )
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["model", "bf16"])
 def test_a_batch_normalization_of_the_whole_batch_is_that_of_one_gpu(virtual, precision):
