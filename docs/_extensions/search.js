@@ -1,9 +1,11 @@
 // The scores of the site's search: "html_search_scorer" of Sphinx.
 var Scorer = {
-  // The requirements name every subject once, and the decisions many. A page about it comes first.
-  score: ([page, , , , score]) => {
+  // The requirements name every subject once, and the decisions many. A page about it comes first:
+  // its heading is what was searched for, and not only has a word of it.
+  score: ([page, , , , score, , kind]) => {
     if (page === "docs/requirements") return score - 1000;
-    return page.startsWith("docs/decisions/") ? score - 100 : score;
+    if (page.startsWith("docs/decisions/")) return score - 100;
+    return kind === "title" ? score + 30 : score;
   },
   // A heading is what its page is about. It comes before a name that only has the word in it.
   title: 30,
