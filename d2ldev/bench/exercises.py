@@ -55,6 +55,7 @@ class Exercise:
         unit: of the rates.
         default, small: the size, and one to try it out.
         measure: yields the rows, for a backend, a size, and the seconds for each row.
+        has_sizes: whether the rows of a device differ in their size alone, which makes a plot.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Exercise:
     default: int
     small: int
     measure: Measure
+    has_sizes: bool
 
     def run(
         self, backend: Backend, size: int, seconds: float = 0.2, precision: str = "highest"
@@ -93,13 +95,13 @@ EXERCISES: dict[str, Exercise] = {}
 
 
 def _exercise(
-    question: str, unit: str, *, default: int, small: int
+    question: str, unit: str, *, default: int, small: int, has_sizes: bool = False
 ) -> Callable[[Measure], Measure]:
     """Make an exercise, of the same name, of a function that measures it."""
 
     def add(measure: Measure) -> Measure:
         name = measure.__name__.replace("_", "-")
-        EXERCISES[name] = Exercise(name, question, unit, default, small, measure)
+        EXERCISES[name] = Exercise(name, question, unit, default, small, measure, has_sizes)
         return measure
 
     return add
@@ -110,6 +112,7 @@ def _exercise(
     "GFLOP/s",
     default=8192,
     small=64,
+    has_sizes=True,
 )
 def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
     """Multiply square matrices on every device, each twice as wide, up to the largest."""

@@ -27,6 +27,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -39,6 +40,7 @@ from d2ldev._backend import framework_of
 from d2ldev.active import active_backend, get_backend
 from d2ldev.bench.exercises import EXERCISES, Exercise
 from d2ldev.bench.machine import describe_machine
+from d2ldev.bench.plot import Plot
 from d2ldev.bench.results import VIRTUAL
 from d2ldev.cli.examination import find_version, list_versions
 from d2ldev.cli.screen import (
@@ -70,6 +72,7 @@ class Request:
     is_small: bool = False
     matmul_precision: str | None = None
     as_json: bool = False
+    plot: Path | None = None
 
     def size_of(self, exercise: Exercise) -> int:
         """Return the size of an exercise."""
@@ -101,6 +104,7 @@ def run(request: Request) -> int:
         for name in request.backends:
             if discovery.canonical_name(name) not in discovery.find_backends():
                 raise loading.name_refusal(name, " (from --backend)")
+        plot = Plot(request.plot) if request.plot is not None else None
         if request.as_json:
             with only_for_the_result():
                 document, status = _measure(request)
@@ -108,6 +112,8 @@ def run(request: Request) -> int:
         else:
             document, status = _measure(request)
             show(make_console(), document)
+        if plot is not None:
+            plot.write([each for backend in document["backends"] for each in backend["results"]])
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)

@@ -241,6 +241,15 @@ def bench(
             "D2LDEV_MATMUL_PRECISION, or highest.",
         ),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            dir_okay=False,
+            help="Draw time against size, with a line for each device. For the exercise "
+            f"{', '.join(name for name, each in EXERCISES.items() if each.has_sizes)}.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the exercises of the chapter "GPUs" on every device of a backend."""
@@ -255,6 +264,8 @@ def bench(
         raise typer.BadParameter(f"unknown precision {matmul_precision!r}: use one of {names}")
     if size is not None and (every_exercise or is_small):
         raise typer.BadParameter("--size needs one exercise, without --all and --small")
+    if plot is not None and (exercise is None or not EXERCISES[exercise].has_sizes):
+        raise typer.BadParameter("--plot needs an exercise with sizes: d2ldev bench matmul")
     request = bench_command.Request(
         exercises=tuple(EXERCISES) if exercise is None else (exercise,),
         backends=tuple(backends or ()),
@@ -263,6 +274,7 @@ def bench(
         is_small=is_small,
         matmul_precision=matmul_precision,
         as_json=as_json,
+        plot=plot,
     )
     raise typer.Exit(bench_command.run(request))
 

@@ -184,3 +184,34 @@ def test_an_interruption_is_one_line_and_its_status(monkeypatch, capsys):
     assert bench.run(Request(("log",), ("reference",))) == 130
     said = "error: the measurement was interrupted\n"
     assert capsys.readouterr().err == said
+
+
+# -- the plot ---------------------------------------------------------------------------------
+
+
+def test_a_plot_has_a_line_for_each_device(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "products.svg"
+    done = run_command("bench", "matmul", "--size", "32", "--plot", path, D2LDEV_VIRTUAL_GPUS="1")
+    assert done.returncode == 0, done.stderr
+    assert "32 x 32" in done.stdout
+    drawn = path.read_text()
+    texts = ("reference cpu", "reference gpu:0, virtual", "seconds for a product")
+    assert all(f"<!-- {text} -->" in drawn for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("a.xyz", "Matplotlib does not write"), ("no/a.png", "no folder")]
+)
+def test_a_plot_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, name, problem):
+    pytest.importorskip("matplotlib")
+    done = run_command("bench", "matmul", "--small", "--plot", tmp_path / name, columns=200)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert problem in done.stderr
+
+
+@pytest.mark.parametrize("exercise", ["log", "--all"])
+def test_a_plot_needs_an_exercise_with_sizes(exercise):
+    done = run_command("bench", exercise, "--small", "--plot", "a.png")
+    assert done.returncode == 2
+    assert "d2ldev bench matmul" in done.stderr

@@ -7,7 +7,7 @@ import warnings
 import pytest
 from command_line import run_command
 from installs import find_extras
-from processes import MINE, make_backend, make_distribution, make_package
+from processes import MINE, make_backend, make_distribution, make_package, run_python
 from rich.console import Console
 
 from d2ldev.cli.doctor import format_bytes, show
@@ -387,3 +387,23 @@ def test_other_warnings_are_shown_as_ever(recwarn):
         warnings.warn("someone else's", UserWarning, stacklevel=1)
     assert texts == []
     assert [str(warning.message) for warning in recwarn] == ["someone else's"]
+
+
+# -- in a notebook ----------------------------------------------------------------------------
+
+
+def test_the_module_runs_in_the_process_of_a_notebook_and_examines_it():
+    # What IPython's "%run -m d2ldev doctor" does.
+    code = """
+        import contextlib, io, runpy, sys, d2ldev
+        d2ldev.virtual_gpus(1)
+        d2ldev.set_backend("reference")
+        sys.argv = ["d2ldev", "doctor"]
+        with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+            runpy.run_module("d2ldev", run_name="__main__")
+        show(shown.getvalue())
+    """
+    (text,) = run_python(code)
+    assert text.startswith("The active backend is reference: set_backend.")
+    assert "gpu:0 of reference: virtual." in text
+    assert "gpu:1" not in text
