@@ -701,7 +701,7 @@ def test_processes_stop_after_the_step_that_all_of_them_name(runs, case):
     One that goes on would wait for ever.
     """
     alone = runs.alone(stopping=[0], at=4)
-    assert [len(column) for column in alone[1].values()] == [1, 1]
+    assert [len(column) for column in alone[1].values()] == [1, 1, 1]
     assert_same_run(runs.together(case), alone)
 
 
@@ -724,7 +724,7 @@ def test_processes_that_no_longer_improve_end_after_one_epoch(runs, case):
     """End all processes after the same epoch without an improvement."""
     for rank in (0, 1):
         history = runs.together(case, rank)[1]
-        assert [len(column) for column in history.values()] == [3, 3]
+        assert [len(column) for column in history.values()] == [3, 3, 3]
 
 
 FAILED_AT = 4

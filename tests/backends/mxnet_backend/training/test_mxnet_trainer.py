@@ -239,7 +239,7 @@ def test_ctrl_c_that_reaches_workers_too_ends_the_run_after_the_step(tmp_path, i
         loader = mx.gluon.data.DataLoader(Slow(), 4, num_workers=2)
     """
     shown = interrupt_run("mxnet", made, tmp_path, in_step=in_step)
-    assert shown == [{"loss": []}, 2, True]
+    assert shown == [{"loss": [], "lr": []}, 2, True]
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"pin_memory": True}], ids=str)

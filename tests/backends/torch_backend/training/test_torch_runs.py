@@ -73,7 +73,7 @@ def test_ctrl_c_that_reaches_workers_too_ends_the_run_after_the_step(tmp_path, o
             next(iter(loader))
     """
     shown = interrupt_run("torch", made, tmp_path, in_step=in_step)
-    assert shown == [{"loss": []}, 2, True]
+    assert shown == [{"loss": [], "lr": []}, 2, True]
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1])
