@@ -325,7 +325,9 @@ class RunningMetrics:
     def _update_whole(self) -> None:
         """Update the metrics that get whole batches."""
         waiting, self._waiting = self._waiting, []
-        for prediction, y in self._team.gather_batches(waiting) if self._whole else ():
+        if not waiting or not self._whole:
+            return
+        for prediction, y in self._team.gather_batches(waiting):
             device = _device_of(self._backend, prediction)
             for each in self._whole:
                 each.update(prediction, y, device)

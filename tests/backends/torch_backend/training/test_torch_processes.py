@@ -484,8 +484,8 @@ def test_a_metric_that_combines_the_processes_itself_gets_its_shard(virtual):
         "around": Around(Share(sync_on_compute=False)),
     }
     trainer = Trainer(2, 2, backend=virtual)
-    data = batches((8, 5, 1))
-    history = trainer.fit(mlp(), data, data[:2], loss="cross_entropy", lr=0.1, metrics=metrics)
+    data = batches((8, 5, 1, *[4] * 14))  # more batches than wait for one exchange
+    history = trainer.fit(mlp(), data, data[:16], loss="cross_entropy", lr=0.1, metrics=metrics)
     for prefix in ("", "val_"):
         for name in ("itself", "whole", "around"):
             right = history[f"{prefix}right"]
