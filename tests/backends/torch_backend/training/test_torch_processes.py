@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from processes_program import NORMALIZED, RUNS, batches, mlp, normalize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
-from d2ldev import Schedule, Trainer, UnsupportedValueError, gpu
+from d2ldev import PeerLostError, Schedule, Trainer, UnsupportedValueError, gpu
 from d2ldev.distributed import spawning
 from d2ldev.framework import Portion, TrainingSettings, bounds
 from d2ldev.framework.testing import framework_of
@@ -618,6 +619,20 @@ def test_the_workers_of_two_gpus_start_as_those_of_one(virtual, method, persiste
     is_copy = (method or multiprocessing.get_start_method()) == "fork"
     assert history["mean_epoch"] == history["val_mean_epoch"] == [0, 1]
     assert history["share_of_copies"] == history["val_share_of_copies"] == [is_copy] * 2
+
+
+class KillsRankOne:
+    def on_step_end(self, step, loss):
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("copied_processes")
+def test_a_killed_process_is_named_although_its_workers_live_on(virtual):
+    loader = DataLoader(Told(), 2, num_workers=1, persistent_workers=True)
+    trainer = Trainer(100, 2, backend=virtual, callbacks=KillsRankOne())
+    with pytest.raises(PeerLostError, match="the process of rank 1 ended with status -9"):
+        trainer.fit(torch.nn.Linear(3, 2), loader)
 
 
 SESSION = """
