@@ -22,6 +22,11 @@ class Scheduler:
         self.count += 1
 
 
+def mean_error(y_true, y_pred):
+    """Return what scikit-learn's functions of this kind do."""
+    return np.abs(y_true - y_pred).mean()
+
+
 def use(trainer):
     """Return a trainer after a run."""
     trainer.fit(trainer.backend.mlp([2, 1]), d2ldev.ArrayLoader(X, Y, batch_size=4))
@@ -47,6 +52,7 @@ OBJECTS = {
     "CSVLogger": [lambda _: d2ldev.CSVLogger("run.csv")],
     "DeviceLog": [log, lambda b: log(b, values=False)],
     "EarlyStopping": [lambda _: d2ldev.EarlyStopping()],
+    "EpochMetric": [lambda _: d2ldev.EpochMetric(mean_error)],
     "Schedule": [lambda _, per=per: d2ldev.Schedule(Scheduler(), per) for per in ("epoch", "step")],
     "TensorBoardLogger": [lambda _: d2ldev.TensorBoardLogger("run")],
     "Timer": [lambda _: d2ldev.Timer(), d2ldev.Timer],
