@@ -389,9 +389,8 @@ class VirtualDevices(JaxDevices):
                 f"make {number} virtual GPUs",
                 f"JAX is in use already, with {there} CPU device{'' if there == 1 else 's'}; "
                 f"it takes {needed}",
-                f"`from d2ldev import jax`, with D2LDEV_VIRTUAL_GPUS={number} or below "
-                f"d2ldev.virtual_gpus({number}), above the line that makes JAX's first array or "
-                "model; in a notebook restart the kernel first",
+                f"`from d2ldev import jax`, with D2LDEV_VIRTUAL_GPUS={number}, above JAX's first "
+                "array or model; in a notebook restart the kernel first",
             )
 
     def count(self) -> int:

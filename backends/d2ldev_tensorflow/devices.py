@@ -318,9 +318,8 @@ def _configure(virtual: int) -> None:
         raise DeviceUnavailableError(
             f"make {virtual} virtual GPUs",
             "TensorFlow has made its devices already, which it does once in a process",
-            f"`from d2ldev import tensorflow`, with D2LDEV_VIRTUAL_GPUS={virtual} or below "
-            f"d2ldev.virtual_gpus({virtual}), above the line that makes TensorFlow's first tensor "
-            "or model; in a notebook restart the kernel first",
+            f"`from d2ldev import tensorflow`, with D2LDEV_VIRTUAL_GPUS={virtual}, above "
+            "TensorFlow's first tensor or model; in a notebook restart the kernel first",
             [device.name for device in own_devices()],
         )
 
