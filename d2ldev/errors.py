@@ -82,14 +82,15 @@ def quote(value: object) -> str:
         # The ``repr`` of a tensor waits for its values, and torch ends the process if their memory
         # is freed. Of a subclass of ``str``, its own ``__str__`` is not called.
         kind = type(value)
-        is_tensor = hasattr(kind, "__dlpack__") and kind.__module__ != "numpy"
+        is_array = hasattr(kind, "shape") and hasattr(kind, "dtype")
+        is_tensor = (is_array or hasattr(kind, "__dlpack__")) and kind.__module__ != "numpy"
         text = _signature(value) if is_tensor else str.__str__(_short.repr(value))
+        if is_array and (len(text) > 60 or "\n" in text):
+            text = _signature(value)
     except Exception:
         text = object.__repr__(value)
-    # Not at the top: ``import d2ldev`` would take half as long again.
-    import re
-
-    text = re.sub(r"\n\s*", " ", text)
+    if "\n" in text:  # as of a model, whose first line says little
+        text = f"<{type(value).__name__}>"
     return f"{text[:57]}..." if len(text) > 60 else text
 
 
@@ -111,9 +112,10 @@ def describe(value: object) -> str:
     >>> describe(object)
     "<class 'object'>, a type,"
     """
-    kind = type(value).__name__
+    kind, text = type(value).__name__, quote(value)
     is_vowel = kind[0] in "aeiouAEIOU" or kind == "ndarray"
-    return f"{quote(value)}, {'an' if is_vowel else 'a'} {kind},"
+    article = "an" if is_vowel else "a"
+    return f"{article} {kind}" if text == f"<{kind}>" else f"{text}, {article} {kind},"
 
 
 class InvalidDeviceError(D2LDevError, ValueError):

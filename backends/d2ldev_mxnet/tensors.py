@@ -59,7 +59,7 @@ class MXNetTensors(Tensors):
                 return device
         raise UnsupportedValueError(
             "tell the device of a tensor",
-            f"{describe(x)} is not a mxnet array on a device of d2ldev",
+            f"{describe(x)} is not an MXNet array on a device of d2ldev",
             "x = backend.asarray(x) makes a tensor; a Symbol has no device until it is bound",
         )
 

@@ -307,7 +307,9 @@ def check_provided(backend: Backend, what: str) -> None:
     """
     if not globals()[what](backend):
         reason = _inabilities(backend).get(what, "provision returns none")
-        raise NotProvidedError(f"the {backend.name} backend has no {what}: {reason}")
+        raise NotProvidedError(
+            f"the {backend.name} backend has no {what.replace('_', ' ')} for the suite: {reason}"
+        )
 
 
 def _inabilities(backend: Backend) -> Mapping[str, str]:

@@ -253,7 +253,7 @@ class _Calls:
         missing = [str(rank) for rank in range(size) if rank not in self._hellos]
         return PeerLostError(
             _describe_attempt(self._peers),
-            f"of ranks 0 to {size - 1} there came no {', '.join(missing[:20])}",
+            f"of ranks 0 to {size - 1}, these have not come: {', '.join(missing[:20])}",
             _TOGETHER,
         )
 

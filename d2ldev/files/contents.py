@@ -138,7 +138,7 @@ class Contents:
             return name  # where only tensors have names
         raise of_another_backend(framework, self._attempted, x, name) or UnsupportedValueError(
             self._attempted,
-            f"the {type(x).__name__} at {name or 'the top'} is in no file",
+            f"no file holds the {type(x).__name__} at {name or 'the top'}",
             "backend.load_into(obj, path), where obj has what backend.save takes: tensors, "
             "models, optimizers, numbers, text, and dicts, lists and tuples of them",
         )

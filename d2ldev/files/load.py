@@ -152,7 +152,7 @@ class Checkpoint:
         """
         for stored, *_ in wanted:
             if stored.kind == "tensor" and not self._choose_dtype(stored):
-                raise self._refuse_dtype(stored, f"which {self._framework.name} has not now")
+                raise self._refuse_dtype(stored, f"which {self._framework.name} does not have here")
         made = [self._read_tensor(each) for each in wanted]
         other = [each.stored for each in wanted if self._is_narrowed(each.stored)]
         if other:
@@ -160,7 +160,7 @@ class Checkpoint:
             name = self._framework.name
             warn(
                 f"{self.attempted}: the tensor {quote(other[0].name)} is of "
-                f"{other[0].numbers}, which {name} has not now, and was read as "
+                f"{other[0].numbers}, which {name} does not have here, and was read as "
                 f"{self._choose_dtype(other[0])}, into which all of its values fit{more}"
             )
         return made
@@ -178,7 +178,7 @@ class Checkpoint:
 
     def _refuse_dtype(self, stored: Stored, problem: str) -> CheckpointError:
         tensors = self._framework.tensors
-        fix = "load it with a backend that has, or save it as one of "
+        fix = "load it with a backend that has this dtype, or save it as one of "
         return CheckpointError(
             self.attempted,
             f"its tensor {quote(stored.name)} is of {shorten(stored.dtype)}, {problem}",
@@ -201,9 +201,8 @@ class Checkpoint:
         held = np.iinfo(self._choose_dtype(stored))
         if array.size and not (held.min <= array.min() and array.max() <= held.max):
             name = self._framework.name
-            raise self._refuse_dtype(
-                stored, f"which {name} has not now, and has values that {held.dtype} does not hold"
-            )
+            problem = f"which {name} does not have here, and has values that {held.dtype} lacks"
+            raise self._refuse_dtype(stored, problem)
         return array.astype(held.dtype)
 
     def _read_tensor(self, wanted: Wanted) -> Any:

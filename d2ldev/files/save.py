@@ -334,7 +334,7 @@ def array_refusal(attempted: str, x: NDArray[Any], path: str) -> UnsupportedValu
         problem = "it is of a subclass of numpy.ndarray"
         fix = "give np.asarray(x), and what that lacks beside it, such as a mask"
     where = f"the {type(x).__name__} at {path or 'the top'}"
-    return UnsupportedValueError(attempted, f"{where} can be in no file: {problem}", fix)
+    return UnsupportedValueError(attempted, f"no file can hold {where}: {problem}", fix)
 
 
 def _type_of(x: Any, labels: Collection[Any]) -> str:

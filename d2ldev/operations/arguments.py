@@ -118,7 +118,8 @@ def class_refusal(attempted: str, cls: type, argument: str = "") -> UnsupportedV
     ]
     line = f"{name}({', '.join(needed)})"
     fix = f"{argument}={line}" if argument else f"{line} in the place of {name}"
-    return UnsupportedValueError(attempted, "it is a class, and not an object of it", fix)
+    problem = f"it is a class, and not an object of it: {cls.__name__}"
+    return UnsupportedValueError(attempted, problem, fix)
 
 
 def flag(attempted: str, name: str, value: Any) -> bool:

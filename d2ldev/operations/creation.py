@@ -316,7 +316,8 @@ def dtype(framework: Framework, spec: DTypeLike) -> Any:
     fix, names = values.find_switch(tensors, name), tensors.dtype_names
     raise UnsupportedValueError(
         f"use {quote(spec)} as a dtype",
-        f"{framework.name} has no such dtype{' now' if fix else ''}; it has {', '.join(names)}",
+        f"{framework.name} has no such dtype{' as it is set up' if fix else ''}; it has "
+        f"{', '.join(names)}",
         fix or f"dtype={nearest(spec, names) or 'float32'!r}",
     )
 

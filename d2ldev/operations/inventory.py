@@ -119,7 +119,7 @@ class Search:
             return foreign
         where = f" at {name}" if name else ""
         if isinstance(value, type):
-            return class_refusal(f"{self.attempted}: {describe(value)}{where}", value)
+            return class_refusal(self.attempted, value)
         fix = (
             f"derive its class from a model of {self.framework.name}, or place the tensors in it: "
             "obj.x = backend.place(obj.x, device)"

@@ -20,8 +20,9 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.nesting.walk import flatten
+from d2ldev.operations.arguments import class_refusal
 from d2ldev.operations.other_backends import function_of_another_backend
-from d2ldev.options import METRICS, Loss, Metrics, problem_of
+from d2ldev.options import METRICS, Loss, Metrics, nearest, problem_of
 from d2ldev.settings import peers
 from d2ldev.training.functions import comparison, describe_output, mean_of, update_call
 from d2ldev.training.log import DeviceLog
@@ -428,10 +429,12 @@ def _find_metric(backend: Backend, name: str, metric: Any, loss: Loss | None) ->
             "a function (prediction, y) -> scalar tensor, or an object with update, compute and "
             "reset",
         )
-        fix = "metrics=['accuracy']"
+        fix = "metrics=[function], with def function(prediction, y): ..."
+        if nearest(metric, METRICS):
+            fix = f"metrics=[{nearest(metric, METRICS)!r}]"
         if isinstance(metric, type):
-            problem, fix = "it is a class", f"metrics=[{metric.__name__}()]"
-        elif several:
+            raise class_refusal(attempted, metric)
+        if several:
             problem, fix = "it has several metrics", "metrics={**collection}, without a list"
         raise UnsupportedValueError(attempted, problem, fix)
     fix = f"a function of the {backend.name} backend's own tensors"

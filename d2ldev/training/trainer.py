@@ -454,7 +454,11 @@ class Trainer(TrainerState):
             interruption = stack.enter_context(catch_interruption(group is None))
             if has_processes:
                 # Only host memory can be sent to other processes.
-                model, optimizer = self.backend.place((model, settings.optimizer), CPU)
+                optimizer = settings.optimizer
+                if isinstance(optimizer, type):  # the framework refuses it, with its own line
+                    model = self.backend.place(model, CPU)
+                else:
+                    model, optimizer = self.backend.place((model, optimizer), CPU)
                 settings = settings._replace(optimizer=optimizer)
                 data = (model, train_data, val_data)
                 listeners = find_loggers_of_runs(callbacks)

@@ -79,7 +79,7 @@ class MXNetTraining(Training):
 
     def check_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if type(state) is not int or state not in _SEEDS:
-            raise state_refusal("generator", f"{describe(state)} is not a state of one")
+            raise state_refusal("generator", f"{describe(state)} is not a generator's state")
         return lambda: mx.random.seed(state)
 
 

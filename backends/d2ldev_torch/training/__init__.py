@@ -107,7 +107,7 @@ class _Generator:
 
     def set_state(self, state: Any) -> None:
         if not isinstance(state, bytes):
-            raise state_refusal("loader", f"{describe(state)} is not a state of a generator")
+            raise state_refusal("loader", f"{describe(state)} is not a generator's state")
         numbers = torch.from_numpy(np.frombuffer(state, "uint8").copy())
         _check_state(self._generator.device, numbers)
         self._generator.set_state(numbers)

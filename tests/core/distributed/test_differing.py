@@ -221,7 +221,7 @@ def test_more_processes_than_gpus_are_an_error_of_those_without():
         return fit(num_gpus=1)
 
     ended = together(body, 3, timeout=1)
-    check_all(ended[:2], "PeerLostError", "there came no 2")
+    check_all(ended[:2], "PeerLostError", "these have not come: 2")
     assert ended[2].error == "DeviceUnavailableError"
     assert "d2ldev launch --processes 2" in ended[2].text
 

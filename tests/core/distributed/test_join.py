@@ -191,7 +191,7 @@ def check_all(errors, kind, *texts):
 
 def test_all_processes_name_a_missing_rank():
     errors, seconds = meet([0, 1], 3)
-    check_all(errors, PeerLostError, "there came no 2", "--node-rank")
+    check_all(errors, PeerLostError, "these have not come: 2", "--node-rank")
     assert seconds < SOON
 
 

@@ -71,5 +71,5 @@ def test_a_machine_that_does_not_answer_ends_the_other(machines, tmp_path):
     errors = [process.communicate(timeout=LIMIT)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1]
     assert f"PeerLostError: cannot meet 2 processes at {ADDRESSES[0]}:{PORT}" in errors[0]
-    assert "there came no 1" in errors[0]
+    assert "these have not come: 1" in errors[0]
     assert "rank 0 does not answer" in errors[1]

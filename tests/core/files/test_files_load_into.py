@@ -77,7 +77,7 @@ def test_another_nesting_is_refused(reference, path, other):
 
 def test_values_that_no_file_holds_are_refused(reference, path):
     reference.save([1], path)
-    with pytest.raises(UnsupportedValueError, match="at 0 "):
+    with pytest.raises(UnsupportedValueError, match="at 0"):
         reference.load_into([object()], path)
 
 

@@ -145,7 +145,7 @@ def test_a_container_of_another_class_comes_back_as_one_of_pythons_own(
     ids=lambda value: type(value).__name__,
 )
 def test_a_value_that_cannot_be_saved_is_refused_with_its_path(reference, path, value):
-    with pytest.raises(UnsupportedValueError, match=r"at a\.1\.b "):
+    with pytest.raises(UnsupportedValueError, match=r"at a\.1\.b"):
         reference.save({"a": [1, {"b": value}]}, path)
     assert not path.exists()
 
@@ -192,7 +192,7 @@ def test_sets_are_refused_with_the_way_to_save_them(reference, path, value):
     assert "dicts, lists and tuples" in caught.value.fix
     assert not path.exists()
     reference.save({"a": list(value)}, path)
-    with pytest.raises(UnsupportedValueError, match="at a is in no file"):
+    with pytest.raises(UnsupportedValueError, match=r"no file holds the .* at a"):
         reference.load_into({"a": {1}}, path)
 
 
