@@ -70,7 +70,7 @@ def check_batches(
     net, x = spell(model) or "net", spell(data) or "X"
     given, problem, call = data, "", ""
     if isinstance(data, np.ndarray) or kinds[type(data)] is TENSOR:
-        problem = "data is an iterable of batches"
+        problem = "an array is not an iterable of batches"
         y = "" if verb == "predict" else f"{(val_data is not None and spell(val_data)) or 'y'}, "
         call = f"{net}, ArrayLoader({x}, {y}batch_size=32)"
     elif kinds[type(data)] is OBJECT or (callable(data) and not is_iterable(data)):

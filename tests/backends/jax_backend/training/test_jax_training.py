@@ -410,7 +410,7 @@ def test_linens_train_state_is_refused_with_the_fix(backend):
 def test_another_optimizer_is_refused(backend, optimizer):
     net = backend.mlp([2, 1])
     optimizer = optimizer(net) if callable(optimizer) else optimizer
-    with pytest.raises(UnsupportedValueError, match="neither an optax"):
+    with pytest.raises(UnsupportedValueError, match="not an optax"):
         backend.learner(net, optimizer=optimizer)
 
 
