@@ -354,7 +354,7 @@ class NetworkLearner(KeepsMeans, AnyLoss, NarrowLearner):
         optimizer = settings.optimizer
         if isinstance(optimizer, GradientDescent):
             settings = settings._replace(optimizer=optimizer.name, lr=optimizer.lr)
-        if optimizer == "rmsprop":
+        if isinstance(optimizer, str) and optimizer == "rmsprop":
             raise optimizer_refusal(
                 optimizer,
                 "a GradientDescent",
