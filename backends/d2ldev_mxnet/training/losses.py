@@ -29,64 +29,70 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor,
         # https://github.com/apache/mxnet/issues/16964
         y = y.astype("int64")
     classes = prediction.shape[-1]
-    with mx.autograd.pause():
-        wrong = tuple(_wrong_labels(classes, threading.get_ident())(y)) if y.size else ()
-    if weights is None:
-        loss, number = _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
-        return loss, number.detach(), wrong
-    losses, counts = _cross_entropies(mx, prediction, y, classes)
+    if weights is None and y.size:
+        loss, *others = _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
+        number, *extremes = (x.detach() for x in others)
+        return loss, number, tuple(extremes)
+    is_class = _find_classes(mx, y, classes)
+    losses = _cross_entropies(mx, prediction, y, is_class)
+    counts = mx.np.ones_like(losses) * is_class
+    if weights is None:  # an empty batch, which has no extremes
+        loss, number = _mean_of_classes(mx, losses, counts)
+        return loss, number.detach(), ()
+    wrong = _find_extremes(mx, y, is_class) if y.size else ()
     weights = weights.reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
-    weights = counts * weights.astype(losses.dtype)
-    return *_mean(losses, weights), wrong
+    return *_mean(losses, counts * weights.astype(losses.dtype)), tuple(x.detach() for x in wrong)
 
 
 # By MXNet's functions of arrays, or by those of symbols.
 
 
-def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> tuple[Any, Any]:
-    """Return the loss of each label, and 1 or 0 for each one: whether it is a class."""
-    is_class = space.np.mod(y, classes) == y
+def _find_classes(space: Any, y: Any, classes: int) -> Any:
+    """Return whether each label is a class."""
+    return space.np.mod(y, classes) == y
+
+
+def _cross_entropies(space: Any, prediction: Any, y: Any, is_class: Any) -> Any:
+    """Return the loss of each label. Where it is not a class, the number counts for nothing."""
     # The loss of a row that does not count may be infinite, and 0 times it is NaN.
     rows = space.np.expand_dims(is_class, -1)
     prediction = space.np.where(rows, prediction, space.np.zeros_like(prediction))
     # ``pick`` takes a label that is out of range for the nearest class.
-    losses = -space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
-    return losses, space.np.ones_like(losses) * is_class
+    return -space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
+
+
+def _find_extremes(space: Any, y: Any, is_class: Any) -> tuple[Any, Any]:
+    """Return the least and the greatest label outside the classes; else ``NO_LABEL``."""
+    others = space.np.where(is_class, space.np.zeros_like(y) + NO_LABEL, y)
+    return others.min(), others.max()
+
+
+def _mean_of_classes(space: Any, losses: Any, counts: Any) -> tuple[Any, Any]:
+    """Return the mean of the losses that count, and their number."""
+    # The number is an integer. If it is 0, the loss of 0 is divided by 1.
+    number = counts.sum()
+    return (losses * counts).sum() / space.np.maximum(number, 1), number
 
 
 @lru_cache
 def _mean_cross_entropy(classes: int, _thread: int) -> Any:
     """Return a block that computes the mean cross-entropy in one call of MXNet's.
 
-    It also returns the number of labels that count. Each thread has a block of its own: two threads
-    must not call one at the same time.
+    It also returns the number of labels that count, and the extremes of those outside the classes.
+    Each thread has a block of its own: two threads must not call one at the same time.
 
     Args:
         classes: how many there are.
     """
 
     def mean(space: Any, prediction: Any, y: Any) -> Any:
-        losses, counts = _cross_entropies(space, prediction, y, classes)
-        # The number is an integer. If it is 0, the loss of 0 is divided by 1.
-        number = counts.sum()
-        return (losses * counts).sum() / space.np.maximum(number, 1), number
+        is_class = _find_classes(space, y, classes)
+        losses = _cross_entropies(space, prediction, y, is_class)
+        counts = space.np.ones_like(losses) * is_class
+        means = _mean_of_classes(space, losses, counts)
+        return *means, *_find_extremes(space, y, is_class)
 
     return _make_block(mean)
-
-
-@lru_cache
-def _wrong_labels(classes: int, _thread: int) -> Any:
-    """Return a block that computes the least and the greatest label outside the classes.
-
-    Each is ``NO_LABEL`` if there is none. See ``_mean_cross_entropy``.
-    """
-
-    def extremes(space: Any, y: Any) -> Any:
-        is_class = space.np.mod(y, classes) == y
-        others = space.np.where(is_class, space.np.zeros_like(y) + NO_LABEL, y)
-        return others.min(), others.max()
-
-    return _make_block(extremes)
 
 
 def _make_block(function: Callable[..., Any]) -> Any:
