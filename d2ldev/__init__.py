@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from d2ldev.registry.selection import virtual_gpus
     from d2ldev.training.array_loader import ArrayLoader
     from d2ldev.training.callbacks import EarlyStopping, Schedule
+    from d2ldev.training.epoch_metric import EpochMetric
     from d2ldev.training.log import DeviceLog
     from d2ldev.training.loggers import CSVLogger, TensorBoardLogger
-    from d2ldev.training.metrics import EpochMetric
     from d2ldev.training.timer import Timer
     from d2ldev.training.trainer import Trainer
 
@@ -89,7 +89,7 @@ _RARE = {
     "CSVLogger": "training.loggers",
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
-    "EpochMetric": "training.metrics",
+    "EpochMetric": "training.epoch_metric",
     "Schedule": "training.callbacks",
     "TensorBoardLogger": "training.loggers",
     "Timer": "training.timer",

@@ -18,10 +18,11 @@ from d2ldev.training.hooks import TrainerState, find_listeners
 from d2ldev.training.interruption import END, Interruption, shield
 from d2ldev.training.learning import accuracy
 from d2ldev.training.log import BatchedDeviceLog, DeviceLog
-from d2ldev.training.metrics import Measure, RunningMetric, RunningMetrics
+from d2ldev.training.metrics import Measure
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress
 from d2ldev.training.run import Run
+from d2ldev.training.running_metrics import RunningMetric, RunningMetrics
 from d2ldev.training.team import Counts, Team
 from d2ldev.typing import Callback
 
