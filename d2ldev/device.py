@@ -25,7 +25,7 @@ _GPU = "gpu"
 _ACCELERATORS = frozenset({_GPU, "cuda", "rocm", "xpu", "mps"})
 # No machine has GPUs of 100 digits, and Python does not read numbers of any length.
 _SPELLING = re.compile(r"([a-z]+)(?::([0-9]{1,100}))?", re.ASCII)
-_FIX = "device=d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'"
+_FIX = "device=backend.try_gpu(), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'"
 
 _interned: dict[tuple[str, int], Device] = {}
 

@@ -126,7 +126,7 @@ class InvalidDeviceError(D2LDevError, ValueError):
     >>> backend.ones(2, device='gpu:x')
     Traceback (most recent call last):
     d2ldev.errors.InvalidDeviceError: cannot read 'gpu:x' as a device: not a device name
-      fix: device=d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'
+      fix: device=backend.try_gpu(), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'
     """
 
 

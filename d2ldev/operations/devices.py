@@ -48,7 +48,7 @@ def parse(framework: Framework, spec: DeviceLike) -> Device:
         raise InvalidDeviceError(
             f"use {describe(spec)} as a device",
             f"it is not a d2ldev.Device, a string, or a CPU or GPU of {framework.name}",
-            "device=d2ldev.gpu(0), or a string: 'cpu', 'gpu:1'",
+            "device=backend.try_gpu(), or a string: 'cpu', 'gpu:1'",
         )
     return device
 
