@@ -67,22 +67,29 @@ def check_batches(
     kinds = framework.state.kinds
     if isinstance(model, type):
         raise class_refusal(f"{verb} {describe(model)}", model)
-    net, x = spell(model) or "net", spell(data) or "X"
-    given, problem, call = data, "", ""
+    # The names of the program are read for an error alone.
     if isinstance(data, np.ndarray) or kinds[type(data)] is TENSOR:
-        problem = "an array is not an iterable of batches"
         y = "" if verb == "predict" else f"{(val_data is not None and spell(val_data)) or 'y'}, "
-        call = f"{net}, ArrayLoader({x}, {y}batch_size=32)"
-    elif kinds[type(data)] is OBJECT or (callable(data) and not is_iterable(data)):
-        problem = "the model comes before the data"
+        loader = f"ArrayLoader({spell(data) or 'X'}, {y}batch_size=32)"
+        problem, call = (
+            "an array is not an iterable of batches",
+            f"{spell(model) or 'net'}, {loader}",
+        )
+        raise _call_refusal(verb, model, data, problem, call)
+    if kinds[type(data)] is OBJECT or (callable(data) and not is_iterable(data)):
         call = f"{spell(data) or 'net'}, {spell(model) or 'data'}"
-    elif isinstance(val_data, str) and val_data in (*LOSSES, *OPTIMIZERS):
-        given, problem = val_data, "the third argument is val_data"
+        raise _call_refusal(verb, model, data, "the model comes before the data", call)
+    if isinstance(val_data, str) and val_data in (*LOSSES, *OPTIMIZERS):
         name = "loss" if val_data in LOSSES else "optimizer"
-        call = f"{net}, {x}, {name}={val_data!r}"
-    if problem:
-        attempted = f"{verb} {type(model).__name__} with {describe(given)}"
-        raise UnsupportedValueError(attempted, problem, f"trainer.{verb}({call})")
+        call = f"{spell(model) or 'net'}, {spell(data) or 'X'}, {name}={val_data!r}"
+        raise _call_refusal(verb, model, val_data, "the third argument is val_data", call)
+
+
+def _call_refusal(
+    verb: str, model: Any, given: Any, problem: str, call: str
+) -> UnsupportedValueError:
+    attempted = f"{verb} {type(model).__name__} with {describe(given)}"
+    return UnsupportedValueError(attempted, problem, f"trainer.{verb}({call})")
 
 
 def empty_data_refusal() -> UnsupportedValueError:

@@ -235,7 +235,7 @@ def _free_address():
 def test_devices_that_jax_has_looked_for_before_are_refused():
     done = _train(2, 0, how="in use")
     assert [each.returncode for each in done] == [1, 1]
-    assert "d2ldev.set_backend('jax')" in done[0].stderr + done[1].stderr
+    assert "`from d2ldev import jax`" in done[0].stderr + done[1].stderr
 
 
 # The sleep is in the place of what JAX waits for at exit: what it computes with a stopped process.
