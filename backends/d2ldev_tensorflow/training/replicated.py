@@ -389,8 +389,9 @@ def _draw_own(seeds: Sequence[Any], number: int) -> Iterator[None]:
         seeds: the variables with the layers' seeds: see ``keras.random.SeedGenerator``.
         number: of the device, from 0; the first one draws with the seeds as they are.
     """
-    # The second number of a seed counts the draws.
-    own = [tf.constant([number * _SEED_STEP, 0], x.dtype) for x in seeds] if number else []
+    # The second number of a seed counts the draws. Both have 32 bits.
+    first = int(number) * _SEED_STEP % 2**31
+    own = [tf.constant([first, 0], x.dtype) for x in seeds] if number else []
     for x, step in zip(seeds, own, strict=False):
         x.assign(x.value + step)
     try:
