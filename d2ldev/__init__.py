@@ -10,6 +10,8 @@ Importing this package imports no framework, touches no GPU and changes nothing 
 
 from __future__ import annotations
 
+import os as _os
+
 from d2ldev.errors import (
     BackendFallbackWarning,
     BackendNotInstalledError,
@@ -200,3 +202,8 @@ def _import(name: str, module: str) -> None:
     with _loading:
         value = getattr(importlib.import_module(f"d2ldev.{module}"), name)
         globals().setdefault(name, value)  # a test may have replaced it
+
+
+# The core adds what the frameworks need to the environment, before the program uses one.
+if _os.environ.get("D2LDEV_VIRTUAL_GPUS"):
+    _load()

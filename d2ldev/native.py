@@ -177,4 +177,9 @@ def __getattr__(name: str) -> NativeDevices:
     raise AttributeError(f"module 'd2ldev.native' has no backend {name!r}; {choices()}")
 
 
+def __dir__() -> list[str]:
+    """Return the public names, without the backends, as ``d2ldev``."""
+    return ["NativeDevices"]
+
+
 _handed_out: dict[Backend, NativeDevices] = {}

@@ -62,7 +62,9 @@ MEMORY_VARIABLES = (
 _LOGGER = logging.getLogger("jax._src.xla_bridge")
 # The text of a CPU device, in newer and in older releases.
 _CPU_IN_WORDS = re.compile(r"(?:cpu:|TFRT_CPU_)([0-9]{1,9})", re.ASCII)
-_XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
+_CPU_COUNT = "JAX_NUM_CPU_DEVICES"
+_XLA_CPU_COUNT_FLAG = "--xla_force_host_platform_device_count="
+_XLA_CPU_COUNT = re.compile(rf"{_XLA_CPU_COUNT_FLAG}([0-9]+)")
 
 # The most seconds that a small computation takes on an idle device. On a GPU, JAX also loads the
 # first one, and other processes may have their turn before it.
@@ -362,6 +364,22 @@ class HardwareDevices(JaxDevices):
             os.environ[_PREALLOCATE] = "false"
 
 
+def _find_own_count(needed: int) -> tuple[str, str]:
+    """Return where the user's own number of CPU devices comes from, and what to write there.
+
+    Both are empty if there is none, so that d2ldev's number counts.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    if (count := jax.config.jax_num_cpu_devices) > 0:
+        if _CPU_COUNT in os.environ:
+            return f" by {_CPU_COUNT}={count}", f"{_CPU_COUNT}={needed}"
+        option = "jax_num_cpu_devices"
+        return f" by {option}={count}", f'jax.config.update("{option}", {needed})'
+    if flags and not flags.startswith("-"):
+        return " by the file of XLA_FLAGS", f"write {_XLA_CPU_COUNT_FLAG}{needed} into {flags}"
+    return "", ""
+
+
 class VirtualDevices(JaxDevices):
     """The CPU, and virtual GPUs: further CPU devices of JAX, after the first one.
 
@@ -385,12 +403,15 @@ class VirtualDevices(JaxDevices):
             # They replace the hardware: JAX's default device is the CPU, too.
             configure("jax_platforms", "cpu")
         elif (there := len(self.cpus())) < needed:
+            setting, fix = _find_own_count(needed)
+            devices = "1 CPU device" if there == 1 else f"{there} CPU devices"
             raise DeviceUnavailableError(
                 f"make {number} virtual GPUs",
-                f"JAX is in use already, with {there} CPU device{'' if there == 1 else 's'}; "
-                f"it takes {needed}",
-                f"`from d2ldev import jax`, with D2LDEV_VIRTUAL_GPUS={number}, above JAX's first "
-                "array or model; in a notebook restart the kernel first",
+                f"JAX is in use already, with {devices}{setting}; it takes {needed}",
+                fix
+                or "`from d2ldev import jax` above JAX's first array or model, with "
+                f"D2LDEV_VIRTUAL_GPUS={number} or below `d2ldev.virtual_gpus({number})`; "
+                "in a notebook restart the kernel first",
             )
 
     def count(self) -> int:

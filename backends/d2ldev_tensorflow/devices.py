@@ -317,9 +317,10 @@ def _configure(virtual: int) -> None:
     if late:
         raise DeviceUnavailableError(
             f"make {virtual} virtual GPUs",
-            "TensorFlow has made its devices already, which it does once in a process",
-            f"`from d2ldev import tensorflow`, with D2LDEV_VIRTUAL_GPUS={virtual}, above "
-            "TensorFlow's first tensor or model; in a notebook restart the kernel first",
+            "TensorFlow has made its devices already, once in a process, with a tensor or a model",
+            "`from d2ldev import tensorflow` above TensorFlow's first tensor, with "
+            f"D2LDEV_VIRTUAL_GPUS={virtual} or below `d2ldev.virtual_gpus({virtual})`; "
+            "in a notebook restart the kernel first",
             [device.name for device in own_devices()],
         )
 

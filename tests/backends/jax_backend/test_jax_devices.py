@@ -832,6 +832,7 @@ except d2ldev.DeviceUnavailableError as error:
 
 # What stands above the program's own use of JAX, with D2LDEV_VIRTUAL_GPUS=2, and without it.
 WISHES = [
+    ("import d2ldev", "2"),
     ("from d2ldev import backend", "2"),
     ("import jax; from d2ldev import backend", "2"),
     ("import d2ldev; d2ldev.backend", "2"),
@@ -857,6 +858,42 @@ show([d2ldev.backend.num_gpus(), len(history["loss"])])
 """
     variables = {"D2LDEV_VIRTUAL_GPUS": variable, "D2LDEV_BACKEND": "jax"}
     assert run_virtual(code, **variables) == [[2, 1]]
+
+
+def test_the_error_names_the_program_s_own_number_of_cpu_devices_and_the_mend_works(tmp_path):
+    file = tmp_path / "flags.txt"
+    file.write_text(f"{XLA_FLAGS}2")
+    program = """
+import d2ldev
+d2ldev.virtual_gpus(2)
+import jax
+LINE
+jax.devices()
+try:
+    d2ldev.get_backend("jax")
+    show("works")
+except d2ldev.DeviceUnavailableError as error:
+    show([error.problem, error.fix])
+"""
+    there = "JAX is in use already, with 2 CPU devices by "
+    problem = f"{there}{{}}; it takes 3"
+
+    def run_late(line="", **variables):
+        return run_virtual(program.replace("LINE", line), **variables)[0]
+
+    assert run_late(JAX_NUM_CPU_DEVICES="2") == [
+        problem.format("JAX_NUM_CPU_DEVICES=2"),
+        "JAX_NUM_CPU_DEVICES=3",
+    ]
+    assert run_late(JAX_NUM_CPU_DEVICES="3") == "works"
+    said, line = run_late('jax.config.update("jax_num_cpu_devices", 2)')
+    assert said == problem.format("jax_num_cpu_devices=2")
+    assert run_late(line) == "works"
+    said, fix = run_late(XLA_FLAGS=str(file))
+    assert said == problem.format("the file of XLA_FLAGS")
+    assert fix == f"write {XLA_FLAGS}3 into {file}"
+    file.write_text(fix.split()[1])
+    assert run_late(XLA_FLAGS=str(file)) == "works"
 
 
 def test_a_child_process_may_have_another_number_of_virtual_gpus():

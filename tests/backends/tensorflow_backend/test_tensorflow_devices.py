@@ -163,6 +163,23 @@ except d2ldev.DeviceUnavailableError as error:
     assert run(program.replace("LINE", "backend.num_gpus()"), **variables) == [2]
 
 
+def test_the_fix_of_virtual_gpus_of_a_call_names_the_call_and_the_place_of_the_import(run):
+    program = """
+CALL
+LINE
+tf.ones(2)
+try:
+    d2ldev.tensorflow
+    show(d2ldev.tensorflow.num_gpus())
+except d2ldev.DeviceUnavailableError as error:
+    show(error.fix.split("`")[1::2])
+"""
+    (lines,) = run(program.replace("CALL", "d2ldev.virtual_gpus(2)").replace("LINE", ""))
+    line, call = lines  # the line stands below the call
+    assert call == "d2ldev.virtual_gpus(2)"
+    assert run(program.replace("CALL", call).replace("LINE", line)) == [2]
+
+
 def test_asking_for_virtual_gpus_does_not_start_tensorflow(run):
     program = """
 from d2ldev_tensorflow.devices import has_started

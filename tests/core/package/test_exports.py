@@ -1,6 +1,7 @@
 """What ``d2ldev`` has at the top; what few programs need is imported when it is asked for."""
 
 import importlib.util
+import os
 
 import pytest
 from processes import run_interpreter, run_python
@@ -17,11 +18,12 @@ def test_the_public_names_alone_are_listed_before_and_after_their_import():
     code = """
         import d2ldev
         show(dir(d2ldev) == sorted(d2ldev.__all__))
-        import d2ldev.training.trainer, d2ldev.typing, d2ldev.framework
+        import d2ldev.training.trainer, d2ldev.typing, d2ldev.framework, d2ldev.native
         for module in (d2ldev, d2ldev.framework):
             show(dir(module) == sorted(module.__all__))
+        show(dir(d2ldev.native) == ["NativeDevices"])
     """
-    assert run_python(code) == [True] * 3
+    assert run_python(code) == [True] * 4
 
 
 def test_a_program_without_a_backend_imports_only_its_needs():
@@ -44,7 +46,24 @@ def test_a_program_without_a_backend_imports_only_its_needs():
 def test_slow_modules_of_the_standard_library_are_not_imported(module):
     name = repr(module)
     code = f"import sys; sys.modules.pop({name}, None); import d2ldev; print({name} in sys.modules)"
-    assert run_interpreter("-c", code).stdout == "False\n"
+    environment = {**os.environ, "D2LDEV_VIRTUAL_GPUS": ""}
+    assert run_interpreter("-c", code, env=environment).stdout == "False\n"
+
+
+def test_with_virtual_gpus_the_import_alone_sets_what_frameworks_read_and_imports_none():
+    code = """
+        import sys, d2ldev
+        heavy = ("numpy", "torch", "jax", "tensorflow", "mxnet", "array_api_strict", "typer")
+        show([name for name in heavy if name in sys.modules])
+        show("d2ldev.active" in sys.modules)
+    """
+    assert run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "2"}) == [[], True]
+    assert run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": ""}) == [[], False]
+
+
+def test_an_invalid_number_of_virtual_gpus_is_no_error_of_the_import():
+    variables = {"D2LDEV_VIRTUAL_GPUS": "two"}
+    assert run_python("import d2ldev; show(1)", environment=variables) == [1]
 
 
 def test_a_device_finds_the_active_backend_at_first_use():
