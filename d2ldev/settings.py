@@ -1,5 +1,7 @@
 """Every ``D2LDEV_*`` environment variable: read here, and nowhere else.
 
+``import d2ldev`` alone asks whether the second one is set.
+
 | variable | values |
 |---|---|
 | ``D2LDEV_BACKEND`` | the name of a backend; empty is unset |
@@ -100,6 +102,15 @@ def choose_virtual_cuda(wanted: bool | None) -> bool | None:
     global _chosen_virtual_cuda
     before, _chosen_virtual_cuda = _chosen_virtual_cuda, wanted
     return before
+
+
+def list_choices() -> dict[str, str]:
+    """Return the virtual GPUs that a call asked for, as the variables of another process."""
+    number, wanted = _chosen_virtual_gpus, _chosen_virtual_cuda
+    return {
+        **({} if number is None else {VIRTUAL_GPUS: str(number)}),
+        **({} if wanted is None else {VIRTUAL_CUDA: str(int(wanted))}),
+    }
 
 
 def check_virtual_gpus(n: object, attempted: str, fix: str) -> int:

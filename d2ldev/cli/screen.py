@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from d2ldev import settings
 from d2ldev.errors import D2LDevError, D2LDevWarning, InvalidDeviceError, UnknownBackendError
 
 
@@ -53,8 +54,9 @@ def message_of(error: Exception) -> str:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return the variables of a new process that finds this one's packages, as in a checkout."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    """Return the variables of a new process with this one's packages and virtual GPUs."""
+    path = os.pathsep.join(sys.path)
+    return {**os.environ, "PYTHONPATH": path, **settings.list_choices(), **variables}
 
 
 @contextmanager

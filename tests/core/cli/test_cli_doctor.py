@@ -407,3 +407,15 @@ def test_the_module_runs_in_the_process_of_a_notebook_and_examines_it():
     assert text.startswith("The active backend is reference: set_backend.")
     assert "gpu:0 of reference: virtual." in text
     assert "gpu:1" not in text
+
+
+def test_other_backends_have_the_virtual_gpus_of_the_process_that_examines():
+    code = """
+        import d2ldev
+        from d2ldev.cli.examination import find_report, try_elsewhere
+        d2ldev.virtual_gpus(1)
+        report = find_report("reference")
+        try_elsewhere(report, [])
+        show([device["device"] for device in report.devices])
+    """
+    assert run_python(code) == [["cpu", "gpu:0"]]
