@@ -66,4 +66,6 @@ def write_install(extra: str = "") -> str:
         return f"pip install {editable}{shlex.quote(unquote(urlsplit(url).path) + extras)}"
     if repository := record.get("vcs_info"):
         url = f"{repository['vcs']}+{url}@{repository['commit_id']}"
+    if folder := record.get("subdirectory"):
+        url += f"#subdirectory={folder}"
     return f"pip install {shlex.quote(f'd2ldev{extras} @ {url}' if url else f'd2ldev{extras}')}"

@@ -114,6 +114,7 @@ def run(request: Request) -> int:
             show(make_console(), document)
         if plot is not None:
             plot.write([each for backend in document["backends"] for each in backend["results"]])
+            sys.stderr.write(f"wrote {request.plot}\n")  # the standard output is the result
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)

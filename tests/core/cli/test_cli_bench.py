@@ -195,6 +195,7 @@ def test_a_plot_has_a_line_for_each_device(tmp_path):
     done = run_command("bench", "matmul", "--size", "32", "--plot", path, D2LDEV_VIRTUAL_GPUS="1")
     assert done.returncode == 0, done.stderr
     assert "32 x 32" in done.stdout
+    assert f"wrote {path}" in done.stderr
     drawn = path.read_text()
     texts = ("reference cpu", "reference gpu:0, virtual", "seconds for a product")
     assert all(f"<!-- {text} -->" in drawn for text in texts)

@@ -225,6 +225,14 @@ INSTALLED = {
         {"url": "https://host/d2ldev", "vcs_info": {"vcs": "git", "commit_id": "a1b2"}},
         "pip install 'd2ldev[files] @ git+https://host/d2ldev@a1b2'",
     ),
+    "from a folder of a repository": (
+        {
+            "url": "https://host/all",
+            "vcs_info": {"vcs": "git", "commit_id": "a1b2"},
+            "subdirectory": "python/d2ldev",
+        },
+        "pip install 'd2ldev[files] @ git+https://host/all@a1b2#subdirectory=python/d2ldev'",
+    ),
     "from an index": (None, "pip install 'd2ldev[files]'"),
 }
 
