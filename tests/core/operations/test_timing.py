@@ -20,9 +20,11 @@ class Reading(ReferenceDevices):
     def __init__(self, virtual_gpus):
         super().__init__(virtual_gpus)
         self.waited = 0
+        self.last = self.last_but_one = 0.0
 
     def synchronize(self, device):
         self.waited += 1
+        self.last_but_one, self.last = self.last, time.monotonic()
 
 
 @pytest.fixture
@@ -48,9 +50,11 @@ def test_a_timing_can_be_pickled_and_hashed(backend):
 
 def test_a_device_that_does_not_wait_is_not_timed(backend, monkeypatch):
     to_numpy = framework_of(backend).tensors.to_numpy
+    devices = framework_of(backend).devices
 
     def read_late(x):
-        time.sleep(0.5)
+        # Longer than the products took, however busy the machine is.
+        time.sleep(0.1 + 2 * (devices.last - devices.last_but_one))
         return to_numpy(x)
 
     monkeypatch.setattr(framework_of(backend).tensors, "to_numpy", read_late)
