@@ -188,10 +188,11 @@ def check_batch_norms(found: Iterable[BatchNorm], wanted: Statistics) -> None:
     """
     for name, statistics, fix in found:
         if statistics != wanted:
-            whose = {"global": "the whole batch", "local": "a shard of it"}[statistics]
+            whose = {"global": "the whole batch", "local": "a shard of the batch"}
+            none = "" if fix else f", and no layer of the framework has those of {whose[wanted]}"
             raise UnsupportedValueError(
                 f"train with batch_norm={wanted!r}",
-                f"the statistics of {name} are those of {whose}",
+                f"the statistics of {name} are those of {whose[statistics]}{none}",
                 fix or f"batch_norm={statistics!r}, or leave batch_norm out",
             )
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.training.module import read_arguments
 
 
@@ -127,7 +128,10 @@ class ModuleMethods(HyperParameters):
         else:
             n = trainer.num_val_batches / self.plot_valid_per_epoch
             x = trainer.epoch + 1
-        y = float(trainer.backend.to_numpy(value))
+        try:
+            y = float(trainer.backend.to_numpy(value))
+        except UnsupportedValueError:
+            return  # a value that is only traced, as by TensorFlow's step on several GPUs
         board.draw(x, y, ("train_" if train else "val_") + key, every_n=int(n))
 
     def training_step(self, batch: Any) -> Any:

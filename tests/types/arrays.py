@@ -64,6 +64,9 @@ def check_numpy(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], z: npt.NDA
 def check_others(x: Array, parameter: torch.nn.Parameter, variable: tf.Variable) -> None:
     print(x.device)  # type: ignore[attr-defined]
     print(x // 2)  # type: ignore[operator]
+    print(2**x)  # type: ignore[operator]
+    print(+x)  # type: ignore[operator]
+    print(len(x))  # type: ignore[arg-type]
     x[0] = 1  # type: ignore[index]
     use_operators(3, 3)  # type: ignore[type-var]
     use_operators(parameter, parameter)  # type: ignore[type-var]

@@ -2,6 +2,8 @@
 
 import pytest
 from book import expect, run_book, run_cells, run_tour
+from pages import ROOT, find_blocks
+from processes import run_python
 
 import d2ldev
 from d2ldev.native import NativeDevices
@@ -52,6 +54,20 @@ def test_the_books_code_runs(virtual_gpus):
 def test_the_printed_cells_run_with_the_lines_of_the_page(virtual_gpus, first, last):
     # ``Z = X`` copies nothing, in a block of another device as well.
     assert run_cells("tensorflow", "net", virtual_gpus) == [first, last, first, first]
+
+
+def test_the_model_of_the_page_trains_on_two_gpus_without_points_of_the_training():
+    # The step is traced, and a traced loss has no number for the board.
+    page = "".join(code for _, _, code in find_blocks(ROOT / "docs" / "d2l.md", "tensorflow"))
+    program = (
+        page.replace("num_gpus=1)", "num_gpus=2)")
+        + """
+losses = history["loss"]
+show([len(trainer.gpus), losses[-1] < losses[0], sorted(model.board.points)])
+"""
+    )
+    environment = {"D2LDEV_BACKEND": "tensorflow", "D2LDEV_VIRTUAL_GPUS": "2"}
+    assert run_python(program, hide=(), environment=environment) == [[2, True, ["val_loss"]]]
 
 
 def test_in_the_tour_every_result_is_where_its_cell_says():
