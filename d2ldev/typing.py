@@ -208,11 +208,13 @@ class Scheduler(Protocol):
 
 
 class _EndsSteps(Protocol):
-    def on_step_end(self, step: int, loss: Any, /) -> object: ...
+    @property
+    def on_step_end(self) -> Callable[[int, Any], object]: ...
 
 
 class _EndsEpochs(Protocol):
-    def on_epoch_end(self, epoch: int, history: History, /) -> object: ...
+    @property
+    def on_epoch_end(self) -> Callable[[int, History], object]: ...
 
 
 Callback: TypeAlias = Callable[[int, History], object] | _EndsEpochs | _EndsSteps
