@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import suppress
 
 # Not from ``typing``, and ``ast`` not at the top: see ``d2ldev.errors``.
@@ -33,11 +33,6 @@ class Operation:
     def __init__(self, node: ast.AST, text: str, frame: FrameType) -> None:
         self.node, self._text, self._frame = node, text, frame
 
-    @property
-    def is_call(self) -> bool:
-        """Whether it is a call, and not an operator."""
-        return type(self.node).__name__ == "Call"
-
     def text_of(self, node: ast.AST) -> str:
         """Return the text of an expression in it, in one line."""
         import ast
@@ -47,32 +42,51 @@ class Operation:
     def operands(self) -> Iterator[ast.AST]:
         """Yield the expressions of its operands, those in a list, a tuple or a dict included.
 
-        The first ones of a call are the function, and the object whose method it is.
+        The first one of a call is the function; of a method, it is the object.
         """
         import ast
 
         match self.node:
-            case ast.BinOp(left=left, right=right):
+            case ast.BinOp(left=left, right=right) | ast.Subscript(value=left, slice=right):
                 parts = [left, right]
-            case ast.AugAssign(target=left, value=right) | ast.Subscript(value=left, slice=right):
+            case ast.AugAssign(target=left, value=right) if self.can_assign(left):
                 parts = [left, right]
             case ast.Compare(left=left, comparators=others):
                 parts = [left, *others]
             case ast.Call(func=function, args=args, keywords=keywords):
-                parts = [*args, *(keyword.value for keyword in keywords)]
-                if isinstance(function, ast.Attribute):
-                    parts = [function, function.value, *parts]
-                elif isinstance(function, (ast.Name, ast.Subscript)):
-                    parts = [function, *parts]
+                if isinstance(function, ast.Attribute) and self._is_method(function):
+                    function = function.value
+                parts = [function, *args, *(keyword.value for keyword in keywords)]
             case _:
                 parts = []
         yield from _open_displays(parts)
 
+    def _is_method(self, node: ast.Attribute) -> bool:
+        """Return whether an attribute is a method of its owner, and not an object in it."""
+        with suppress(Exception):  # whatever a property of the user's raises
+            return self.evaluate(node).__self__ is self.evaluate(node.value)
+        return False
+
+    def can_assign(self, node: ast.AST) -> bool:
+        """Return whether an expression is a name that a line before this one can assign to.
+
+        A function that assigns to a name of an outer one cannot read that any more.
+        """
+        import ast
+
+        if not isinstance(node, ast.Name):
+            return False
+        frame = self._frame
+        return node.id in frame.f_locals and node.id not in frame.f_code.co_freevars
+
     def evaluate(self, node: ast.AST) -> Any:
-        """Return the value of an expression that calls nothing: a name, an attribute, an item.
+        """Return the value of a literal, a name, an attribute, or an item of them.
+
+        It runs the properties of the user's objects, so call it for an error alone.
 
         Raises:
-            LookupError: for any other expression.
+            LookupError, ValueError: for an expression that may have another value now.
+            Exception: whatever a property raises.
         """
         import ast
 
@@ -85,19 +99,8 @@ class Operation:
                 container = self.evaluate(owner)
                 if type(container) in (list, tuple, dict):
                     return container[self.evaluate(index)]
-            case ast.Constant(value=value):
-                return value
-        raise LookupError(ast.dump(node))
-
-    def find_values(self, node: ast.AST, is_wanted: Callable[[Any], bool]) -> list[str]:
-        """Return the text of each wanted value in an expression, the outermost of a chain."""
-        import ast
-
-        with suppress(Exception):
-            if is_wanted(self.evaluate(node)):
-                return [self.text_of(node)]
-        inner = ast.iter_child_nodes(node)
-        return [text for each in inner for text in self.find_values(each, is_wanted)]
+                raise LookupError(ast.dump(node))
+        return ast.literal_eval(node)
 
     def _find(self, name: str) -> Any:
         frame = self._frame

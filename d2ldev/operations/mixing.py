@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
 from d2ldev.operations.inventory import list_named_tensors
-from d2ldev.program import Operation, find_operation
+from d2ldev.program import find_operation
 from d2ldev.registry.selection import frameworks_in_use, packages_of
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -31,6 +31,7 @@ The name of a tensor in a list has the indices in the lists after it: ``(0, 2)``
 
 _BY_BACKEND = "{x} = backend.to({x}, '{device}')"
 _BY_PLACE = "{x} = backend.place({x}, '{device}')"
+_OF_A_MODEL = "model = backend.place(model, '{device}')"
 
 
 class _Found(NamedTuple):
@@ -39,14 +40,14 @@ class _Found(NamedTuple):
     Args:
         title: how the message calls it.
         device: its device.
-        moved: what the line that fixes it moves: a name of the program, ``title`` most often.
-        line: the line, if it is not the framework's own for a tensor.
+        line: the line that moves it, if that is not the framework's own for a tensor.
+        is_name: whether the line can assign to it.
     """
 
     title: str
     device: Device
-    moved: str
     line: str = ""
+    is_name: bool = True
 
 
 def mismatch(
@@ -58,8 +59,8 @@ def mismatch(
 ) -> DeviceMismatchError:
     """Return the error of an operation whose operands are on different devices.
 
-    It names the operands as the line of the program does that runs now. If the line does not show
-    them, it says which operands they are.
+    It names the operands as the line of the program does that runs now. It does so only if each
+    expression in the line has a known value. Otherwise it says which operands they are.
 
     Args:
         operation: its name, such as ``'add'``.
@@ -74,10 +75,9 @@ def mismatch(
       fix: x = backend.to(x, 'gpu:0'), where x is operand 2 of add
     """
     given = list(operands)
-    titles = [(_title_of(name), device) for name, device in given]
     frameworks = frameworks_in_use() if framework is None else [framework]
-    found = _find_in_program(frameworks, [device for _, device in given]) or [
-        _Found(title, device, title) for title, device in titles
+    found = _find_in_program(frameworks, {device for _, device in given}) or [
+        _find_in_call(_title_of(name), device) for name, device in given
     ]
     # Most often a model is on a GPU and its batch is elsewhere. The operands of the batch are
     # fewer, or have no name.
@@ -96,45 +96,32 @@ def mismatch(
     )
 
 
-def _find_in_program(frameworks: Sequence[Framework], devices: Sequence[Device]) -> list[_Found]:
-    """Return the operands in the line that runs now; empty if it does not show these devices."""
+def _find_in_program(frameworks: Sequence[Framework], devices: Set[Device]) -> list[_Found]:
+    """Return the operands in the line that runs now; empty unless it shows all of them."""
     of_frameworks = [each for framework in frameworks for each in packages_of(framework.name)]
     modules = [cls.__module__ for framework in frameworks for cls in type(framework).__mro__]
     of_backends = {module.partition(".")[0] for module in modules} - {"d2ldev"}
     operation = find_operation(of_backends.union(of_frameworks))
     if operation is None:
         return []
-    found: list[tuple[str, str, list[Device], str]] = []
+    found: list[_Found] = []
     for node in operation.operands():
-        text = operation.text_of(node)
         try:
-            value = operation.evaluate(node)
+            there, line = _inspect(frameworks, operation.evaluate(node))
         except Exception:  # the result of a call is unknown, and a property may raise anything
-            found.append((text, _find_source(frameworks, operation, node), [], ""))
-            continue
-        there, line = _inspect(frameworks, value)
-        found += [(text, text, there, line)] if there else []
-    # An operator has the operands that the line shows. A call may do something else with them.
-    is_sure = not operation.is_call or any(there for _, _, there, _ in found)
-    if (
-        is_sure
-        and len(found) == len(devices)
-        and all(
-            device in (there or devices)
-            for device, (_, _, there, _) in zip(devices, found, strict=True)
-        )
-    ):
-        return [
-            _Found(text, device, moved, line)
-            for device, (text, moved, _, line) in zip(devices, found, strict=True)
-        ]
-    if {*devices} == {device for _, _, there, _ in found for device in there}:
-        return [
-            _Found(text, device, moved, line)
-            for text, moved, there, line in found
-            for device in there
-        ]
-    return []
+            return []
+        if len(there) > 1:  # a list, or a model on several devices
+            return []
+        text, is_name = operation.text_of(node), operation.can_assign(node)
+        found += [_Found(text, device, line, is_name) for device in there]
+    return found if devices == {each.device for each in found} else []
+
+
+def _find_in_call(title: str, device: Device) -> _Found:
+    """Return an operand that has the name of a parameter, of a variable, or its number."""
+    is_variable = not (_is_index(title) or _EXPRESSION.fullmatch(title))
+    line = _OF_A_MODEL if is_variable else ""
+    return _Found(title, device, line, is_variable or title.isidentifier())
 
 
 def _inspect(frameworks: Sequence[Framework], value: Any) -> tuple[list[Device], str]:
@@ -151,16 +138,6 @@ def _inspect(frameworks: Sequence[Framework], value: Any) -> tuple[list[Device],
     return [], ""
 
 
-def _find_source(frameworks: Sequence[Framework], operation: Operation, node: Any) -> str:
-    """Return the only tensor that an expression is computed from, or else the expression."""
-
-    def is_tensor(value: Any) -> bool:
-        return any(each.state.kinds[type(value)] is TENSOR for each in frameworks)
-
-    texts = {*operation.find_values(node, is_tensor)}
-    return texts.pop() if len(texts) == 1 else f"({operation.text_of(node)})"
-
-
 def _title_of(name: Name) -> str:
     """Return how messages call an operand: ``'x'``, ``'operand 1'``, ``'operand 1[2]'``."""
     first, *items = name if isinstance(name, tuple) else (name,)
@@ -174,25 +151,18 @@ def _is_index(name: str) -> bool:
 
 def _line_of(operation: str, found: _Found, there: _Found, move: str) -> str:
     """Return the line that moves one operand to where another one is."""
-    target = there.device
-    is_named = _EXPRESSION.fullmatch(there.moved) and not there.line
-    if found.line or (not is_named and not _is_index(there.title)):
-        move = found.line or _BY_BACKEND
-    if _is_index(found.title):
-        where = f", where x is {found.title} of {operation}" + (
-            f", and y {there.title}" if "{y}" in move else ""
-        )
-        return move.format(x="x", y="y", device=target) + where
-    if not _EXPRESSION.fullmatch(found.moved):
-        if not found.moved.startswith("("):
-            return f"model = backend.place(model, '{target}')"
-        return f"backend.to({found.title}, '{target}') in the place of {found.title}"
-    if "{y}" not in move or is_named:
-        return move.format(x=found.moved, y=there.moved, device=target)
-    return (
-        move.format(x=found.moved, y="y", device=target)
-        + f", where y is {there.title} of {operation}"
-    )
+    move = found.line or (_BY_BACKEND if there.line else move)
+    x, y = ("x" if _is_index(found.title) else found.title), there.title
+    places = []
+    if x != found.title:
+        places.append(f"x is {found.title} of {operation}")
+    if "{y}" in move and _is_index(y):
+        places.append(f"y {y}" if places else f"y is {y} of {operation}")
+        y = "y"
+    line = move.format(x=x, y=y, device=there.device)
+    if x == found.title and not found.is_name:
+        line = f"{line.partition(' = ')[2]} in the place of {x}"
+    return line + (f", where {', and '.join(places)}" if places else "")
 
 
 def operands_of(

@@ -269,7 +269,7 @@ def test_a_state_on_another_device_is_refused(backend):
     states = layer.begin_state(2, ctx=mx.cpu(2))
     with (
         backend.strict(),
-        pytest.raises(DeviceMismatchError, match=r"run RNN: .* states on gpu:1"),
+        pytest.raises(DeviceMismatchError, match=r"run RNN: .* operand 3 on gpu:1"),
     ):
         layer(array(1, (4, 2, 3)), states)
 
@@ -281,7 +281,7 @@ def test_a_symbol_block_refuses_an_input_on_another_device(backend):
     block.initialize(ctx=mx.cpu(1))
     with (
         backend.strict(),
-        pytest.raises(DeviceMismatchError, match=r"block on gpu:0, array\(2\) on gpu:1"),
+        pytest.raises(DeviceMismatchError, match="w on gpu:0, operand 1 on gpu:1"),
     ):
         block(array(2))
 
@@ -337,7 +337,7 @@ def test_a_head_gradient_on_another_device_is_refused(backend, recorded):
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         recorded[1].backward(array(2))
     assert "cannot run backward: " in str(caught.value)
-    assert "recorded[1] on gpu:0, array(2) on gpu:1" in str(caught.value)
+    assert "operand 1 on gpu:0, operand 2 on gpu:1" in str(caught.value)
 
 
 def test_grad_with_a_head_gradient_on_another_device_is_refused(backend, recorded):

@@ -118,6 +118,13 @@ class NamesNoExpression(Mutant, caught_by="strict.names-operands-of-the-program"
             return DeviceMismatchError(error.attempted, error.problem, fix, error.devices)
 
 
+class NamesUnknownOperands(Mutant, caught_by="strict.names-no-unknown-operands"):
+    class Backend(Rewording):
+        def reword(self, error):
+            problem = error.problem.replace("operand 2", "kernel + 1")
+            return DeviceMismatchError(error.attempted, problem, error.fix, error.devices)
+
+
 class RefusesNumbers(Mutant, caught_by="strict.scalars-on-other-devices"):
     class Strict(ReferenceStrict):
         def refuse_mixing(self, in_force):

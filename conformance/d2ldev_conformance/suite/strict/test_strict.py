@@ -168,8 +168,8 @@ def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewh
         "images + kernel": ("images", "kernel"),
         "images -= kernel": ("images", "kernel"),
         "images * box['kernel']": ("images", "box['kernel']"),
-        "images @ (kernel + 1)": ("images", "kernel + 1"),
         "net(images)": ("net", "images"),
+        "box['net'](images)": ("box['net']", "images"),
     }.items(),
 )
 def test_the_error_names_operands_as_the_program_does(backend, route, line, titles):
@@ -182,13 +182,31 @@ def test_the_error_names_operands_as_the_program_does(backend, route, line, titl
     names = {
         "backend": backend,
         "kernel": kernel,
-        "box": {"kernel": kernel},
+        "box": {"kernel": kernel, "net": backend.mlp([2, 1], device=target)},
         "images": backend.ones((2, 2), device=source),
         "net": backend.mlp([2, 1], device=target),
     }
     error, mended = run_and_mend(f"with backend.strict():\n    {line}", names)
     assert all(f"{title} on " in error.problem for title in titles)
     run(mended, names)
+
+
+@requirement("strict.names-no-unknown-operands", section=SECTION, source=SOURCE_OF_ERRORS)
+@pytest.mark.parametrize("line", ["images @ (kernel + 1)", "(images + 1) @ (kernel + 1)"])
+def test_the_error_names_no_operand_whose_value_is_unknown(backend, route, line):
+    """Name no operand after an expression whose value the program does not keep.
+
+    The operands of an operation may be others than the expressions in its line.
+    """
+    source, target = route
+    names = {
+        "backend": backend,
+        "images": backend.ones((2, 2), device=source),
+        "kernel": backend.ones((2, 2), device=target),
+    }
+    with pytest.raises(DeviceMismatchError) as caught:
+        run(f"with backend.strict():\n    {line}", names)
+    assert not re.search("images|kernel", caught.value.problem + caught.value.fix)
 
 
 @requirement("strict.scalars-on-other-devices", section=SECTION)
