@@ -110,9 +110,11 @@ def describe(value: object) -> str:
     """Return a value in a few words, for a message.
 
     >>> describe(object)
-    "<class 'object'>, a type,"
+    "<class 'object'>, a class,"
     """
     kind, text = type(value).__name__, quote(value)
+    if isinstance(value, type):  # its own class is a word of Python's, such as ``ABCMeta``
+        kind = "class"
     is_vowel = kind[0] in "aeiouAEIOU" or kind == "ndarray"
     article = "an" if is_vowel else "a"
     return f"{article} {kind}" if text == f"<{kind}>" else f"{text}, {article} {kind},"

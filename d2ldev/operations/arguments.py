@@ -159,6 +159,8 @@ def as_path(path: object, method: str) -> str:
             f"{describe(path)} is not the path of a file",
             {
                 "save": "backend.save(obj, 'net.safetensors')",
+                "save_best": "best='best.safetensors'",
+                "save_checkpoint": "checkpoint='run.safetensors'",
                 "load": "backend.load('net.safetensors')",
                 "load_into": "backend.load_into(obj, 'net.safetensors')",
             }[method],

@@ -83,6 +83,9 @@ def check_batches(
         name = "loss" if val_data in LOSSES else "optimizer"
         call = f"{spell(model) or 'net'}, {spell(data) or 'X'}, {name}={val_data!r}"
         raise _call_refusal(verb, model, val_data, "the third argument is val_data", call)
+    if callable(val_data) and not is_iterable(val_data):
+        call = f"{spell(model) or 'net'}, {spell(data) or 'X'}, loss={spell(val_data) or '...'}"
+        raise _call_refusal(verb, model, val_data, "the third argument is val_data", call)
 
 
 def _call_refusal(

@@ -248,22 +248,28 @@ def write_mean(x: object, text: str) -> str:
     return f"{namespace().__name__ if namespace else 'keras.ops'}.mean({text})"
 
 
-def mean_of(function: Any, value: object) -> str:
-    """Return the text of a function that gives the mean of a loss or a metric.
+def take_mean(function: Any, value: object, argument: str) -> str:
+    """Return the line that takes the mean of a loss or a metric.
+
+    An object without a name in the program has settings that the line cannot repeat.
 
     Args:
         function: the loss or the metric.
         value: its result.
+        argument: how the line names it: ``'loss={}'``.
 
     >>> def absolute(y_true, y_pred): ...
-    >>> mean_of(absolute, None)
-    'lambda y_true, y_pred: keras.ops.mean(absolute(y_true, y_pred))'
+    >>> take_mean(absolute, None, 'loss={}')
+    'loss=lambda y_true, y_pred: keras.ops.mean(absolute(y_true, y_pred))'
     """
-    own = getattr(function, "__name__", f"{type(function).__name__}()").replace("<lambda>", "f")
-    name = spell(function) or own
+    name = spell(function) or getattr(function, "__name__", "").replace("<lambda>", "")
+    if not name and isinstance(getattr(function, "reduction", None), str):
+        return "reduction='mean'"
+    shown = name or "loss_fn"
+    text = f"lambda prediction, y: {write_mean(value, f'{shown}(prediction, y)')}"
     if first_parameter(function) == "y_true":
-        return f"lambda y_true, y_pred: keras.ops.mean({name}(y_true, y_pred))"
-    return f"lambda prediction, y: {write_mean(value, f'{name}(prediction, y)')}"
+        text = f"lambda y_true, y_pred: keras.ops.mean({shown}(y_true, y_pred))"
+    return argument.format(text) + ("" if name else f", after {shown} = ...")
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract import Framework, Learner, Tensor, TrainingSettings
@@ -81,13 +82,15 @@ def complete(
             "it was compiled without a loss",
             "model.compile(..., loss='mse'), or fit(..., loss='mse')",
         )
-    if is_trained and lr is not None and not isinstance(optimizer, str):
+    # The framework refuses a class or a function of an optimizer, with this rate in the fix.
+    is_made = not isinstance(optimizer, (str, type, FunctionType, partial))
+    if is_trained and lr is not None and is_made:
         compiled = "the optimizer that it was compiled with"
         raise UnsupportedValueError(
             f"train {describe(model)} with lr={describe(lr)}",
             f"{compiled if lacks_optimizer else describe(optimizer)} has a learning rate of "
             "its own",
-            f"optimizer='sgd', lr={lr}, or leave lr out",
+            "leave lr out",
         )
     rate = _LEARNING_RATE if lr is None else lr
     checked = check_settings(framework, settings._replace(loss=loss, optimizer=optimizer, lr=rate))

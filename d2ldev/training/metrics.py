@@ -14,7 +14,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.operations.arguments import class_refusal
 from d2ldev.operations.other_backends import function_of_another_backend
 from d2ldev.options import METRICS, Loss, Metrics, nearest, problem_of
-from d2ldev.training.functions import comparison, mean_of
+from d2ldev.training.functions import comparison, take_mean
 from d2ldev.training.running_metrics import (
     RunningMetric,
     device_of_prediction,
@@ -137,7 +137,7 @@ def _run_on_device_of_predictions(
             raise UnsupportedValueError(
                 f"measure {name}",
                 f"it is of shape {shape}, and not a scalar",
-                f"metrics=[{mean_of(metric, value)}]",
+                take_mean(metric, value, "metrics=[{}]"),
             )
         return value
 

@@ -16,9 +16,9 @@ from d2ldev.operations.examples import number_of_examples
 from d2ldev.training.functions import (
     comparison,
     describe_output,
-    mean_of,
     needs_weights,
     output_refusal,
+    take_mean,
     weigh_loss,
     write_mean,
 )
@@ -100,7 +100,7 @@ class Objective:
         loss, weight = self._take_mean(value)
         shape = getattr(loss, "shape", None)
         if shape is None or tuple(shape):
-            fix = f"loss={mean_of(self._settings.loss, loss)}"
+            fix = take_mean(self._settings.loss, loss, "loss={}")
             raise _loss_refusal("compute the loss of a batch", shape, loss, fix)
         return loss, weight, ()
 
@@ -362,8 +362,11 @@ def check_shapes_of_labels(
     problem, fix = "a label is the number of a class", "y = backend.asarray(y, dtype='int32')"
     if not is_one_each:
         problem = "there is one label for each row of logits, which has one number for each class"
-        fix = "y = y.argmax(-1), for labels that are one-hot"
-        if _have_same_size(logits[:-1], labels):
+        shape = ", ".join(map(str, (*labels, "classes")))
+        fix = f"logits of shape ({shape}), the classes last, or a loss of the framework's own"
+        if _are_same(logits, labels):
+            fix = "y = y.argmax(-1), for labels that are one-hot"
+        elif _have_same_size(logits[:-1], labels):
             fix = f"y = {_write_reshape('y', logits[:-1])}"
     raise UnsupportedValueError(
         f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}",

@@ -76,9 +76,10 @@ class Saving(NamedTuple):
         if self.best is None and (self.monitor is not None or self.mode is not None):
             fix = "fit(..., best='best.safetensors')"
             raise UnsupportedValueError(attempted, "no file for the best epoch is named", fix)
+        files = {"best": self.best, "checkpoint": self.checkpoint}
+        paths = [as_path(x, f"save_{name}") for name, x in files.items() if x is not None]
         if self.best is not None:
             self.find_sign()
-            paths = [as_path(x, "save") for x in (self.best, self.checkpoint) if x is not None]
             if len(set(map(os.path.abspath, paths))) < len(paths):
                 raise UnsupportedValueError(
                     f"save both the last and the best state of a run to {quote(paths[0])}",

@@ -348,7 +348,7 @@ class Trainer(TrainerState):
                 within an epoch draws the batches of that epoch again, and skips the ones done.
             best: a file for the state after the best epoch so far, with or without a
                 ``checkpoint``. A run that resumes without this file compares the epochs from then
-                on.
+                on. If the number is NaN in every epoch, the file has the untrained model.
             monitor: the name of the number in the history that is best in that epoch. None is
                 ``'val_loss'``, or ``'loss'`` without ``val_data``.
             mode: ``'min'`` for a number that should fall, ``'max'`` for one that should rise. None

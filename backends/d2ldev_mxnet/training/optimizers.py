@@ -68,8 +68,15 @@ def make_optimizer(framework: Framework, settings: TrainingSettings, parameters:
         module=mx.optimizer,
         path="mxnet.optimizer",
         arguments=f"learning_rate={settings.lr}",
-        owns=lambda x: isinstance(x, type) and issubclass(x, mx.optimizer.Optimizer),
+        owns=_makes_optimizer,
     )
+
+
+def _makes_optimizer(function: Any) -> bool:
+    """Tell whether a function makes an optimizer; the base class takes no step."""
+    made = function(learning_rate=0.01)
+    base = mx.optimizer.Optimizer
+    return isinstance(made, base) and type(made).update is not base.update
 
 
 def _check_trainer(trainer: Any, parameters: list[Any]) -> None:

@@ -43,11 +43,19 @@ def make_optimizer(settings: TrainingSettings) -> Any:
             module=keras.optimizers,
             path="keras.optimizers",
             arguments=str(settings.lr),
-            owns=lambda x: isinstance(x, type) and issubclass(x, keras.optimizers.Optimizer),
+            owns=_makes_optimizer,
         )
     if settings.precision == "fp16" and not is_scaling(optimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
+
+
+def _makes_optimizer(function: Any) -> bool:
+    """Tell whether a function makes an optimizer; the base class takes no step."""
+    import keras
+
+    base = keras.optimizers.Optimizer
+    return function is not base and isinstance(function(0.01), base)
 
 
 def is_scaling(optimizer: Any) -> bool:

@@ -52,6 +52,12 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 # A named loss returns its ``Learner.weight``, too.
 
 
+def _makes_optimizer(function: Any) -> bool:
+    """Tell whether a function makes an optimizer; the base class makes none."""
+    parameter = torch.zeros(1, 1, requires_grad=True)
+    return isinstance(function([parameter], lr=0.01), torch.optim.Optimizer)
+
+
 def _mse(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Any]:
     return _compare_numbers(torch.nn.functional.mse_loss, prediction, y, weights)
 
@@ -235,7 +241,7 @@ class TorchLearner(Learner):
                 module=torch.optim,
                 path="torch.optim",
                 arguments=f"net.parameters(), lr={self.settings.lr}",
-                owns=lambda x: isinstance(x, type) and issubclass(x, torch.optim.Optimizer),
+                owns=_makes_optimizer,
             )
         cls: type = type(optimizer)
         name = cls.__name__

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, Generic, NamedTuple, NoReturn
 
@@ -94,7 +95,8 @@ class TrainingSettings(NamedTuple):
         """
         if not callable(self.loss):
             other = "(prediction, y) -> scalar tensor"
-            fix = "loss=lambda prediction, y: ..., with a function of the framework's own"
+            names = ", ".join(f"loss={name!r}" for name in LOSSES if name != "model")
+            fix = f"one of {names}, or a function of the framework's own"
             _check_choice("loss", self.loss, LOSSES, other, fix)
         # The framework refuses any other name, in its own words.
         if nearest(self.optimizer, OPTIMIZERS):
@@ -369,7 +371,8 @@ def find_precision(wanted: Any) -> OwnPrecision:
             f"make a model with {CONVERSIONS[wanted]} parameters, and leave precision out",
         )
     found: OwnPrecision = OWN_PRECISIONS.get(wanted, wanted) if is_name else wanted
-    _check_choice("precision", found, PRECISIONS, "left out")
+    fix = "one of precision='bf16', precision='fp16', or leave it out for the model's dtype"
+    _check_choice("precision", found, PRECISIONS, "left out", fix)
     return found
 
 
@@ -388,7 +391,7 @@ def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedVal
 
 
 def optimizer_refusal(
-    optimizer: object,
+    optimizer: Any,
     kind: str,
     *,
     module: Any,
@@ -404,31 +407,64 @@ def optimizer_refusal(
         module: the module with the framework's optimizers.
         path: the name of the module in a program, such as ``'torch.optim'``.
         arguments: those that make one, such as ``'net.parameters(), lr=0.01'``.
-        owns: tells whether a call of a function or a class makes an optimizer.
+        owns: tells whether a function or a class makes an optimizer: it may try, and raise.
     """
-    text = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "")
+    is_partial = isinstance(optimizer, partial)
+    maker = optimizer.func if is_partial else optimizer
+    text = optimizer if isinstance(optimizer, str) else getattr(maker, "__name__", "")
     name = _find_own(text, module, owns)
     made = f"{path}.{name}" if name else ""
     problem = f"it is not {kind}"
+    near, hint = nearest(text, OPTIMIZERS), ""
     if isinstance(optimizer, str):
         problem = problem_of(optimizer, OPTIMIZERS, kind)
-    elif owns(optimizer):
-        problem = f"it is a {'class' if isinstance(optimizer, type) else 'function'}, not {kind}"
-        made = spell(optimizer) or made or text
+    elif _can_make(maker, owns):
+        problem += ", but a call of it makes one, with its own learning rate"
+        made = spell(optimizer) or ("" if is_partial else made or text).replace("<lambda>", "")
+        if is_partial:
+            arguments, near = _without_bound(optimizer, arguments), ""
+        if not made:
+            made, hint = "make", ", after make = ..."
+    elif isinstance(optimizer, type):
+        problem = f"it is a class, not {kind}"
     if not made:
-        others = (x for x in dir(module) if owns(getattr(module, x)))
+        others = (x for x in dir(module) if _can_make(getattr(module, x), owns))
         example = _find_own("sgd", module, owns) or next(others, "")
         fix = f"optimizer={path}.{example}({arguments}), or another one of {path}"
     else:
-        fix = f"optimizer={made}({arguments})"
-        fix += f", or optimizer={near!r}" if (near := nearest(text, OPTIMIZERS)) else ""
+        fix = f"optimizer={made}({arguments}){hint}"
+        fix += f", or optimizer={near!r}" if near else ""
     return UnsupportedValueError(f"train with optimizer={describe(optimizer)}", problem, fix)
 
 
 def _find_own(text: str, module: Any, owns: Callable[[Any], bool]) -> str:
     """Return the name of a module that a text means, and that makes an optimizer."""
     near = [name for name in dir(module) if nearest(text, [name])]
-    return nearest(text, [name for name in near if owns(getattr(module, name))])
+    return nearest(text, [name for name in near if _can_make(getattr(module, name), owns)])
+
+
+def _can_make(function: Any, owns: Callable[[Any], bool]) -> bool:
+    """Tell whether a function or a class makes an optimizer; an abstract class makes none."""
+    try:
+        return callable(function) and owns(function)
+    except Exception:  # it takes something else
+        return False
+
+
+def _without_bound(function: partial[Any], arguments: str) -> str:
+    """Return the text of the arguments that a partial function does not have yet."""
+    import inspect
+
+    signature = inspect.signature(function.func)
+    bound = {*signature.bind_partial(*function.args, **function.keywords).arguments}
+    bound.update(function.keywords)
+    # ``net.parameters()`` or a number is by position, and ``lr=0.01`` has its name.
+    named = zip(arguments.split(", "), [*signature.parameters, *[""] * 9], strict=False)
+    return ", ".join(
+        text
+        for text, name in named
+        if (text.partition("=")[0] if "=" in text else name) not in bound
+    )
 
 
 def state_refusal(kind: str, problem: str) -> CheckpointError:

@@ -2,6 +2,7 @@
 
 import re
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,40 @@ def test_operands_that_the_line_does_not_show_have_numbers(virtual, operands, li
     assert moved in found
     assert all(each.startswith("operand ") for each in found)
     assert ", where x is operand " in caught.value.fix
+
+
+PROGRAMS = {
+    "trainer.fit(net, data, optimizer=torch.optim.Adam, lr=0.1)": (
+        "optimizer=torch.optim.Adam(net.parameters(), lr=0.1), or optimizer='adam'"
+    ),
+    "adam = partial(torch.optim.AdamW, lr=1e-3)\ntrainer.fit(net, data, optimizer=adam)": (
+        "optimizer=adam(net.parameters())"
+    ),
+    "trainer.fit(net, data, optimizer=torch.optim.Optimizer)": (
+        "optimizer=torch.optim.SGD(net.parameters(), lr=0.01), or another one of torch.optim"
+    ),
+    "trainer.fit(net, data, optimizer='Optimizer')": (
+        "optimizer=torch.optim.SGD(net.parameters(), lr=0.01), or another one of torch.optim"
+    ),
+    "trainer.fit(net, data, loss=torch.nn.MSELoss(reduction='none'))": "reduction='mean'",
+    "f = torch.nn.MSELoss(reduction='none')\ntrainer.fit(net, data, loss=f)": (
+        "loss=lambda prediction, y: f(prediction, y).mean()"
+    ),
+    "f = torch.nn.MSELoss()\ntrainer.fit(net, data, f)": "trainer.fit(net, data, loss=f)",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_line_for_an_object_of_torch_makes_its_program_work(names, program):
+    names["partial"] = partial
+    error, mended = run_and_mend(program, names)
+    assert error.fix == PROGRAMS[program]
+    # The optimizer has its own learning rate, and the next error says to leave this one out.
+    run(mended.replace("data, lr=0.1", "data"), names)
+
+
+def test_a_loss_without_a_name_in_the_program_is_given_one_first(names):
+    with pytest.raises(d2ldev.UnsupportedValueError) as error:
+        run("trainer.fit(net, data, loss=lambda prediction, y: prediction - y)", names)
+    call = "lambda prediction, y: loss_fn(prediction, y).mean()"
+    assert error.value.fix == f"loss={call}, after loss_fn = ..."

@@ -127,5 +127,5 @@ def test_a_class_variable_is_not_a_field(moved, x, monkeypatch):
 
 
 def test_a_dataclass_class_is_not_a_container(moved):
-    with pytest.raises(UnsupportedValueError, match="a type,"):
+    with pytest.raises(UnsupportedValueError, match="a class,"):
         moved([Usual])

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader, EarlyStopping, Trainer
+from d2ldev import ArrayLoader, EarlyStopping, Trainer, UnsupportedValueError
+from d2ldev_conformance.provision import own_optimizers
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.fixes import run, run_and_mend
 
@@ -49,6 +50,10 @@ PROGRAMS = {
     "a tensor to step with": "learner.step(inputs, targets)",
     "a tensor to evaluate": "learner.evaluate(inputs, targets)",
     "a tensor to predict with": "learner.predict(inputs)",
+    "a loss in the place of the data to evaluate on": (
+        "def f(prediction, y):\n    d = prediction[0, 0] - y[0, 0]\n    return d * d\n"
+        "trainer.fit(net, data, f)"
+    ),
     "the class of a callback": (
         "Trainer(1, backend=backend, callbacks=EarlyStopping).fit(net, data, data)"
     ),
@@ -117,3 +122,54 @@ trainer.fit(net, data, loss=Error)
     error, mended = run_and_mend(program, names)
     assert error.fix == "loss=Error()"
     run(mended, names)
+
+
+@requirement("errors.fix-has-own-words", section=SECTION, source=SOURCE)
+@pytest.mark.parametrize(
+    ("option", "value", "choices"),
+    [
+        ("loss", "mae", ("mse", "cross_entropy", "bce")),
+        ("loss", "MSELoss", ("mse", "cross_entropy", "bce")),
+        ("precision", "bfloat16", ("bf16", "fp16")),
+        ("precision", "half", ("bf16", "fp16")),
+    ],
+)
+def test_a_name_without_a_meaning_is_answered_with_all_names(names, option, value, choices):
+    """Answer another word for a loss or a precision with the names that there are.
+
+    One of them alone has another meaning.
+    """
+    call = f"backend.learner(net, {option}={value!r})"
+    with pytest.raises(UnsupportedValueError) as error:
+        run(call, names)
+    assert all(f"{option}={choice!r}" in error.value.fix for choice in choices)
+
+
+@requirement("errors.fix-has-own-words", section=SECTION, source=SOURCE)
+def test_labels_of_other_axes_are_no_labels_that_are_one_hot(names):
+    """Name the shapes of logits and labels that do not fit, without ``argmax`` of class numbers."""
+    backend = names["backend"]
+    learner = backend.learner(names["classifier"], loss="cross_entropy")
+    labels = backend.asarray(np.zeros((8, 3), "int32"))
+    with pytest.raises(UnsupportedValueError) as error:
+        learner.step((names["inputs"],), labels)
+    assert error.value.fix.startswith("logits of shape (8, 3, classes)")
+
+
+@requirement("errors.fix-works", section=SECTION, source=SOURCE)
+def test_the_learning_rate_of_an_optimizers_own_is_left_out(names, own_optimizer):
+    """Answer a learning rate beside an optimizer, which has its own, by leaving it out."""
+    net = names["net"]
+    optimizer = own_optimizers(names["backend"])[own_optimizer](net)
+    with pytest.raises(UnsupportedValueError) as error:
+        names["trainer"].fit(net, names["data"], optimizer=optimizer, lr=0.1)
+    assert error.value.fix == "leave lr out"
+
+
+@requirement("errors.fix-has-own-words", section=SECTION, source=SOURCE)
+@pytest.mark.parametrize("option", ["best", "checkpoint"])
+def test_a_truth_value_as_a_file_of_fit_is_answered_with_that_option(names, option):
+    """Answer a truth value as a file of ``fit`` with a line for ``fit``."""
+    with pytest.raises(UnsupportedValueError) as error:
+        run(f"trainer.fit(net, data, {option}=True)", names)
+    assert error.value.fix.startswith(f"{option}='")

@@ -1,5 +1,7 @@
 """Training: steps of Flax's models with optax's optimizers, what they are fed, what is refused."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -412,6 +414,23 @@ def test_another_optimizer_is_refused(backend, optimizer):
     optimizer = optimizer(net) if callable(optimizer) else optimizer
     with pytest.raises(UnsupportedValueError, match="not an optax"):
         backend.learner(net, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("own", "fix"),
+    [
+        (partial(optax.adam, 0.1), "optimizer=own()"),
+        (partial(optax.adam, learning_rate=0.1), "optimizer=own()"),
+        (partial(optax.adam, b1=0.8), "optimizer=own(0.01)"),
+        (optax.adam, "optimizer=own(0.01), or optimizer='adam'"),
+        (nnx.Optimizer, "optimizer=optax.sgd(0.01), or another one of optax"),
+    ],
+    ids=str,
+)
+def test_what_makes_an_optimizer_is_refused_with_the_call_of_it(backend, own, fix):
+    with pytest.raises(UnsupportedValueError, match=r"class, not|a call of it makes") as error:
+        backend.learner(backend.mlp([2, 1]), optimizer=own)
+    assert error.value.fix == fix
 
 
 def test_a_model_that_makes_variables_in_a_step_is_refused(backend):

@@ -202,14 +202,22 @@ def test_accumulated_gradients_are_reset_in_each_step(backend):
     assert losses("add") == losses("write")
 
 
+@pytest.mark.parametrize("optimizer", ["Optimizer", mx.gluon.Trainer])
+def test_what_makes_no_optimizer_of_mxnet_is_not_proposed(backend, optimizer):
+    net = initialize(backend, images, "cpu")
+    with pytest.raises(UnsupportedValueError) as error:
+        backend.learner(net, optimizer=optimizer)
+    assert error.value.fix.startswith("optimizer=mxnet.optimizer.SGD(learning_rate=0.01), ")
+
+
 def test_a_loss_of_gluons_is_refused_without_its_mean(backend):
     ((inputs, y),) = batches(backend, images, "cpu", 1)
     net = initialize(backend, images, "cpu")
     own = mx.gluon.loss.SoftmaxCrossEntropyLoss()
     with pytest.raises(UnsupportedValueError, match=r"of shape \(8,\), not a scalar") as error:
         backend.learner(net, loss=own).step(inputs, y)
-    call = "lambda prediction, y: SoftmaxCrossEntropyLoss()(prediction, y).mean()"
-    assert error.value.fix == f"loss={call}"
+    call = "lambda prediction, y: loss_fn(prediction, y).mean()"
+    assert error.value.fix == f"loss={call}, after loss_fn = ..."
     mean = backend.learner(net, loss=lambda prediction, y: own(prediction, y).mean())
     named = backend.learner(net, loss="cross_entropy")
     losses = [learner.evaluate(inputs, y)[0].item() for learner in (mean, named)]

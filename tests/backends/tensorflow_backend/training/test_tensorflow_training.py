@@ -268,6 +268,13 @@ def test_another_optimizer_is_refused(backend):
         backend.learner(backend.mlp([2, 1]), optimizer=object())
 
 
+@pytest.mark.parametrize("name", ["Optimizer", "LossScaleOptimizer"])
+def test_a_name_of_kerass_that_makes_no_optimizer_is_not_proposed(backend, name):
+    with pytest.raises(UnsupportedValueError) as error:
+        backend.learner(backend.mlp([2, 1]), optimizer=name)
+    assert error.value.fix.startswith("optimizer=keras.optimizers.SGD(0.01), ")
+
+
 def test_a_model_of_which_all_is_frozen_is_refused(backend):
     net = backend.mlp([2, 1])
     net.trainable = False
