@@ -371,7 +371,7 @@ def find_precision(wanted: Any) -> OwnPrecision:
             f"make a model with {CONVERSIONS[wanted]} parameters, and leave precision out",
         )
     found: OwnPrecision = OWN_PRECISIONS.get(wanted, wanted) if is_name else wanted
-    fix = "one of precision='bf16', precision='fp16', or leave it out for the model's dtype"
+    fix = "precision='bf16', precision='fp16', or leave it out for the model's dtype"
     _check_choice("precision", found, PRECISIONS, "left out", fix)
     return found
 
