@@ -22,7 +22,7 @@ Activation = Literal["relu", "tanh", "sigmoid"]
 Loss = LossName | Callable[..., Any]
 """``'mse'``, ``'cross_entropy'``, ``'bce'``, ``'model'``, or ``(prediction, y) -> scalar tensor``.
 
-Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
+Or ``(y_true, y_pred) -> scalar tensor``, if the first parameter has the name of a target.
 """
 
 NumGpus = int | Literal["auto"]
@@ -86,8 +86,9 @@ class _Gets(Protocol):
 Metric = MetricName | Callable[[Any, Any], Any] | _Computes | _GivesResult | _Gets
 """``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
 
-Or ``(y_true, y_pred) -> scalar tensor``, with these names. Or an object that keeps a running value:
-``update``, ``compute`` and ``reset``, or ``update_state``, ``result`` and ``reset_state``.
+Or ``(y_true, y_pred) -> scalar tensor``, if the first parameter has the name of a target. Or an
+object that keeps a running value: ``update``, ``compute`` and ``reset``, or ``update_state``,
+``result`` and ``reset_state``.
 """
 Metrics = Sequence[Metric] | Mapping[str, Metric]
 """The metrics of ``fit`` and ``validate``; a mapping has their names in the history."""

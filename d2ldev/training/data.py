@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -124,12 +125,24 @@ def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
     if isinstance(loss, str):
         tensors.append(("y", drop_weights(y)))
     for name, x in tensors:
+        if name == "y" and isinstance(x, Real):
+            raise axis_refusal(x)
         if kinds[type(x)] is not TENSOR and not hasattr(x, "shape"):
             raise UnsupportedValueError(
                 f"train on a batch whose {name} is {describe(x)}",
                 "it is not an array of numbers",
                 f"yield {name} as a NumPy array or a tensor, or use a loss function of your own",
             )
+
+
+def axis_refusal(y: Any) -> UnsupportedValueError:
+    """Return the error of a named loss whose target has no axis: it is of one example."""
+    return UnsupportedValueError(
+        f"train on a batch whose y is {describe(y)}",
+        "the first axis of y and of the inputs are the examples, and y has no axis",
+        "give the Trainer batches: DataLoader(dataset, batch_size=32), dataset.batch(32) of "
+        "tf.data, or ArrayLoader(X, y, batch_size=32)",
+    )
 
 
 def drop_weights(y: Any) -> Any:

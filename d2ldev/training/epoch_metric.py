@@ -12,7 +12,7 @@ import numpy as np
 
 from d2ldev.active import backend_of
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.training.functions import comparison, describe_output
+from d2ldev.training.functions import check_number, comparison, describe_output
 from d2ldev.typing import TensorT
 
 
@@ -25,8 +25,9 @@ class EpochMetric:
     all examples.
 
     Args:
-        function: ``(y_true, y_pred) -> number``, with these names, or ``(prediction, y) ->
-            number``. It gets NumPy arrays with the examples of the epoch along the first axis.
+        function: ``(y_true, y_pred) -> number``, or ``(prediction, y) -> number``. If its first
+            parameter has the name of a target, such as ``y_true``, it gets ``y`` first. It gets
+            NumPy arrays with the examples of the epoch along the first axis.
 
     >>> def largest_error(y_true, y_pred):
     ...     return abs(y_true - y_pred).max()
@@ -87,6 +88,8 @@ class EpochMetric:
             UnsupportedValueError: if the batches have examples of different shapes.
         """
         value: float = self._compare(*map(self._join, zip(*self._batches, strict=True)))
+        call = f"{self.name}(y_true, y_pred)"
+        check_number(f"measure {self.name} over an epoch", value, call)
         return value
 
     def _to_host(self, x: Any) -> Any:

@@ -16,6 +16,7 @@ from d2ldev.nesting.kinds import is_pair
 from d2ldev.nesting.walk import Flattened, flatten, leaves, unwrap_broadcasts
 from d2ldev.operations.prefetching import device_batches, draw_outside
 from d2ldev.training.data import (
+    axis_refusal,
     check_target,
     count_of,
     drop_weights,
@@ -116,7 +117,9 @@ class Feed:
         else:
             inputs, y, compared, examples = self._split(*self._finish(batch, has_marks))
         each = 1
-        if self._is_named and len(shape := drop_weights(y).shape) > 1:
+        if self._is_named and len(shape := drop_weights(y).shape) != 1:
+            if not len(shape):
+                raise axis_refusal(drop_weights(y))
             each = prod(shape[1:])
         counts = self._team.count(self._learner, number, examples, each)
         return inputs, y, compared, counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract.training import Signature
@@ -90,9 +91,10 @@ def comparison(
     """Return a loss or a metric, as it is called everywhere: ``(prediction, y)``.
 
     Args:
-        function: called in this order, as in torch, Gluon and Optax. If its first parameter is
-            named ``y_true``, it gets ``y`` first, as in Keras and scikit-learn. If it takes no
-            target (see ``takes_target``), it gets the prediction alone.
+        function: called in this order, as in torch, Gluon and Optax. If its first parameter has
+            the name of a target, it gets ``y`` first: see
+            ``begins_with_target``. If it takes no target (see ``takes_target``), it gets the
+            prediction alone.
         weighs: whether it may be given ``sample_weight``, too.
 
     Raises:
@@ -111,7 +113,7 @@ def comparison(
         )
     if takes_target(function):
         _check_operands(function, 2, weighs=weighs)
-        if first_parameter(function) != "y_true":
+        if not begins_with_target(function):
             return function
         return lambda prediction, y, *others, **options: function(y, prediction, *others, **options)
     if any(each.name == _WEIGHTS and _is_required(each) for each in _parameters_of(function)):
@@ -160,8 +162,25 @@ def takes_target(function: Callable[..., Any] | str) -> bool:
     return not operands or any(each.name in _TARGETS or _is_required(each) for each in others)
 
 
-# The names of targets in the losses of the frameworks and in the book.
-_TARGETS = ("y", "y_true", "label", "labels", "target", "targets")
+# The names of targets in the losses of the frameworks, in scikit-learn and in the book.
+_TARGETS = ("y", "y_true", "label", "labels", "labels_true", "target", "targets")
+
+
+def begins_with_target(function: Callable[..., Any]) -> bool:
+    """Tell whether a loss, a metric or its update gets ``y`` first: by its first parameter's name.
+
+    Beside the name of another target ``y`` is the prediction. In the book and in Chainer ``t`` is
+    such a name, too.
+
+    >>> [begins_with_target(f) for f in (lambda y, y_hat: 0, lambda y, t: 0, lambda t, y: 0)]
+    [True, False, False]
+    >>> begins_with_target(lambda a, b: 0)
+    False
+    """
+    first, *others = [each.name for each in _parameters_of(function) if _is_positional(each)] or [
+        ""
+    ]
+    return first in _TARGETS and not (first == "y" and {*others[:1]} & {*_TARGETS, "t"})
 
 
 def _is_positional(parameter: inspect.Parameter) -> bool:
@@ -177,8 +196,8 @@ def update_call(metric: object, update: Callable[..., Any]) -> Callable[[Any, An
 
     Args:
         metric: the metric that keeps a running value.
-        update: its method. Called in this order, as in torchmetrics. If its first parameter is
-            named ``y_true`` or ``labels``, it gets ``y`` first, as in Keras and Gluon. If it takes
+        update: its method. Called in this order, as in torchmetrics. If its first parameter has
+            the name of a target, it gets ``y`` first, as in Keras and Gluon. If it takes
             keywords alone, it gets ``logits=`` and ``labels=``, as in NNX.
 
     Raises:
@@ -186,13 +205,14 @@ def update_call(metric: object, update: Callable[..., Any]) -> Callable[[Any, An
     """
     parameters = _parameters_of(update)
     if parameters and not any(map(_takes_position, parameters)):
-        _check_bind(metric, parameters, logits=None, labels=None)
+        _check_bind(metric, update, logits=None, labels=None)
         return lambda prediction, y: _update_by_name(metric, update, prediction, y)
     # One with a prediction alone, or with weights after it, would take y for something else.
     if not takes_target(update):
-        raise _update_refusal(metric, f"its {update.__name__} takes no target beside a prediction")
-    _check_bind(metric, parameters, None, None)
-    if first_parameter(update) in ("y_true", "labels"):
+        problem = f"its {update.__name__} takes no target beside a prediction"
+        raise _update_refusal(metric, update, problem)
+    _check_bind(metric, update, None, None)
+    if begins_with_target(update):
         return lambda prediction, y: update(y, prediction)
     return update
 
@@ -206,28 +226,44 @@ def _update_by_name(metric: object, update: Callable[..., Any], prediction: Any,
         return update(logits=prediction, labels=y)
     except TypeError as error:  # one with ``**names`` says only now which of them it needs
         problem = f"its {update.__name__}(logits=..., labels=...) raised: {error}"
-        raise _update_refusal(metric, problem, "*, logits, labels, **_") from error
+        raise _update_refusal(metric, update, problem, "*, logits, labels, **_") from error
 
 
-def _check_bind(
-    metric: object, parameters: list[inspect.Parameter], *operands: Any, **names: Any
-) -> None:
+def _check_bind(metric: object, update: Callable[..., Any], *operands: Any, **names: Any) -> None:
     import inspect
 
     try:
-        inspect.Signature(parameters).bind(*operands, **names)
+        inspect.Signature(_parameters_of(update)).bind(*operands, **names)
     except TypeError as error:
         problem = f"it cannot be updated with a prediction and y: {error}"
-        raise _update_refusal(metric, problem) from error
+        raise _update_refusal(metric, update, problem) from error
 
 
 def _update_refusal(
-    metric: object, problem: str, operands: str = "prediction, y"
+    metric: object, update: Callable[..., Any], problem: str, operands: str = "prediction, y"
 ) -> UnsupportedValueError:
+    name = update.__name__
     return UnsupportedValueError(
         f"compare predictions by {describe(metric)}",
         problem,
-        f"class Mine({type(metric).__name__}): def update(self, {operands}): super().update(...)",
+        f"class Mine({type(metric).__name__}): def {name}(self, {operands}): super().{name}(...)",
+    )
+
+
+def check_number(attempted: str, value: Any, call: str) -> None:
+    """Refuse what a metric returned if it is neither a tensor nor a number.
+
+    Args:
+        attempted: the current operation, for messages.
+        value: what it returned.
+        call: the function's name with its parameters.
+    """
+    if hasattr(value, "shape") or isinstance(value, Real):
+        return
+    raise UnsupportedValueError(
+        attempted,
+        f"{call.partition('(')[0]} returns {describe(value)} and not one number",
+        f"def {call}: return number",
     )
 
 
@@ -259,22 +295,17 @@ def take_mean(function: Any, value: object, argument: str) -> str:
         argument: how the line names it: ``'loss={}'``.
 
     >>> def absolute(y_true, y_pred): ...
-    >>> take_mean(absolute, None, 'loss={}')
-    'loss=lambda y_true, y_pred: keras.ops.mean(absolute(y_true, y_pred))'
+    >>> import numpy as np
+    >>> take_mean(absolute, np.zeros(2), 'loss={}')
+    'loss=lambda y_true, y_pred: absolute(y_true, y_pred).mean()'
     """
     name = spell(function) or getattr(function, "__name__", "").replace("<lambda>", "")
     if not name and isinstance(getattr(function, "reduction", None), str):
         return "reduction='mean'"
     shown = name or "loss_fn"
-    text = f"lambda prediction, y: {write_mean(value, f'{shown}(prediction, y)')}"
-    if first_parameter(function) == "y_true":
-        text = f"lambda y_true, y_pred: keras.ops.mean({shown}(y_true, y_pred))"
+    operands = "y_true, y_pred" if begins_with_target(function) else "prediction, y"
+    text = f"lambda {operands}: {write_mean(value, f'{shown}({operands})')}"
     return argument.format(text) + ("" if name else f", after {shown} = ...")
-
-
-def first_parameter(function: Callable[..., Any]) -> str | None:
-    """Return the name of the first parameter; None if there is none, or Python cannot tell."""
-    return next((each.name for each in _parameters_of(function) if _is_positional(each)), None)
 
 
 def _parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:

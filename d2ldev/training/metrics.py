@@ -14,7 +14,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.operations.arguments import class_refusal
 from d2ldev.operations.other_backends import function_of_another_backend
 from d2ldev.options import METRICS, Loss, Metrics, nearest, problem_of
-from d2ldev.training.functions import comparison, take_mean
+from d2ldev.training.functions import check_number, comparison, take_mean
 from d2ldev.training.running_metrics import (
     RunningMetric,
     device_of_prediction,
@@ -128,10 +128,12 @@ def _run_on_device_of_predictions(
 ) -> Callable[[Any, Any], Any]:
     """Return a metric that runs on the device of the first tensor in the predictions."""
     function = comparison(metric)
+    call = getattr(metric, "__name__", "__call__").replace("<lambda>", "function")
 
     def measure(prediction: Any, y: Any) -> Any:
         with scope_of(backend, device_of_prediction(backend, prediction)):
             value = function(prediction, y)
+        check_number(f"measure {name}", value, f"{call}(prediction, y)")
         shape = tuple(getattr(value, "shape", ()))
         if shape:
             raise UnsupportedValueError(

@@ -39,8 +39,11 @@ def find_rate(framework: Framework, learner: Learner) -> float | None:
 
 
 def _find_in_state(framework: Framework, optimizer: Any) -> Any:
-    """Return the tensor with this name; a variable of NNX is its ``value``."""
+    """Return the rate in the ``hyperparams`` of a state; a variable of NNX is its ``value``.
+
+    Another ``learning_rate`` in a state may be that of a line search.
+    """
     for name, x in list_named_tensors(framework, optimizer):
-        if name.removesuffix(".value").endswith("learning_rate"):
+        if name.removesuffix(".value").split(".")[-2:] == ["hyperparams", "learning_rate"]:
             return x
     return None

@@ -18,7 +18,7 @@ from d2ldev.nesting.kinds import OBJECT
 from d2ldev.nesting.walk import flatten
 from d2ldev.options import Loss
 from d2ldev.settings import peers
-from d2ldev.training.functions import describe_output, update_call
+from d2ldev.training.functions import check_number, describe_output, update_call
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.team import Portioned, Team
 
@@ -123,7 +123,7 @@ class RunningMetric:
         self._check_owner()
         with scope_of(self._backend, self._device):
             value = self._call(self._methods[1])()
-        if self._methods[1] == "get":  # with its name before it
+        if self._methods[1] == "get" and isinstance(value, tuple):  # with its name before it
             value = value[1]
         shape = tuple(getattr(value, "shape", ()))
         if shape or isinstance(value, (Mapping, tuple, list)):
@@ -133,6 +133,7 @@ class RunningMetric:
                 f"{self._methods[1]}() returns {found}, and not one number",
                 "metrics={'a': ..., 'b': ...}, a metric for each number",
             )
+        check_number(f"measure {self._name}", value, f"{self._methods[1]}(self)")
         log = DeviceLog(self._backend, values=False)
         log.add(**{self._name: value})
         return log.last()[self._name]

@@ -319,18 +319,18 @@ class Trainer(TrainerState):
                 ``d2ldev.Broadcast(value)`` is the same for all: see docs/guides/split-batches.md.
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or a function ``(prediction, y) ->
-                scalar tensor``. If its first parameter is ``y_true``, it gets ``y`` first, as in
-                Keras. A function of the prediction alone goes with batches without a target:
-                ``X``, ``(X,)``, or several inputs. ``'model'`` is the loss that the model computes
-                from its labels, and returns as ``loss``. None is the model's own loss or that of a
-                compiled Keras model, else ``'mse'``.
+                scalar tensor``. If its first parameter has the name of a target, such as
+                ``y_true``, it gets ``y`` first. A function of the prediction alone goes with
+                batches without a target: ``X``, ``(X,)``, or several inputs. ``'model'`` is the
+                loss that the model computes from its labels, and returns as ``loss``. None is the
+                model's own loss or that of a compiled Keras model, else ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'`` or ``'adagrad'``, built
                 after the model is placed. Or the framework's own optimizer, which is placed too.
                 None is the model's own optimizer or that of a compiled Keras model, else ``'sgd'``.
             lr: the learning rate of a named optimizer; None is 0.01. An optimizer object has its
                 own, so ``lr`` is an error then.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
-                over the examples. A function of ``(y_true, y_pred)``, with these names, works too.
+                over the examples. A function of ``(y_true, y_pred)`` works too, as for ``loss``.
                 With ``loss='model'`` they are functions of the model's output and the batch.
                 Objects that keep a running value, such as those of torchmetrics, Keras and NNX,
                 are measured over the epoch. So is ``EpochMetric(function)``, which gets all

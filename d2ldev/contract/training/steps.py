@@ -52,11 +52,12 @@ class TrainingSettings(NamedTuple):
 
     Args:
         loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, ``'model'``, or a function or an object,
-            ``(prediction, y) -> scalar tensor``. Its first parameter may be ``y_true``, as in
-            Keras, and then the second is the prediction. It may return a ``WeightedLoss``.
-            ``'mse'`` is the mean of the squared errors. ``'cross_entropy'`` is the mean over all
-            valid labels, 0 if there are none, without a wait for the device. It takes integers of
-            shape ``(n, ...)`` and logits of shape ``(n, ..., classes)``. ``'bce'`` is the mean
+            ``(prediction, y) -> scalar tensor``. Its first parameter may have the name of a
+            target, such as ``y_true``, and then the second is the prediction. It may return a
+            ``WeightedLoss``. ``'mse'`` is the mean of the squared errors. ``'cross_entropy'`` is
+            the mean over all valid labels, 0 if there are none, without a wait for the device. It
+            takes integers of shape ``(n, ...)`` and logits of shape ``(n, ..., classes)``.
+            ``'bce'`` is the mean
             binary cross-entropy of logits with numbers from 0 to 1, of the same shape.
             ``'model'`` is the model's own loss: the attribute or the key ``loss`` of its output.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` or

@@ -5,9 +5,9 @@ import collections
 import numpy as np
 import pytest
 
-from d2ldev import Trainer, UnsupportedValueError, WeightedLoss, gpu
+from d2ldev import EpochMetric, Trainer, UnsupportedValueError, WeightedLoss, gpu
 from d2ldev.framework import Objective, TrainingSettings, Weighted
-from d2ldev.training.functions import comparison, weigh_loss
+from d2ldev.training.functions import comparison, update_call, weigh_loss
 from d2ldev.training.metrics import find_metrics
 
 
@@ -21,6 +21,34 @@ def keras_order(y_true, y_pred, sample_weight=None):
 
 def keras_order_and_more(y_true, *others):
     return f"{others[0]} against {y_true}"
+
+
+def target_first(target, pred):
+    return f"{pred} against {target}"
+
+
+def labels_first(labels, logits):
+    return f"{logits} against {labels}"
+
+
+def label_of_gluon_first(label, pred):
+    return f"{pred} against {label}"
+
+
+def y_first(y, y_hat):
+    return f"{y_hat} against {y}"
+
+
+def clusters_first(labels_true, labels_pred):
+    return f"{labels_pred} against {labels_true}"
+
+
+def y_is_the_prediction(y, target):
+    return f"{y} against {target}"
+
+
+def y_before_t(y, t):
+    return f"{y} against {t}"
 
 
 def optax_order(predictions, targets=None):
@@ -84,6 +112,13 @@ FUNCTIONS = [
     contract_order,
     keras_order,
     keras_order_and_more,
+    target_first,
+    labels_first,
+    label_of_gluon_first,
+    y_first,
+    clusters_first,
+    y_is_the_prediction,
+    y_before_t,
     optax_order,
     KerasLoss(),
     Module(),
@@ -142,7 +177,80 @@ def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
 def test_a_metric_is_called_in_the_order_that_its_first_parameter_says(reference, function):
     (measure,) = find_metrics(reference, [function]).values()
-    assert measure("prediction", "y") == "prediction against y"
+    with pytest.raises(UnsupportedValueError, match="returns 'prediction against y', a str, and"):
+        measure("prediction", "y")
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
+def test_a_metric_of_an_epoch_is_called_in_that_order(function):
+    metric = EpochMetric(function)
+    metric.update(np.full(2, 5), np.full(2, 7))
+    with pytest.raises(UnsupportedValueError, match=r"returns '\[5 5\] against \[7 7\]', a str"):
+        metric.compute()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS[:11], ids=IDS[:11])
+def test_a_running_metric_is_updated_in_that_order(reference, function):
+    class Kept:
+        def __init__(self):
+            self.update, self.reset = function, lambda: None
+
+        def compute(self):
+            return 1.0
+
+    assert update_call(Kept(), function)("prediction", "y") == "prediction against y"
+
+
+class NoValue:
+    def reset(self):
+        pass
+
+    def update(self, prediction, y):
+        pass
+
+    def compute(self):
+        return None
+
+
+def no_value(prediction, y):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("metric", "fix"),
+    [
+        (NoValue(), "def compute(self): return number"),
+        (no_value, "def no_value(prediction, y): return number"),
+        (EpochMetric(no_value), "def no_value(y_true, y_pred): return number"),
+    ],
+)
+def test_a_metric_that_returns_no_number_is_refused(reference, metric, fix):
+    trainer = Trainer(1, backend=reference)
+    with pytest.raises(UnsupportedValueError, match="returns None, a NoneType, and not") as error:
+        trainer.fit(reference.mlp([2, 1]), [BATCH], metrics=[metric])
+    assert error.value.fix == fix
+
+
+class MeanOfValues(Running):
+    def update_state(self, values, sample_weight=None):
+        raise AssertionError("it takes no target")
+
+
+def test_the_fix_names_the_method_that_the_metric_has(reference):
+    with pytest.raises(UnsupportedValueError, match="its update_state takes no target") as error:
+        find_metrics(reference, [MeanOfValues()])
+    assert error.value.fix == (
+        "class Mine(MeanOfValues): def update_state(self, prediction, y): super().update_state(...)"
+    )
+
+
+@pytest.mark.parametrize("y", [1, np.int64(1), np.array(1)], ids=["int", "int64", "array"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_examples_without_batches_are_refused(reference, loss, y):
+    example = np.ones(2, "float32"), y
+    with pytest.raises(UnsupportedValueError, match="y has no axis") as error:
+        Trainer(1, backend=reference).fit(reference.mlp([2, 2]), [example], loss=loss)
+    assert "DataLoader(dataset, batch_size=32)" in error.value.fix
 
 
 def test_two_numbers_of_one_name_are_refused(reference):

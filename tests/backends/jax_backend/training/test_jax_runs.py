@@ -314,9 +314,24 @@ def test_the_history_has_the_rate_of_injected_hyperparameters(backend, net, num_
     assert history["lr"] == [0.5, 0.25, 0.125]
 
 
-def test_the_history_has_no_rate_that_optax_does_not_show(backend, net):
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.adam(0.1),
+        # A state of its own with this name, as the line search of ``optax.lbfgs`` has.
+        optax.chain(
+            optax.sgd(0.1),
+            optax.GradientTransformation(
+                lambda _: {"learning_rate": np.ones((), "float32")},
+                lambda updates, state, _: (updates, state),
+            ),
+        ),
+    ],
+    ids=["adam", "line search"],
+)
+def test_the_history_has_no_rate_that_optax_does_not_show(backend, net, optimizer):
     history = Trainer(1, backend=backend).fit(
-        net, IMAGES, loss="cross_entropy", optimizer=optax.adam(0.1)
+        net, IMAGES, loss="cross_entropy", optimizer=optimizer
     )
     assert list(history) == ["loss"]
 
