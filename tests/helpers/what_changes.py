@@ -125,7 +125,9 @@ def _fit(backend, num_gpus, net=None, data=None, cls=Trainer, callbacks=None, **
     net = backend.mlp([4, 8, 1], seed=0) if net is None else net(backend.cpu())
     history = trainer.fit(net, data or _batches(), lr=0.05, **options)
     values = backend.named_tensors(trainer.model)
-    return [*(backend.to_numpy(x) for x in values.values()), *history.values()]
+    # The loss comes last.
+    numbers = [history[name] for name in history if name != "loss"]
+    return [*(backend.to_numpy(x) for x in values.values()), *numbers, history["loss"]]
 
 
 def _learn_with(loss):

@@ -141,7 +141,7 @@ def test_a_seed_of_which_mxnet_would_take_another_is_refused(backend, seed):
     mx.random.seed(3)
     expected = backend.rand(3).asnumpy().tolist()
     mx.random.seed(3)
-    with pytest.raises(CheckpointError, match="is not a state of one"):
+    with pytest.raises(CheckpointError, match="is not a generator's state"):
         training.check_random_state(seed, backend.cpu())
     assert backend.rand(3).asnumpy().tolist() == expected
 
