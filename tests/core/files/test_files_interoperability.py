@@ -131,7 +131,7 @@ def test_a_file_with_numbers_below_a_byte_is_read_but_for_them(reference, path, 
     with pytest.raises(CheckpointError, match=f"its tensor 'packed' is of {tag}, which"):
         reference.load(path)
     packed = np.zeros(shape, getattr(ml_dtypes, name))
-    with pytest.raises(UnsupportedValueError, match=f"at packed .* dtype is {name}"):
+    with pytest.raises(UnsupportedValueError, match=f"at packed: its dtype is {name}"):
         reference.load_into({"packed": packed}, path, strict=False)
 
 
@@ -182,7 +182,7 @@ def test_the_file_of_another_program_without_tensors_is_an_empty_dict(reference,
 def test_a_dtype_that_the_framework_lacks_is_refused_with_those_that_it_has(reference, path):
     save_file({"x": np.ones(2, ml_dtypes.bfloat16)}, path)
     with pytest.raises(
-        CheckpointError, match="'x' is of bfloat16, which reference has not"
+        CheckpointError, match="'x' is of bfloat16, which reference does not have"
     ) as told:
         reference.load(path)
     assert "float32" in told.value.fix

@@ -120,7 +120,7 @@ def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(framework, path)
     header["x"] = entry("BF16", (2,))
     path.write_bytes(file_of(header, DATA))
     optimizer = Optimizer(0, framework.zeros(2))
-    with pytest.raises(CheckpointError, match="'x' is of bfloat16, which cells has not"):
+    with pytest.raises(CheckpointError, match="'x' is of bfloat16, which cells does not have"):
         framework.load_into(optimizer, path)
     assert optimizer.steps == 0
 

@@ -24,6 +24,7 @@ from d2ldev.training import (
     loops,
     metrics,
     run,
+    running_metrics,
     team,
     trainer,
 )
@@ -416,8 +417,8 @@ class WantsATarget(Mutant, caught_by="fit.without-a-target"):
 class ResetsAtTheBeginningOnly(Mutant, caught_by="fit.keeps-running-values"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        begin = metrics.RunningMetrics.begin
-        metrics.RunningMetrics.begin = lambda running: vars(running).setdefault(
+        begin = running_metrics.RunningMetrics.begin
+        running_metrics.RunningMetrics.begin = lambda running: vars(running).setdefault(
             "begun", begin(running) if "begun" not in vars(running) else None
         )
 
@@ -442,7 +443,7 @@ class NamesMetricsItself(Mutant, caught_by="fit.names-its-metrics"):
 class UpdatesAnything(Mutant, caught_by="fit.refuses-other-metrics"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        metrics.update_call = lambda _metric, update: update
+        running_metrics.update_call = lambda _metric, update: update
 
 
 class MixesTheExamplesOfGpus(Mutant, caught_by="several.measure-whole-epochs"):
