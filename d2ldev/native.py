@@ -169,8 +169,7 @@ def __getattr__(name: str) -> NativeDevices:
         AttributeError: for other names. ``pickle`` asks each module for the names that it needs.
         BackendNotInstalledError: as ``d2ldev.get_backend``.
     """
-    known = [*find_backends(), *ALIASES]
-    if name in known or nearest(name, known):
+    if nearest(name, [*find_backends(), *ALIASES]):
         backend = backend_for(get_framework(name))
         # The same object each time, so that its classes are the same.
         return _handed_out.setdefault(backend, NativeDevices(backend))

@@ -97,12 +97,12 @@ class MXNetTensors(Tensors):
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         if 0 < math.prod(shape) < _FEW and shape:
             return mx.np.zeros(shape, dtype, ctx=native)
-        return self.full(shape, 0.0, dtype, native)
+        return super().zeros(shape, dtype, native)
 
     def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         if 0 < math.prod(shape) < _FEW and shape:
             return mx.np.ones(shape, dtype, ctx=native)
-        return self.full(shape, 1.0, dtype, native)
+        return super().ones(shape, dtype, native)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         return _empty(shape, dtype or "float32", native)

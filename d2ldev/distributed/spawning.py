@@ -268,15 +268,16 @@ def _watch(
                 if message == _STOPPED:
                     trainer.should_stop = True
                     continue
-                error, words = pickle.loads(message)  # noqa: S301  # of a process of this one
-                if isinstance(error, str):  # the name of a listener
-                    failure = _call(listeners[error], *words)
+                # A listener and its call, or an error and its traceback.
+                sent, content = pickle.loads(message)  # noqa: S301  # of a process of this one
+                if isinstance(sent, str):
+                    failure = _call(listeners[sent], *content)
                     if failure is not None:
                         failures.append(failure)
                         trainer.should_stop = True  # the model comes back, as after any error
                     continue
-                error.add_note(f"In the process of rank {rank}:\n{words}")
-                failures.append(error)
+                sent.add_note(f"In the process of rank {rank}:\n{content}")
+                failures.append(sent)
             except (EOFError, ConnectionError):
                 del ranks[receiver]  # type: ignore[arg-type]
                 processes[rank].join()

@@ -42,14 +42,14 @@ class NeedsHistory(ABC):
         """
 
 
-def find_sign(attempted: str, monitor: Any, mode: Any, fix: str) -> int:
+def find_sign(attempted: str, monitor: Any, mode: Any, call: str) -> int:
     """Return 1 if a number of the history should fall, and -1 if it should rise.
 
     Args:
         attempted: the operation, for the error.
         monitor: the name of the number.
         mode: ``'min'``, ``'max'``, or None for a loss.
-        fix: the line that fixes a wrong argument.
+        call: the beginning of the call that takes them, such as ``'EarlyStopping('``.
 
     Raises:
         UnsupportedValueError: for any other value, and for None with another number than a loss.
@@ -62,6 +62,8 @@ def find_sign(attempted: str, monitor: Any, mode: Any, fix: str) -> int:
     elif mode is None and monitor not in ("loss", "val_loss"):
         problem = f"it is unknown whether {monitor!r} should fall or rise"
     if problem:
+        shown = monitor if isinstance(monitor, str) else "val_loss"
+        fix = f"{call}monitor={shown!r}, mode='max'), or mode='min'"
         raise UnsupportedValueError(attempted, problem, fix)
     return -1 if mode == "max" else 1
 
@@ -233,9 +235,7 @@ class EarlyStopping(NeedsHistory):
         mode: Mode | None = None,
     ) -> None:
         attempted = "stop a run early"
-        shown = monitor if isinstance(monitor, str) else "val_loss"
-        fix = f"EarlyStopping(monitor={shown!r}, mode='max'), or mode='min'"
-        sign = find_sign(attempted, monitor, mode, fix)
+        sign = find_sign(attempted, monitor, mode, "EarlyStopping(")
         problem = ""
         if not isinstance(min_delta, Real) or not 0 <= min_delta < inf:
             problem = f"min_delta is {describe(min_delta)} and not a number from 0"

@@ -177,10 +177,9 @@ def begins_with_target(function: Callable[..., Any]) -> bool:
     >>> begins_with_target(lambda a, b: 0)
     False
     """
-    first, *others = [each.name for each in _parameters_of(function) if _is_positional(each)] or [
-        ""
-    ]
-    return first in _TARGETS and not (first == "y" and {*others[:1]} & {*_TARGETS, "t"})
+    names = [each.name for each in _parameters_of(function) if _is_positional(each)]
+    is_prediction = names[:1] == ["y"] and not {*names[1:2]}.isdisjoint((*_TARGETS, "t"))
+    return not is_prediction and not {*names[:1]}.isdisjoint(_TARGETS)
 
 
 def _is_positional(parameter: inspect.Parameter) -> bool:

@@ -99,9 +99,7 @@ class Saving(NamedTuple):
     def find_sign(self) -> int:
         """Return 1 if the monitored number should fall, and -1 if it should rise."""
         monitor: Any = "loss" if self.monitor is None else self.monitor
-        shown = monitor if isinstance(monitor, str) else "val_loss"
-        fix = f"fit(..., monitor={shown!r}, mode='max'), or mode='min'"
-        return find_sign("keep the best epoch", monitor, self.mode, fix)
+        return find_sign("keep the best epoch", monitor, self.mode, "fit(..., ")
 
     def check_names(self, names: Collection[str]) -> None:
         """Check that a history with these names has the monitored number.

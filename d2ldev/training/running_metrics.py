@@ -5,7 +5,7 @@ Held by the requirement ``fit.keeps-running-values``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType, ModuleType
 from typing import Any
@@ -55,18 +55,20 @@ class RunningMetric:
     def __init__(
         self, backend: Backend, name: str, metric: Any, methods: tuple[str, str, str]
     ) -> None:
-        self._backend, self._name, self._metric, self._methods = backend, name, metric, methods
+        self._backend, self._name = backend, name
+        self._update_name, self._compute_name, self._reset_name = methods
         self._kinds = framework_of(backend).state.kinds
         self._device: Device | None = None
-        self._call(methods[0])
+        self._take(metric)
         # Whether ``compute`` combines the values of all processes, as torchmetrics does.
         self.combines_processes = getattr(metric, "sync_on_compute", False) is True
         self.has_examples = False
 
-    def _call(self, method: str) -> Callable[..., Any]:
-        """Return a method of the metric; ``update`` takes a prediction and ``y`` in this order."""
-        found: Callable[..., Any] = getattr(self._metric, method)
-        return update_call(self._metric, found) if method == self._methods[0] else found
+    def _take(self, metric: Any) -> None:
+        """Use a metric, or the one that a move has made of it."""
+        self._metric = metric
+        # Once, and not in each batch: it reads the signature.
+        self._update = update_call(metric, getattr(metric, self._update_name))
 
     def begin(self, *, splits: bool) -> None:
         """Begin an epoch.
@@ -76,7 +78,7 @@ class RunningMetric:
         """
         if peers() is not None:
             self._check_processes(splits=splits)
-        self._call(self._methods[2])()
+        getattr(self._metric, self._reset_name)()
         self._device, self.has_examples = None, False
         _counting[id(self._metric)] = self
 
@@ -103,12 +105,12 @@ class RunningMetric:
         if self._device is not device and device is not None:
             self._device = device
             if self._kinds[type(self._metric)] is OBJECT:
-                self._metric = self._backend.place(self._metric, device)
+                self._take(self._backend.place(self._metric, device))
             elif self._kinds.method_of(type(self._metric), 0) is not None:
-                self._metric = self._backend.to(self._metric, device)
+                self._take(self._backend.to(self._metric, device))
             _counting[id(self._metric)] = self
         with scope_of(self._backend, device):
-            found = self._call(self._methods[0])(prediction, y)
+            found = self._update(prediction, y)
         if found is not self._metric and type(found) is type(self._metric):
             raise UnsupportedValueError(
                 f"measure {self._name}",
@@ -122,18 +124,18 @@ class RunningMetric:
         """Return the value of the epoch."""
         self._check_owner()
         with scope_of(self._backend, self._device):
-            value = self._call(self._methods[1])()
-        if self._methods[1] == "get" and isinstance(value, tuple):  # with its name before it
+            value = getattr(self._metric, self._compute_name)()
+        if self._compute_name == "get" and isinstance(value, tuple):  # with its name before it
             value = value[1]
         shape = tuple(getattr(value, "shape", ()))
         if shape or isinstance(value, (Mapping, tuple, list)):
             found = f"an array of shape {shape}" if shape else f"a {type(value).__name__}"
             raise UnsupportedValueError(
                 f"measure {self._name}",
-                f"{self._methods[1]}() returns {found}, and not one number",
+                f"{self._compute_name}() returns {found}, and not one number",
                 "metrics={'a': ..., 'b': ...}, a metric for each number",
             )
-        check_number(f"measure {self._name}", value, f"{self._methods[1]}(self)")
+        check_number(f"measure {self._name}", value, f"{self._compute_name}(self)")
         log = DeviceLog(self._backend, values=False)
         log.add(**{self._name: value})
         return log.last()[self._name]
