@@ -170,7 +170,7 @@ def test_every_function_of_provision_has_a_module():
 
 @pytest.mark.parametrize("kind", sorted(MODULE_OF_KIND))
 def test_the_guide_for_authors_has_each_kind_of_object_in_the_row_of_its_module(kind):
-    text = (Path(__file__).parents[2] / "docs" / "write-a-backend.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "set-up-of-the-suite.md").read_text("utf-8")
     rows = [line for line in text.splitlines() if line.startswith(f"| `{MODULE_OF_KIND[kind]}` |")]
     assert f"`{kind}`" in rows[-1]
 
