@@ -14,7 +14,6 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.typing import stringify_annotation
 
 import d2ldev
-import d2ldev.framework
 from d2ldev import typing
 
 ROOT = Path(__file__).parent.parent
@@ -92,17 +91,16 @@ html_theme_options = {
 
 
 def attach_comments(app: Sphinx) -> None:
-    """Give the constants that a public module imports the docstrings beside their definitions.
+    """Give the constants that the package imports the docstrings beside their definitions.
 
-    autodoc looks for them in the public module alone, in the analyzer that Sphinx keeps of it.
+    autodoc looks for them in the package alone, in the analyzer that Sphinx keeps of it.
     """
     comments: dict[str, list[str]] = {}
     for name in sorted(name for name in sys.modules if name.startswith("d2ldev.")):
         docs = ModuleAnalyzer.for_module(name).find_attr_docs()
         comments |= {key: doc for (owner, key), doc in docs.items() if not owner}
-    for module in (d2ldev, d2ldev.framework):
-        docs = ModuleAnalyzer.for_module(module.__name__).find_attr_docs()
-        docs.update({("", name): comments[name] for name in module.__all__ if name in comments})
+    docs = ModuleAnalyzer.for_module("d2ldev").find_attr_docs()
+    docs.update({("", name): comments[name] for name in d2ldev.__all__ if name in comments})
 
 
 def keep_colons(

@@ -14,28 +14,35 @@ more or less, unlike milliseconds.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from fnmatch import fnmatch
-from itertools import chain, groupby
+from functools import cached_property
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from statistics import median
+from textwrap import dedent
+from types import FunctionType
 from typing import Any
 
 import typer
 from d2ldev_conformance.catalogue import list_explanations
-from d2ldev_conformance.explanation import Explanation, read_paragraphs
+from d2ldev_conformance.explanation import Explanation
 from d2ldev_conformance.methods import Verdict, judge_methods, list_methods
 from d2ldev_conformance.progress import count_by_module
 from d2ldev_conformance.runs import Run, name_gpus, platform_of, select_newest
 from d2ldev_conformance.schema import read_report
 
+import d2ldev.framework
 from d2ldev import Backend
 from d2ldev.cli.main import app
+from d2ldev.contract.framework import ABILITIES
 from d2ldev.framework import (
     Devices,
     Files,
@@ -96,6 +103,8 @@ def with_tables(text: str) -> str:
         "zoo-refused": zoo_refusal_rows(),
         "requirements": requirement_rows(),
         "interface": interface_rows(),
+        "abilities": ability_rows(),
+        "helpers": helper_rows(),
         **option_tables(),
         "peers": chain(peer_rows(_results("peers-*")), _circumstances("peers-*")),
     }
@@ -154,40 +163,147 @@ def requirement_rows() -> Iterator[str]:
 
 
 def interface_rows() -> Iterator[str]:
-    """Return a table for each class that authors of backends derive from."""
+    """Return a chapter for each class that authors of backends derive from."""
     for area in AREAS:
-        document = inspect.getdoc(area) or ""
-        yield from (f"### {area.__name__}", "", _write_code(read_paragraphs(area)[0]), "")
-        yield "| | |"
-        yield "|---|---|"
-        for names, told in _ATTRIBUTE.findall(document.partition("\nAttributes:\n")[2]):
-            written = ", ".join(f"`{name}`" for name in names.split(", "))
-            yield f"| {written} | {_write_code(' '.join(told.split()))} |"
-        for name, value in vars(area).items():
-            if not name.startswith("_") and inspect.isfunction(value):
-                yield f"| `{name}{_list_arguments(value)}` | {_tell(value)} |"
-            if not name.startswith("_") and isinstance(value, property):
-                yield f"| `{name}` | {_tell(value)} |"
+        yield from (f"## {area.__name__}", "", *_write_docstring(area))
+        for name, method in _list_members(area):
+            is_required = getattr(method, "__isabstractmethod__", False)
+            mark = "**Required.** " if is_required else ""
+            yield from (f"### {area.__name__}.{name}", "", *_write_member(name, method, mark))
+            yield from () if is_required else _write_default(method)
+
+
+def ability_rows() -> Iterator[str]:
+    """Return the names for ``Framework.cannot``, with what users lack then."""
+    yield "| name | without it there is no |"
+    yield "|---|---|"
+    for name, told in ABILITIES.items():
+        yield f"| `{name!r}` | {_write_code(told)} |"
+
+
+def helper_rows() -> Iterator[str]:
+    """Return a section for each name of ``d2ldev.framework`` that is on no other page."""
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "d2ldev").rglob("*.py"))
+    told = dict(each for text in sources for each in _read_comments(ast.parse(text)))
+    for name in d2ldev.framework.__all__:
+        value = getattr(d2ldev.framework, name)
+        if value in AREAS or inspect.ismodule(value):
+            continue
+        yield from (f"### {name}", "")
+        if name in told:
+            yield from (f"`{value!r}`", "") if type(value) in (int, float, str, tuple) else ()
+            yield from _write_paragraphs(told[name])
+            continue
+        yield from _write_member(name, value)
+        for member, each in _list_members(value):
+            yield from _write_member(f"{name}.{member}", each)
+
+
+_SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):\n", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.+(?:\n     +\S.*)*)", re.MULTILINE)
+
+
+def _list_members(value: object) -> Iterator[tuple[str, Any]]:
+    """Return the methods and properties that a class has of its own, by their names."""
+    kinds = (FunctionType, property, cached_property)
+    for name, member in vars(value).items() if inspect.isclass(value) else ():
+        if isinstance(member, kinds) and not name.startswith("_"):
+            yield name, member
+
+
+def _write_member(name: str, value: Any, mark: str = "") -> Iterator[str]:
+    """Return the signature of a function or a class as Markdown, and its docstring."""
+    yield from (f"{mark}`{name}{_list_arguments(value)}`", "", *_write_docstring(value))
+
+
+def _write_docstring(obj: object) -> Iterator[str]:
+    """Return a docstring as Markdown: its text, then the arguments, the result and the errors."""
+    text, *sections = _SECTION.split(inspect.getdoc(obj) or "")
+    yield from _write_paragraphs(text)
+    for kind, lines in zip(sections[::2], sections[1::2], strict=True):
+        verb = {"Args": "", "Attributes": ""}.get(kind, kind.lower())
+        found = _ENTRY.findall(lines) if kind in ("Args", "Attributes", "Raises") else [("", lines)]
+        for names, told in found:
+            written = ", ".join(f"`{name}`" for name in names.split(", ") if name)
+            yield f"- {f'{verb} {written}'.strip()}: {_join(told)}"
+    comments = [*_read_comments(_parse(obj))] if inspect.isclass(obj) else []
+    for name, told in comments:
+        yield f"- `{name}`: {_join(told)}"
+    yield from [""] if sections or comments else []
+
+
+def _write_paragraphs(text: str) -> Iterator[str]:
+    """Return the paragraphs of a docstring as Markdown."""
+    for paragraph in filter(None, dedent(text).strip().split("\n\n")):
+        is_code = paragraph.startswith(">>>")
+        yield from ("```text", paragraph, "```") if is_code else [_join(paragraph)]
         yield ""
 
 
-_ATTRIBUTE = re.compile(r"^    ([a-z]\w*(?:, \w+)*): (.+(?:\n     +\S.*)*)", re.MULTILINE)
+def _join(paragraph: str) -> str:
+    """Return a paragraph as one line; a list keeps its lines."""
+    lines = paragraph.strip()
+    return (lines if lines.startswith("- ") else " ".join(lines.split())).replace("``", "`")
 
 
-def _tell(method: Any) -> str:
-    """Return what a method does, in a cell of a table, and whether an author has to write it."""
-    told = _write_code(read_paragraphs(method)[0])
-    return f"**Required.** {told}" if getattr(method, "__isabstractmethod__", False) else told
+class _Words(str):
+    """A text whose ``repr`` is the text itself, for ``inspect.Signature``."""
+
+    __repr__ = str.__str__
 
 
 def _list_arguments(function: Any) -> str:
-    """Return the names of the arguments of a method, without ``self`` and types."""
+    """Return the arguments of a function with their types, without ``self``, and its result."""
+    if not inspect.isfunction(function) and Enum in getattr(function, "__mro__", (Enum,)):
+        return ""  # of a property, or an enumeration
+    try:
+        found = inspect.signature(function)
+    except ValueError:  # of a class of ``ctypes``
+        return ""
     plain = [
-        each.replace(annotation=inspect.Parameter.empty)
-        for each in inspect.signature(function).parameters.values()
+        each.replace(annotation=_name_type(each.annotation), default=_name_default(each.default))
+        for each in found.parameters.values()
         if each.name != "self"
     ]
-    return str(inspect.Signature(plain)).replace("|", "\\|")
+    returned = found.empty if inspect.isclass(function) else _name_type(found.return_annotation)
+    return str(inspect.Signature(plain, return_annotation=returned))
+
+
+def _name_type(annotation: Any) -> Any:
+    """Return an annotation as its source has it: that of a ``NamedTuple`` is a reference."""
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return _Words(text) if isinstance(text, str) else annotation
+
+
+def _name_default(value: Any) -> Any:
+    """Return the default of an argument; of a function or a member of an enumeration its name."""
+    name = str(value) if isinstance(value, Enum) else getattr(value, "__name__", "")
+    return _Words(name) if name and value is not inspect.Parameter.empty else value
+
+
+def _write_default(method: Any) -> Iterator[str]:
+    """Return what a method that an author leaves out does, if it is one statement."""
+    match _parse(getattr(method, "func", getattr(method, "fget", method))).body[1:]:
+        case []:
+            yield from ("Default: it does nothing.", "")
+        case [ast.Return() as statement]:
+            yield from (f"Default: `{ast.unparse(statement)}`", "")
+
+
+def _parse(obj: Any) -> Any:
+    """Return the definition of a class or a function."""
+    return ast.parse(dedent(inspect.getsource(obj))).body[0]
+
+
+def _read_comments(tree: Any) -> Iterator[tuple[str, str]]:
+    """Return the names of the constants of a module or a class, and the docstrings below them."""
+    for node, after in pairwise(tree.body):
+        match node, after:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(ast.Constant(str() as text)),
+            ):
+                yield name, text
 
 
 def _explanation_cells(tests: list[Explanation]) -> tuple[str, ...]:

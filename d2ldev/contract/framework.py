@@ -28,6 +28,24 @@ It changes if a package has to change: for another signature, or for another mea
 """
 
 
+ABILITIES = {
+    "mlp": "``backend.mlp``",
+    "dlpack": "``from_dlpack``",
+    "multiply in float32": "``matmul_precision('highest')``",
+    "train": "``learner``, ``accuracy`` and ``Trainer``",
+    "train with a loss of your own": "a function in the place of ``'mse'``",
+    "train in bf16": "``precision='bf16'``",
+    "train in fp16": "``precision='fp16'``",
+    "train on several GPUs": "``num_gpus=2``",
+    "train on several GPUs in one process": "``learner`` with several ``devices``",
+    "train in several processes": "``d2ldev launch``",
+    "lose a process while the engine begins": "``PeerLostError`` in the others then",
+    "split sequences over processes": "lists of examples in a batch, in ``d2ldev launch``",
+    "find leaks": "``d2ldev.find_leaks`` and ``pytest --d2ldev-leaks``",
+}
+"""The names for ``Framework.cannot``: each with what users lack then."""
+
+
 class Framework:
     """Describe one framework: its names, and its seven areas.
 
@@ -41,12 +59,13 @@ class Framework:
         name: the name that selects it.
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
-        cannot: what the framework cannot do, with the reasons.
+        cannot: what the framework cannot do, with the reasons; its keys are those of ``ABILITIES``.
         virtual_gpus: see Args.
         as_cuda: whether the program wants virtual GPUs that stand for CUDA devices. A framework
             whose programs do not name CUDA takes no notice.
         devices, tensors, models, files, training, strict, parallel: the areas.
-        state: what d2ldev keeps of the framework; an author leaves it alone.
+        state: what d2ldev keeps of the framework. An author hands ``state.kinds`` to the helpers
+            that take ``kinds``, and leaves the rest alone.
 
     Raises:
         DeviceUnavailableError: if it cannot make so many virtual GPUs.
@@ -57,20 +76,6 @@ class Framework:
     distributions: ClassVar[tuple[str, ...]]
     max_virtual_gpus: ClassVar[int] = 0
     cannot: Mapping[str, str] = MappingProxyType({})
-    """What the framework cannot do, and why. The names of what it may lack:
-
-    - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;
-    - ``'multiply in float32'``: ``matmul_precision('highest')``;
-    - ``'train'``: ``learner``, ``accuracy`` and ``Trainer``;
-    - ``'train with a loss of your own'``: a function in the place of ``'mse'``;
-    - ``'train in bf16'``, ``'train in fp16'``: ``precision='bf16'``, ``'fp16'``;
-    - ``'train on several GPUs'``: ``num_gpus=2``;
-    - ``'train on several GPUs in one process'``: ``learner`` with several ``devices``;
-    - ``'train in several processes'``: ``d2ldev launch``;
-    - ``'lose a process while the engine begins'``: ``PeerLostError`` in the others then;
-    - ``'split sequences over processes'``: lists of examples in a batch, in ``d2ldev launch``;
-    - ``'find leaks'``: ``d2ldev.find_leaks`` and ``pytest --d2ldev-leaks``.
-    """
 
     devices: Devices
     tensors: Tensors

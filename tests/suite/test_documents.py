@@ -12,7 +12,7 @@ from d2ldev_conformance.lines import format_lines
 
 import d2ldev
 import d2ldev.framework
-from d2ldev import loggers, results, typing
+from d2ldev import loggers, results
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = {
@@ -110,11 +110,11 @@ def test_the_page_of_the_backend_has_each_method_in_its_table_and_in_a_section()
     assert sorted(re.findall(directive, page, re.MULTILINE)) == members
 
 
-def test_the_page_of_the_interface_leaves_to_other_pages_what_they_have():
-    (excluded,) = re.findall(r":exclude-members: (.+)", API["framework.md"])
-    assert excluded.split(", ") == sorted(
-        {*d2ldev.framework.__all__} & {*d2ldev.__all__, *results.__all__, *typing.__all__}
-    )
+def test_the_pages_for_authors_have_each_name_once():
+    classes = re.findall(r"^## (\w+)$", API["interface.md"], re.MULTILINE)
+    others = re.findall(r"^### (\w+)$", API["framework.md"], re.MULTILINE)
+    assert sorted([*classes, *others, "nvml"]) == sorted(d2ldev.framework.__all__)
+    assert all(re.search(rf"^### {name}\.\w+$", API["interface.md"], re.M) for name in classes)
 
 
 @pytest.mark.parametrize("program", [*blocks("python"), *blocks("python", DOCUMENTS["index.md"])])
