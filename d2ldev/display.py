@@ -110,6 +110,15 @@ def _shorten(rows: list[Sequence[object]], limit: int) -> list[Sequence[object]]
     return [*rows[:half], ["…"] * len(rows[0]), *rows[half - limit :]]
 
 
+def make_printable(text: str) -> str:
+    r"""Return a text in one line, without the control characters that a terminal obeys.
+
+    >>> make_printable("two\nlines \x1b[2J")
+    'two lines ?[2J'
+    """
+    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
+
+
 def format_text_table(
     header: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[str] = ()
 ) -> str:

@@ -18,6 +18,7 @@ import ast
 import inspect
 import json
 import re
+import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -82,6 +83,7 @@ def with_tables(text: str) -> str:
         "install": install_rows(),
         "support": support_rows(),
         "support-summary": support_summary_rows(),
+        "old-reports": old_report_rows(text),
         "modules": module_rows(),
         "methods": method_rows(),
         "limits": limit_rows(),
@@ -361,6 +363,56 @@ def _short_outcome(report: Run, number: int) -> str:
     text = ", ".join(f"{counts[each]} {each}" for each in told if counts[each])
     cards = ", ".join(card.partition(" (")[0] for card in report["cards"])
     return f"{text}; {cards}" if cards else text
+
+
+OLD = 200
+"""How many commits a report on hardware may be behind, before the documents call it old."""
+
+
+def old_report_rows(text: str) -> Iterator[str]:
+    """Return a line that names the reports on hardware that are old.
+
+    The age comes from the history of the checkout. Where that is not whole, as in the archive of a
+    release, the line stays as it is in the document.
+
+    Args:
+        text: of the document.
+    """
+    if not _has_history():
+        found = re.search(r"<!-- old-reports -->\n(.*?)<!-- end", text, re.DOTALL)
+        yield from found[1].splitlines() if found else ()
+        return
+    old = [
+        f"{backend} ({on['cuda']['commit'] or 'of no commit'})"
+        for backend, on in sorted(group_reports().items())
+        if "cuda" in on and _is_old(on["cuda"]["commit"])
+    ]
+    if old:
+        yield f"Reports on CUDA that are old, more than {OLD} commits behind: {', '.join(old)}."
+
+
+def _has_history() -> bool:
+    """Return whether this is a checkout with all commits."""
+    if not (ROOT / ".git").exists():  # git would find a repository around an archive
+        return False
+    return _run_git("rev-parse", "--is-shallow-repository") == "false"
+
+
+def _is_old(commit: str) -> bool:
+    """Return whether too many commits came after one; also if it is not in the history."""
+    name = commit.removesuffix("-dirty")
+    number = re.fullmatch("[0-9a-f]+", name) and _run_git("rev-list", "--count", f"{name}..HEAD")
+    return not number or int(number) > OLD
+
+
+def _run_git(*arguments: str) -> str:
+    """Return the output of git; empty if it fails, or is not there."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def group_reports() -> dict[str, dict[str, Run]]:

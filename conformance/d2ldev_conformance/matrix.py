@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.page import write_page
 from d2ldev_conformance.runs import compare_runs
-from d2ldev_conformance.schema import REPORT, SCHEMA, read_report
+from d2ldev_conformance.schema import MATRIX, REPORT, SCHEMA, read_reports
 
-_MATRIX = "matrix.json"
 _CELL = ("outcome", "tests", "reasons", "errors")
 _NOT_OF_RUNS = ("requirements", "schema", "source")
 
@@ -23,8 +22,7 @@ def merge_reports(places: Iterable[Path], folder: Path) -> list[str]:
     """Write ``matrix.json`` and ``matrix.html`` into a folder, from the reports of many runs.
 
     Args:
-        places: files and folders. A folder has a report, or several: every JSON file, and the
-            ``conformance.json`` of each folder in it.
+        places: see ``read_reports``.
         folder: it is made if needed.
 
     Returns:
@@ -34,12 +32,12 @@ def merge_reports(places: Iterable[Path], folder: Path) -> list[str]:
         UnsupportedValueError: if a place has no report, a file is not a report, or the folder
             cannot be written to. Nothing is written then.
     """
-    paths = list({path.resolve(): None for place in places for path in _find_reports(place)})
-    documents = [read_report(path) for path in paths]
-    matrix = build_matrix(dict(zip(name_sources(paths), documents, strict=True)))
+    documents = read_reports(places)
+    names = name_sources([*documents])
+    matrix = build_matrix(dict(zip(names, documents.values(), strict=True)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _MATRIX).write_text(format_lines(matrix), encoding="utf-8")
+        (folder / MATRIX).write_text(format_lines(matrix), encoding="utf-8")
         write_page(matrix, folder / "matrix.html")
     except OSError as error:
         problem = f"{type(error).__name__}: {error}"
@@ -114,15 +112,3 @@ def name_sources(paths: Sequence[Path]) -> list[str]:
         str(path) if names.count(name) > 1 else name
         for path, name in zip(paths, names, strict=True)
     ]
-
-
-def _find_reports(place: Path) -> Iterator[Path]:
-    found = [place]
-    if place.is_dir():
-        found = [path for path in sorted(place.glob("*.json")) if path.name != _MATRIX]
-        found += sorted(place.glob(f"*/{REPORT}"))
-    if not found:
-        raise UnsupportedValueError(
-            f"merge {place}", "the folder has no report", f"name a folder with a {REPORT}"
-        )
-    yield from found

@@ -229,6 +229,7 @@ def _format_run(run: dict[str, Any]) -> str:
     devices = [f"{each['device']} ({each['platform']})" for each in run["devices"]]
     facts = [
         *(", ".join(devices), *run["cards"], run["machine"], ", ".join(versions)),
+        f"interface {run.get('interface') or 'unknown'}",
         f"commit {run['commit'] or 'unknown'}",
         f"suite {run['suite'] or 'unknown'}",
         run["date"].replace("T", " "),

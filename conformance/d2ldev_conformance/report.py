@@ -12,7 +12,9 @@ from typing import Any
 
 import d2ldev
 from d2ldev.bench.machine import list_cards
+from d2ldev.framework import INTERFACE
 from d2ldev.framework.testing import framework_of
+from d2ldev.registry.discovery import distributions_of, find_backends
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.matrix import build_matrix
 from d2ldev_conformance.origin import digest_suite, find_commit
@@ -121,6 +123,7 @@ class Report:
             "backend": backend.name,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": _versions(backend),
+            "interface": INTERFACE,
             "commit": find_commit() or self._commit,
             "suite": digest_suite(),
             "machine": f"{platform.system()} {platform.machine()}",
@@ -162,7 +165,11 @@ def platforms(backend: d2ldev.Backend) -> dict[str, str]:
 
 def _versions(backend: d2ldev.Backend) -> dict[str, str]:
     versions = {"d2ldev": d2ldev.__version__, "python": sys.version.split()[0]}
-    for name in framework_of(backend).distributions:
+    # The framework's first, and then that of the backend's own package.
+    own = distributions_of(backend.name) if backend.name in find_backends() else []
+    for name in [*framework_of(backend).distributions, *own]:
+        if name in versions:
+            continue
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

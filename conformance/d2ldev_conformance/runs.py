@@ -44,13 +44,14 @@ def name_framework(run: Run) -> str:
 
 
 def name_origin(run: Run) -> list[str]:
-    """Return d2ldev with its version, and its commit if the report has it.
+    """Return d2ldev with its version, and what else the report has of the suite's origin.
 
-    >>> name_origin({"versions": {"d2ldev": "0.1.0"}, "commit": "6fa6297"})
-    ['d2ldev 0.1.0', 'commit 6fa6297']
+    >>> name_origin({"versions": {"d2ldev": "0.1.0"}, "commit": "6fa6297", "suite": "c690af49"})
+    ['d2ldev 0.1.0', 'commit 6fa6297', 'suite c690af49']
     """
-    version = f"d2ldev {run['versions'].get('d2ldev', '')}".strip()
-    return [version, *([f"commit {run['commit']}"] if run["commit"] else [])]
+    told = {"d2ldev": run["versions"].get("d2ldev"), "interface": run.get("interface")}
+    told |= {key: run[key] for key in ("commit", "suite")}
+    return [f"{name} {value}" for name, value in told.items() if value] or ["d2ldev"]
 
 
 def tell_end(run: Run) -> str:
@@ -82,7 +83,8 @@ def compare_runs(runs: Sequence[Run]) -> Iterator[str]:
     suites = {run["suite"] for run in runs}
     if len(runs) > 1 and (len(suites) > 1 or suites == {""}):
         origins = [
-            ", ".join([*name_origin(run), f"suite {run['suite'] or 'unknown'}"]) for run in runs
+            ", ".join([*name_origin(run), *([] if run["suite"] else ["suite unknown"])])
+            for run in runs
         ]
         told = "; ".join(f"{key}: {names}" for key, names in _group(runs, origins).items())
         yield f"The runs may be of different suites. {told}."

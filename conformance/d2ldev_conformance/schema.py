@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +20,7 @@ SCHEMA = 1
 It changes if a key goes or means something else.
 """
 REPORT = "conformance.json"
+MATRIX = "matrix.json"
 _UNMET = ("failed", "not begun", "known gap")
 # ``[x]`` is a list of x, ``{str: x}`` a dict of x, and a tuple has the values that are allowed.
 _DOCUMENT: dict[Any, Any] = {
@@ -27,6 +28,7 @@ _DOCUMENT: dict[Any, Any] = {
     "backend": str,
     "date": str,
     "versions": {str: str},
+    "interface": int | None,
     "commit": str,
     "suite": str,
     "machine": str,
@@ -46,6 +48,9 @@ _DOCUMENT: dict[Any, Any] = {
         }
     ],
 }
+
+# What reports that were written before it came do not have.
+_OPTIONAL = ("interface",)
 
 
 class ReportDocument(dict[str, Any]):
@@ -86,6 +91,34 @@ class ReportDocument(dict[str, Any]):
         ]
         tables: list[tuple[Sequence[str], list[list[str]]]] = [(["area", *shown], rows)]
         return tables + ([(("requirement", "outcome", "reasons"), unmet)] if unmet else [])
+
+
+def read_reports(places: Iterable[Path]) -> dict[Path, ReportDocument]:
+    """Return the document of each report, by its path.
+
+    Args:
+        places: files and folders. A folder has a report, or several: every JSON file, and the
+            ``conformance.json`` of each folder in it.
+
+    Raises:
+        UnsupportedValueError: if a place has no report, or a file is not a report.
+    """
+    paths = {path.resolve(): None for place in places for path in _find_reports(place)}
+    return {path: read_report(path) for path in paths}
+
+
+def _find_reports(place: Path) -> Iterator[Path]:
+    found = [place]
+    if place.is_dir():
+        found = [path for path in sorted(place.glob("*.json")) if path.name != MATRIX]
+        found += sorted(place.glob(f"*/{REPORT}"))
+    if not found:
+        raise UnsupportedValueError(
+            f"read the reports in {place}",
+            "the folder has no report",
+            f"name a folder with a {REPORT}",
+        )
+    yield from found
 
 
 def read_report(path: Path) -> ReportDocument:
@@ -157,7 +190,7 @@ def _find_problems_of_keys(
         key = f"{path}.{name}".removeprefix(".") if name.isidentifier() else f"{path}[{name!r}]"
         if name in value:
             yield from _find_problems(value[name], each, key)
-        else:
+        elif key not in _OPTIONAL:
             yield f"{key} is missing"
 
 

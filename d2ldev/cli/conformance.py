@@ -17,6 +17,7 @@ from typing import Any
 from d2ldev import settings
 from d2ldev.cli.screen import complain, environment, exit_status
 from d2ldev.dependencies import write_install
+from d2ldev.display import make_printable
 from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading
 
@@ -128,14 +129,7 @@ def merge(places: Sequence[Path], folder: Path | None, given: Sequence[str]) -> 
         folder: the folder for the matrix.
         given: the options of runs that the user has given.
     """
-    if not _has_packages():
-        return USAGE_ERROR
-    if given:
-        options = " and ".join(given)
-        complain(
-            f"cannot merge reports with {options}: --merge runs nothing\n"
-            f"  fix: leave out {options}, or --merge"
-        )
+    if not _has_packages() or _has_options("merge", given):
         return USAGE_ERROR
     if folder is None:
         complain("cannot merge reports: no folder for the matrix\n  fix: add --report DIR")
@@ -146,11 +140,48 @@ def merge(places: Sequence[Path], folder: Path | None, given: Sequence[str]) -> 
         complain(str(error))
         return exit_status(error)
     for note in notes:
-        # A report may have anything in it. A terminal obeys control characters.
-        shown = "".join(each if each.isprintable() else "?" for each in note)
-        sys.stdout.write(f"note: {shown}\n")
+        sys.stdout.write(f"note: {make_printable(note)}\n")  # a report may have anything in it
     sys.stdout.write(f"{folder / 'matrix.html'}\n")
     return 0
+
+
+def compare(places: Sequence[Path], given: Sequence[str]) -> int:
+    """Print what changed between reports and return the exit status.
+
+    It is 0, or 1 if something that passed does not pass now, or if a report is refused. It is 4 as
+    for ``merge``, and without two places.
+
+    Args:
+        places: the old reports and the new ones: each a report, or a folder of them.
+        given: the options that the user has given, and that a comparison does not take.
+    """
+    if not _has_packages() or _has_options("compare", given):
+        return USAGE_ERROR
+    if len(places) != 2:
+        complain(
+            f"cannot compare reports: {len(places)} given, and it takes the old and the new\n"
+            "  fix: d2ldev conformance --compare OLD NEW"
+        )
+        return USAGE_ERROR
+    try:
+        comparison = importlib.import_module(f"{SUITE}.comparison").compare_reports(*places)
+    except D2LDevError as error:
+        complain(str(error))
+        return exit_status(error)
+    sys.stdout.write(f"{comparison.text}\n")
+    return int(comparison.is_worse)
+
+
+def _has_options(action: str, given: Sequence[str]) -> bool:
+    """Return whether options are given that an action without a run does not take; name them."""
+    options = " and ".join(given)
+    if given:
+        takes = "runs nothing" if action == "merge" else "runs and writes nothing"
+        complain(
+            f"cannot {action} reports with {options}: --{action} {takes}\n"
+            f"  fix: leave out {options}, or --{action}"
+        )
+    return bool(given)
 
 
 def _has_packages() -> bool:

@@ -135,14 +135,15 @@ def conformance(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="The backend: torch, jax, reference ... A report with --merge."
+            metavar="NAME",
+            help="The backend: torch, jax, reference ... A report with --merge, --compare.",
         ),
     ],
     further: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="-- PYTEST_ARGUMENTS",
-            help="Options for pytest: -k EXPRESSION ... Further reports with --merge.",
+            help="Options for pytest: -k EXPRESSION ... Further reports.",
         ),
     ] = None,
     require_gpus: Annotated[
@@ -169,9 +170,15 @@ def conformance(
             "--merge", **_FLAG, help="Run nothing: make one matrix of reports, files or folders."
         ),
     ] = False,
+    is_comparison: Annotated[
+        bool,
+        typer.Option(
+            "--compare", **_FLAG, help="Run nothing: list what changed from OLD reports to NEW."
+        ),
+    ] = False,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
-    if is_merge:
+    if is_merge or is_comparison:
         places = [Path(each) for each in (name, *(further or ()))]
         of_runs = {
             "--require-gpus": require_gpus,
@@ -180,7 +187,10 @@ def conformance(
             "--only": only or None,
         }
         given = [option for option, value in of_runs.items() if value is not None]
-        raise typer.Exit(conformance_command.merge(places, report, given))
+        if not is_comparison:
+            raise typer.Exit(conformance_command.merge(places, report, given))
+        given += ["--report"] * (report is not None) + ["--merge"] * is_merge
+        raise typer.Exit(conformance_command.compare(places, given))
     request = conformance_command.Request(
         name=name,
         require_gpus=require_gpus,

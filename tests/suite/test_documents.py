@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -171,13 +172,13 @@ def kept_reports(tool, tmp_path, monkeypatch):
     (folder / "not_run.toml").write_text("[mxnet]\ncuda = 'not run: no code for this card'\n")
     monkeypatch.setitem(tool["support_rows"].__globals__, "ROOT", tmp_path)
 
-    def keep(name, platform, date, passed, failed=0, *, backend="torch", card=None):
+    def keep(name, platform, date, passed, failed=0, *, backend="torch", card=None, commit=""):
         report = {
             "schema": 1,
             "backend": backend,
             "date": f"{date}T12:00:00+00:00",
             "versions": {"d2ldev": "0.1.0", backend: f"of {date}"},
-            "commit": "",
+            "commit": commit,
             "suite": "",
             "machine": "Linux x86_64",
             "devices": [{"device": "cpu", "platform": "cpu"}, {"device": "", "platform": platform}],
@@ -224,6 +225,69 @@ def test_the_table_of_the_readme_counts_what_passed_failed_and_was_not_run(kept_
         "| mxnet | not run | 3 passed | not run |",
         "| torch | 9 passed | not run | 4 passed, 2 failed, 3 not run; a card |",
     ]
+
+
+@pytest.fixture
+def history(tool, tmp_path, monkeypatch):
+    """Return what adds an empty commit to the history of the kept reports, and returns its name."""
+    monkeypatch.setitem(tool["support_rows"].__globals__, "OLD", 2)
+
+    def git(*arguments, folder=tmp_path):
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit():
+        git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--allow-empty", "-qm", "x")
+        return git("rev-parse", "--short=8", "HEAD")
+
+    git("init", "-q")
+    commit.git = git
+    return commit
+
+
+def read_old(tool):
+    """Return the line about old reports, in a document that has another one."""
+    text = "<!-- old-reports -->\nas before\n<!-- end of old-reports -->"
+    return "\n".join(tool["with_tables"](text).splitlines()[1:-1])
+
+
+def test_the_documents_name_a_report_from_hardware_that_is_old(kept_reports, history, tool):
+    commit = history()
+    kept_reports("a", "cuda", "2026-11-26", 4, commit=commit)
+    kept_reports("b", "cpu", "2026-11-26", 4)  # it can be made again on any machine
+    history(), history()
+    assert read_old(tool) == ""
+    history()
+    told = "Reports on CUDA that are old, more than 2 commits behind: torch"
+    assert read_old(tool) == f"{told} ({commit})."
+    history()
+    assert read_old(tool) == f"{told} ({commit})."  # the same, at each further commit
+
+
+@pytest.mark.parametrize("commit", ["", "1234abcd", "HEAD", "--all", "\x1b"])
+def test_a_report_whose_commit_is_not_in_the_history_is_old(kept_reports, history, tool, commit):
+    history()
+    kept_reports("a", "cuda", "2026-11-26", 4, commit=commit)
+    assert read_old(tool).endswith(f"behind: torch ({commit or 'of no commit'}).")
+
+
+def test_a_report_of_a_changed_checkout_is_as_old_as_its_commit(kept_reports, history, tool):
+    kept_reports("a", "cuda", "2026-11-26", 4, commit=f"{history()}-dirty")
+    assert read_old(tool) == ""
+
+
+def test_without_the_whole_history_the_line_about_old_reports_stays(
+    kept_reports, history, tool, tmp_path, monkeypatch
+):
+    kept_reports("a", "cuda", "2026-11-26", 4)
+    history(), history()
+    shallow = tmp_path / "shallow"
+    history.git("clone", "-q", "--depth=1", f"file://{tmp_path}", str(shallow))
+    archive = tmp_path / "conformance"  # inside of a checkout
+    for folder in (shallow, archive):
+        shutil.copytree(tmp_path / "conformance" / "results", folder / "conformance" / "results")
+        monkeypatch.setitem(tool["support_rows"].__globals__, "ROOT", folder)
+        assert read_old(tool) == "as before"
 
 
 def test_a_way_that_is_as_fast_as_the_first_has_its_row(tool, tmp_path, monkeypatch):

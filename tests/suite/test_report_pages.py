@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from d2ldev_conformance import report
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.matrix import build_matrix, merge_reports
 from d2ldev_conformance.origin import digest_suite, find_commit
@@ -23,6 +24,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import d2ldev
+from d2ldev.framework import INTERFACE
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "conformance" / "results"
@@ -368,6 +370,26 @@ def test_a_matrix_that_cannot_be_written_is_refused(document, tmp_path):
     path = write_report(tmp_path / "cpu", document)
     with pytest.raises(d2ldev.UnsupportedValueError, match="cannot write the matrix into"):
         merge_reports([path], path)
+
+
+def test_a_report_tells_the_versions_of_the_suite_and_of_the_interface(document):
+    assert document["versions"]["d2ldev"] == d2ldev.__version__
+    assert document["interface"] == INTERFACE
+    page = format_page(build_matrix({"a": document}))
+    told = (f"d2ldev {d2ldev.__version__}", f"interface {INTERFACE}", f"suite {document['suite']}")
+    assert all(f"<br>{each}<br>" in page for each in told)
+    del document["interface"]  # a report of before
+    assert list(find_problems(dict(document))) == []
+    page = format_page(build_matrix({"a": document}))
+    assert "interface unknown" in page
+
+
+def test_a_report_tells_the_version_of_the_backends_own_package(reference, monkeypatch):
+    given = {"d2ldev": [], "d2ldev-mine": ["d2ldev-mine"], "numpy": []}
+    for package, more in given.items():
+        monkeypatch.setattr(report, "distributions_of", lambda name, package=package: [package])
+        versions = Report(reference).document(exit_status=0)["versions"]
+        assert [*versions] == ["d2ldev", "python", "array-api-strict", "numpy", *more]
 
 
 def test_a_report_tells_its_commit_and_its_suite(document):

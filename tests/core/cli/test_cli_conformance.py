@@ -169,6 +169,59 @@ def test_a_merge_names_the_report_that_is_missing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def write_kept(folder, **changes):
+    """Write a kept report with one requirement that has another outcome, and return its path."""
+    kept = Path(__file__).parents[3] / "conformance" / "results" / "torch-cpu.json"
+    report = json.loads(kept.read_text(encoding="utf-8"))
+    row = next(row for row in report["requirements"] if row["outcome"] == "passed")
+    for outcome, count in (("passed", -1), ("failed", 1)) if changes else ():
+        report["summary"][outcome] += count
+    row.update(changes)
+    path = folder / f"{'new' if changes else 'old'}.json"
+    path.write_text(json.dumps(report), encoding="utf-8")
+    return str(path)
+
+
+def test_a_comparison_lists_what_changed_and_fails_if_that_is_worse(tmp_path):
+    old = write_kept(tmp_path)
+    new = write_kept(tmp_path, outcome="failed", tests={"failed": 1})
+    for places, status, told in (
+        ([old, old], 0, "as before"),
+        ([old, new], 1, "began to fail"),
+        ([new, old], 0, "began to pass"),
+    ):
+        done = run_command("conformance", "--compare", *places)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert told in done.stdout
+
+
+@pytest.mark.parametrize("names", [["old"], ["old", "old", "old"]])
+def test_a_comparison_takes_the_old_and_the_new(tmp_path, names):
+    done = run_command("conformance", "--compare", *(write_kept(tmp_path) for _ in names))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"{len(names)} given" in done.stderr
+    assert "fix: d2ldev conformance --compare OLD NEW" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--virtual-gpus", "0"], ["--only", "files"], ["--report", "out"], ["--merge"]],
+    ids=lambda options: options[0],
+)
+def test_a_comparison_refuses_the_options_of_others(tmp_path, options):
+    old = write_kept(tmp_path)
+    done = run_command("conformance", "--compare", old, old, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"cannot compare reports with {options[0]}: --compare runs and writes" in done.stderr
+
+
+def test_a_comparison_names_the_report_that_is_missing(tmp_path):
+    missing = str(tmp_path / "none.json")
+    done = run_command("conformance", "--compare", write_kept(tmp_path), missing)
+    assert done.returncode == 1
+    assert "none.json: FileNotFoundError" in done.stderr
+
+
 def test_too_few_gpus_are_pytests_usage_error():
     done = run_command("conformance", "reference", "--virtual-gpus", "0", "--require-gpus", "1")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
