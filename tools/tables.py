@@ -36,6 +36,7 @@ import typer
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import Explanation
 from d2ldev_conformance.methods import Verdict, judge_methods, list_methods
+from d2ldev_conformance.mutants import MUTANTS
 from d2ldev_conformance.progress import count_by_module
 from d2ldev_conformance.runs import Run, name_gpus, platform_of, select_newest
 from d2ldev_conformance.schema import read_report
@@ -87,6 +88,7 @@ def with_tables(text: str) -> str:
         "modules": module_rows(),
         "methods": method_rows(),
         "limits": limit_rows(),
+        "mutants": mutant_rows(),
         "not-run": not_run_rows(),
         "versions": version_rows(),
         "overhead": overhead_rows(),
@@ -480,6 +482,22 @@ def _mark(verdict: Verdict | None) -> str:
     if verdict is None:
         return "·"
     return _MARKS.get(verdict.outcome) or ("◐" if verdict.passed else "∅")
+
+
+def mutant_rows() -> Iterator[str]:
+    """Return one row for each mutant, with what became of it in each backend that was tried."""
+    kept = sorted((ROOT / "conformance" / "results" / "mutants").glob("*.json"))
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in kept]
+    found = {
+        each["backend"]: {row["mutant"]: row["outcome"] for row in each["mutants"]}
+        for each in documents
+    }
+    backends = sorted(found, key=rank)
+    yield f"| {' | '.join(['mutant', 'it does wrong', *backends])} |"
+    yield "|---" * (len(backends) + 2) + "|"
+    for mutant in MUTANTS.values():
+        cells = [found[backend].get(mutant.name, "not tried") for backend in backends]
+        yield f"| {' | '.join([f'`{mutant.name}`', mutant.fault, *cells])} |"
 
 
 def limit_rows() -> Iterator[str]:

@@ -82,6 +82,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--d2ldev-report", metavar="DIR", help="the folder for conformance.json and its page"
     )
     group.addoption(
+        "--d2ldev-mutant",
+        metavar="NAME",
+        help="put this mistake into the backend: see d2ldev conformance NAME --mutants",
+    )
+    group.addoption(
         "--d2ldev-commit",
         metavar="COMMIT",
         default="",
@@ -150,6 +155,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_REPORT] = Report(backend, config.getoption("--d2ldev-commit"))
     config.stash[_NOTES] = notes
     config.pluginmanager.register(Outcomes(backend, package, config.stash[_REPORT]))
+    if mutant := config.getoption("--d2ldev-mutant"):
+        from d2ldev_conformance.trial import Trial
+
+        folder = Path(config.getoption("--d2ldev-report"))
+        config.pluginmanager.register(Trial(mutant, framework_of(backend), package, folder))
 
 
 def warning_filters(*packages: str) -> list[str]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +115,7 @@ def run(request: Request) -> int:
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)
-    suite = Path(str(importlib.util.find_spec(SUITE).origin)).parent  # type: ignore[union-attr]
+    suite = _find_suite()
     statuses = {_status_of(each, suite) for each in requests}
     if len(statuses) > 1:
         statuses -= {NO_TESTS}  # -k may select tests in only some of the runs
@@ -182,6 +185,89 @@ def _has_options(action: str, given: Sequence[str]) -> bool:
             f"  fix: leave out {options}, or --{action}"
         )
     return bool(given)
+
+
+def try_mutants(request: Request, refused: Sequence[str]) -> int:
+    """Try plausible mistakes on a backend, print a table, and return the exit status.
+
+    It is 1 if a mutant that applies is not caught, or if the backend fails without one. It is 4
+    without pytest or hypothesis, and with options that mutants do not take.
+
+    Args:
+        request: the options of the command.
+        refused: the options that mutants do not take and the user has given.
+    """
+    if not _has_packages():
+        return USAGE_ERROR
+    if refused:
+        options = " and ".join(refused)
+        complain(f"cannot try mutants with {options}\n  fix: leave out {options}, or --mutants")
+        return USAGE_ERROR
+    trials = importlib.import_module(f"{SUITE}.trials")
+    try:
+        if request.report is not None:
+            request.report.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        complain(f"cannot write the report: {error}\n  fix: --report with a folder of your own")
+        return USAGE_ERROR
+    try:
+        if request.virtual_gpus is None:
+            most = loading.framework_class(_find_name(request.name)).max_virtual_gpus
+            request = replace(request, virtual_gpus=min(most, 2) or None)
+        begin = time.monotonic()
+        sys.stdout.write(f"Mutants of {request.name}: the requirements that should catch them\n")
+        sys.stdout.flush()
+        verdicts = trials.try_mutants(partial(_start, request), request.only, _tell_verdict)
+    except D2LDevError as error:
+        complain(str(error).replace("conformance NAME", f"conformance {request.name}"))
+        return exit_status(error)
+    lines = trials.format_verdicts(verdicts, time.monotonic() - begin)
+    sys.stdout.write("\n" + "\n".join(lines) + "\n")
+    if request.report is not None:
+        trials.write_verdicts(request.name, verdicts, request.report)
+    return int(any(each.outcome in ("not caught", "not judged") for each in verdicts))
+
+
+def _find_name(name: str) -> str:
+    """Return the name of a backend as it is installed.
+
+    Raises:
+        UnknownBackendError: if there is none of the name.
+    """
+    found = discovery.canonical_name(name)
+    if found not in discovery.find_backends():
+        raise loading.name_refusal(name, "")
+    return found
+
+
+def _tell_verdict(verdict: Any) -> None:
+    sys.stdout.write(f"{verdict.outcome}: {verdict.mutant.name}, {verdict.seconds:.0f} s\n")
+    sys.stdout.flush()
+
+
+def _start(request: Request, options: Sequence[str], folder: Path, limit: float) -> int | None:
+    """Run the suite with options; see ``d2ldev_conformance.trials.Start``."""
+    folder.mkdir(parents=True)
+    suite = _find_suite()
+    # The processes are two at once, and have temporary folders of their own.
+    own = ["-p", "no:xdist", f"--basetemp={folder / 'temporary'}", "--tb=short", "-q"]
+    argv = command(replace(request, only=(), report=folder, extra=(*options, *own)), suite)
+    variables = environment(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+    if request.virtual_gpus is not None:
+        variables[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
+    with (folder / "printed.txt").open("w", encoding="utf-8") as printed:
+        try:
+            done = subprocess.run(  # noqa: S603
+                argv, env=variables, stdout=printed, stderr=printed, timeout=limit, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return None
+    return done.returncode
+
+
+def _find_suite() -> Path:
+    """Return the folder of the suite's package."""
+    return Path(str(importlib.util.find_spec(SUITE).origin)).parent  # type: ignore[union-attr]
 
 
 def _has_packages() -> bool:

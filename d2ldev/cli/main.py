@@ -176,6 +176,12 @@ def conformance(
             "--compare", **_FLAG, help="Run nothing: list what changed from OLD reports to NEW."
         ),
     ] = False,
+    has_mutants: Annotated[
+        bool,
+        typer.Option(
+            "--mutants", **_FLAG, help="Put mistakes into the backend: does the suite see them?"
+        ),
+    ] = False,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
     if is_merge or is_comparison:
@@ -185,6 +191,7 @@ def conformance(
             "--virtual-gpus": virtual_gpus,
             "--profile": profile,
             "--only": only or None,
+            "--mutants": has_mutants or None,
         }
         given = [option for option, value in of_runs.items() if value is not None]
         if not is_comparison:
@@ -200,6 +207,14 @@ def conformance(
         only=tuple(only or ()),
         extra=tuple(further or ()),
     )
+    if has_mutants:
+        of_suite = {
+            "--require-gpus": require_gpus is not None,
+            "--profile": profile is not None,
+            "the options of pytest": bool(further),
+        }
+        refused = [option for option, is_given in of_suite.items() if is_given]
+        raise typer.Exit(conformance_command.try_mutants(request, refused))
     raise typer.Exit(conformance_command.run(request))
 
 
