@@ -256,20 +256,23 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return devices.on(self._framework, device)
 
     def synchronize(self, device: DeviceLike[NativeDeviceT] | None = None) -> None:
-        """Return when all work queued on a device (None: on every device) is done.
+        """Return when all work on a device (None: on every device) is done.
+
+        That is the work in its queue, and what a lazy framework has only recorded so far.
 
         Args:
             device: a ``Device``, a string, or the framework's own device object.
 
         Raises:
+            OutOfDeviceMemoryError: if the memory ran out only now.
+            Exception: the framework's own error of an operation that has failed only now.
             DeviceUnavailableError: if this machine does not have the device.
             InvalidDeviceError: if ``device`` is invalid.
 
         >>> Y = backend.ones((2, 3), device='gpu:0') + 1
         >>> backend.synchronize('gpu:0')
         """
-        for each in devices.resolve_or_all(self._framework, device, "synchronize"):
-            self._framework.devices.synchronize(each)
+        devices.synchronize(self._framework, device)
 
     def timeit(
         self, function: Callable[..., Any], /, *args: Any, seconds: float = 1.0, **kwargs: Any
@@ -278,7 +281,8 @@ class Backend(Generic[TensorT, NativeDeviceT]):
 
         Each run waits for every device before and after the call. A test on long products first
         shows that ``synchronize`` of each device really waits. The first call may compile, and does
-        not count. Short calls run many times for one measurement.
+        not count. Short calls run many times for one measurement. A lazy framework computes each of
+        them, and not what the call drops.
 
         Args:
             function: called as often as the measurement needs.
@@ -303,7 +307,7 @@ class Backend(Generic[TensorT, NativeDeviceT]):
         return timeit(self._framework, function, args, kwargs, seconds)
 
     def is_idle(self, device: DeviceLike[NativeDeviceT] | None = None) -> bool:
-        """Return whether all work queued on a device (None: on every device) is done.
+        """Return whether all work on a device (None: on every device) is done; see ``synchronize``.
 
         Args:
             device: a ``Device``, a string, or the framework's own device object.

@@ -179,6 +179,18 @@ def out_of_memory(
     )
 
 
+def synchronize(framework: Framework, device: DeviceLike | None) -> None:
+    """Wait for a device, or for all; see ``Backend.synchronize``."""
+    for each in resolve_or_all(framework, device, "synchronize"):
+        try:
+            framework.devices.synchronize(each)
+        except Exception as error:
+            if isinstance(error, D2LDevError) or not framework.devices.is_out_of_memory(error):
+                raise
+            native = framework.devices.native(each)
+            raise out_of_memory(framework, error, f"synchronize {each}", native) from error
+
+
 def check_room(nbytes: int, there: int | None) -> None:
     """Compare the bytes that are wanted with those that there are; None is not known.
 

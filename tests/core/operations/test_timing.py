@@ -9,7 +9,7 @@ import pytest
 from reference_backend import ReferenceDevices, ReferenceFramework
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, Timer
+from d2ldev import DeviceUnavailableError, OutOfDeviceMemoryError, Timer
 from d2ldev.framework.testing import framework_of
 from d2ldev.results import Timing
 
@@ -84,6 +84,51 @@ def test_the_result_of_a_call_is_kept_until_its_device_was_waited_for(backend, m
     # Before each run and after it, and the CPU and a GPU each.
     assert held[2:4] == [True, True]
     assert held[6::4] == [True] * len(held[6::4])
+
+
+class Dropping(ReferenceDevices):
+    """Devices that compute only what somebody holds when they are waited for."""
+
+    def __init__(self, virtual_gpus):
+        super().__init__(virtual_gpus)
+        self.recorded = weakref.WeakSet()
+        self.computed = 0
+
+    def synchronize(self, device):
+        for each in list(self.recorded):
+            self.computed += 1
+            time.sleep(each.seconds)
+        self.recorded.clear()
+
+
+class Recorded:
+    """A matrix whose products are only recorded."""
+
+    def __init__(self, devices, seconds=0.0):
+        self.devices, self.seconds = devices, seconds
+        devices.recorded.add(self)
+
+    def __matmul__(self, other):
+        return Recorded(self.devices, other.seconds + 2e-3)
+
+
+def test_each_call_of_a_framework_that_drops_what_nobody_holds_is_computed(monkeypatch):
+    framework = ReferenceFramework(virtual_gpus=0)
+    framework.devices = devices = Dropping(0)
+    monkeypatch.setattr(framework.tensors, "full", lambda *_: Recorded(devices))
+    monkeypatch.setattr("d2ldev.operations.timing.to_numpy", lambda *_: None)
+    x = Recorded(devices)
+    found = d2ldev.Backend(framework).timeit(lambda: x @ x, seconds=0)
+    assert found.low > 2e-3
+
+
+def test_memory_that_runs_out_in_a_wait_is_an_error_of_the_family(backend, monkeypatch):
+    def synchronize(device):
+        raise MemoryError("2 GiB are wanted")
+
+    monkeypatch.setattr(framework_of(backend).devices, "synchronize", synchronize)
+    with pytest.raises(OutOfDeviceMemoryError, match=r"synchronize gpu:0.*2 GiB are wanted"):
+        backend.synchronize("gpu:0")
 
 
 def test_errors_of_the_function_are_raised(backend):
