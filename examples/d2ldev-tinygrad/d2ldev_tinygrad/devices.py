@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import tinygrad
 from d2ldev import Device, gpu
@@ -19,6 +20,8 @@ class TinygradDevices(Devices):
 
     def __init__(self, virtual_gpus: int | None) -> None:
         self._count = virtual_gpus or 0
+        # By their ids, because a comparison of tensors is a tensor.
+        self._failed: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
     def count(self) -> int:
         return self._count
@@ -39,22 +42,59 @@ class TinygradDevices(Devices):
         return tinygrad.Device.DEFAULT
 
     def synchronize(self, device: Device) -> None:
-        if queued := self._find_queued(device):
-            queued[0].realize(*queued[1:])
-        tinygrad.Device[NATIVES[device]].synchronize()
+        recorded = self._find_recorded(device)
+        try:
+            compute(*recorded)
+        except Exception as error:
+            self._compute_each(recorded, error)
+        finally:
+            tinygrad.Device[NATIVES[device]].synchronize()
+
+    def _compute_each(self, recorded: list[Any], error: Exception) -> None:
+        """Compute tensors that fail together, and raise the error; it is raised only once."""
+        for x in recorded:
+            try:
+                compute(x)
+            except Exception:
+                self._failed[id(x)] = x
+        raise error
 
     def is_idle(self, device: Device) -> bool:
-        return not self._find_queued(device)
+        return not self._find_recorded(device)
 
     def empty_cache(self, device: Device) -> None:
         tinygrad.Device[NATIVES[device]].allocator.free_cache()
 
-    def _find_queued(self, device: Device) -> list[Any]:
-        """Return the live tensors of a device that tinygrad has not begun to compute."""
-        native, found = NATIVES[device], (reference() for reference in list(all_tensors))
-        return [x for x in found if x is not None and x.device == native and not is_computed(x)]
+    def _find_recorded(self, device: Device) -> list[Any]:
+        """Return the live tensors of a device that tinygrad has still to compute."""
+        native = NATIVES[device]
+        return [
+            x
+            for x in list_live()
+            if x.device == native and not is_computed(x) and id(x) not in self._failed
+        ]
+
+
+def list_live() -> list[Any]:
+    """Return the tensors that exist in this process."""
+    found = (reference() for reference in list(all_tensors))
+    return [x for x in found if x is not None]
 
 
 def is_computed(x: Any) -> bool:
-    """Return whether a tensor has memory of its own, or is a part of one that has."""
-    return x.uop.is_virtual or x.uop.has_buffer_identity()
+    """Return whether a tensor has memory of its own, or is a view of memory."""
+    return bool(x.uop.is_virtual or x.uop.is_realized)
+
+
+def compute(*xs: Any) -> None:
+    """Compute tensors, or leave them recorded: after an error tinygrad has given them memory."""
+    recorded = [x for x in xs if not is_computed(x)]
+    if not recorded:
+        return
+    before = [(x, x.uop) for x in list_live()]
+    try:
+        recorded[0].realize(*recorded[1:])
+    except Exception:
+        for x, uop in before:
+            x.uop = uop
+        raise

@@ -11,6 +11,8 @@ from d2ldev.framework import Models, Role, Slot
 from tinygrad import Tensor, nn
 from tinygrad.helpers import ContextVar
 
+from d2ldev_tinygrad.devices import compute
+
 
 class Model(ABC):
     """The base of models: tinygrad has none. Derive from it, or register a class with it.
@@ -55,6 +57,7 @@ class TinygradModels(Models):
     types = (Model, *_LAYERS, nn.optim.Optimizer)
 
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> MLP:
+        compute(*(x for each in layers for x in each))
         return MLP([linear(*each) for each in layers], activation)
 
     def members(self, obj: Any) -> Iterable[Slot]:

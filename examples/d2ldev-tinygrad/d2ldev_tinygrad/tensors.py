@@ -11,9 +11,8 @@ from d2ldev import Device, UnsupportedValueError
 from d2ldev.framework import Tensors, check_room, describe, memory_of_the_machine
 from tinygrad import Tensor, dtypes
 from tinygrad.dtype import DType
-from tinygrad.tensor import all_tensors
 
-from d2ldev_tinygrad.devices import DEVICES
+from d2ldev_tinygrad.devices import DEVICES, compute, list_live
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,14 +52,14 @@ class TinygradTensors(Tensors):
 
     def address(self, x: Tensor) -> int:
         self.device_of(x)  # refuses constants, and tensors on several devices
-        return x.realize().uop.buffer.get_buf(x.device).va_addr if prod(x.shape) else 0
+        compute(x)
+        return x.uop.buffer.get_buf(x.device).va_addr if prod(x.shape) else 0
 
     def nbytes(self, x: Tensor) -> int:
         return x.nbytes()
 
     def live(self) -> Iterable[Tensor]:
-        found = (reference() for reference in list(all_tensors))
-        return [x for x in found if x is not None]
+        return list_live()
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -71,6 +70,7 @@ class TinygradTensors(Tensors):
     def full(self, shape: tuple[int, ...], value: Any, dtype: DType | None, native: str) -> Tensor:
         _check_room(shape, dtype)
         if isinstance(value, Tensor):
+            compute(value)
             x = value.cast(dtype or value.dtype).expand(shape).clone(native)
         else:
             x = Tensor.full(shape, value, dtype=dtype or dtypes.float32, device=native)
@@ -107,26 +107,27 @@ class TinygradTensors(Tensors):
         Tensor.manual_seed(seed)
 
     def astype(self, x: Tensor, dtype: DType) -> Tensor:
+        compute(x)
         return x.cast(dtype).clone().realize()
 
     # -- copying ----------------------------------------------------------------------------------
 
     def transfer(self, xs: list[Tensor], native: str, *, copy: bool) -> list[Tensor]:
+        compute(*xs)
         return [Tensor(x.uop.clone(device=native)).is_param_(x.is_param).realize() for x in xs]
 
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
+        compute(x)
         return x.numpy()
 
     def from_dlpack(self, x: Any) -> Tensor:
         raise NotImplementedError("tinygrad has no DLPack")
 
-    def wait(self, x: Tensor) -> None:
-        x.realize()
-
     # -- for logs ---------------------------------------------------------------------------------
 
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
         # A program for the CPU takes 63 tensors, the result among them.
+        compute(*xs)
         parts = [Tensor.stack(*xs[i : i + 32]).realize() for i in range(0, len(xs), 32)]
         while len(parts) > 1:
             parts = [
@@ -135,7 +136,8 @@ class TinygradTensors(Tensors):
         return parts[0]
 
     def detach(self, x: Tensor) -> Tensor:
-        return x.detach().realize()
+        compute(x)
+        return x.detach()
 
 
 def _check_room(shape: tuple[int, ...], dtype: DType | None) -> None:

@@ -30,7 +30,7 @@ from d2ldev.framework import (
 from tinygrad import Tensor, dtypes, nn
 from tinygrad.helpers import Context
 
-from d2ldev_tinygrad.devices import NATIVES
+from d2ldev_tinygrad.devices import NATIVES, compute
 from d2ldev_tinygrad.models import TinygradModels
 
 
@@ -118,6 +118,7 @@ class TinygradLearner(Learner[Tensor]):
         else:
             device = framework.tensors.device_of(parameters[0])
             self._optimizer = place(framework, self._optimizer, device)
+        compute(*nn.state.get_parameters(self._optimizer))
 
     # -- what place, save and load_into take ------------------------------------------------------
 
@@ -201,7 +202,9 @@ class TinygradLearner(Learner[Tensor]):
     def evaluate(self, inputs: Inputs, y: Any) -> tuple[Tensor, Any]:
         with Context(TRAINING=0):
             prediction = self._call(inputs).detach()
-            return self._compare(prediction, y).detach().realize(), prediction.realize()
+            loss = self._compare(prediction, y).detach()
+            Tensor.realize(loss, prediction)  # together: alone each computes the model
+            return loss, prediction
 
     def predict(self, inputs: Inputs) -> Any:
         with Context(TRAINING=0):
