@@ -191,6 +191,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "strict.": ("strict",),
     "show.": ("summarize",),
     "sync.": ("synchronize", "is_idle"),
+    "sync.values-are-there": ("synchronize",),
     "threads.backend-": ("use_backend",),
     "threads.copies-": ("to", "copy"),
     "threads.first-use": (),
@@ -242,8 +243,7 @@ class Verdict(NamedTuple):
     reasons: tuple[tuple[str, str, str], ...]
 
 
-# The worst first. A skipped requirement was not tried, as on a machine without the GPUs. Neither
-# was one that the run did not come to.
+# The worst first. A skipped requirement was not tried, as on a machine without the GPUs.
 _WORST_FIRST = ("failed", "not begun", "known gap", "cannot")
 
 
@@ -263,7 +263,7 @@ def judge_methods(
         found = [rows[each] for each in ids if each in rows]
         counts = Counter(row["outcome"] for row in found)
         outcome = next((each for each in _WORST_FIRST if counts[each]), "passed")
-        if not counts.keys() - {"skipped", "not run"}:
+        if not counts.keys() - {"skipped"}:
             outcome = "not run"
         reasons = tuple(
             (row["outcome"], row["requirement"], reason)

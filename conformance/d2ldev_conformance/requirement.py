@@ -72,6 +72,7 @@ SOURCES = {
     "contract, Callbacks": "training.md#callbacks-and-schedules",
     "contract, Resuming a run": "resuming.md",
     "contract, Virtual GPUs": "virtual-gpus.md",
+    "contract, Lazy frameworks": "kinds-of-frameworks.md#lazy-frameworks",
     "D2L": "",  # the section of the requirement
     "D2L 3.2": f"{_D2L}linear-regression/oo-design.html",
     "D2L 5.6": f"{_D2L}multilayer-perceptrons/dropout.html",

@@ -134,8 +134,7 @@ def find_report(name: str) -> BackendReport:
     except Exception as error:
         return BackendReport(name, BROKEN, versions=found, error=in_words(error))
     for module in discovery.read_required_modules(name):
-        package = module.partition(".")[0]
-        found[package.replace("_", "-")] = find_version(package)
+        found[module.replace("_", "-")] = find_version(module)
     return BackendReport(name, MISSING if missing else INSTALLED, missing, found)
 
 

@@ -34,7 +34,8 @@ UNKNOWN_MEMORY = Memory(None, None, None)
 class Devices(ABC):
     """Methods a framework implements about its devices.
 
-    A framework that computes before it returns leaves out ``synchronize`` and ``is_idle``.
+    A framework that computes before it returns leaves out ``synchronize`` and ``is_idle``. A lazy
+    one only records work until its values are needed, and needs both.
     """
 
     @abstractmethod
@@ -97,10 +98,17 @@ class Devices(ABC):
         return nullcontext()
 
     def synchronize(self, device: Device) -> None:
-        """Wait until all work queued on a device is done, without making a context there."""
+        """Wait until all work on a device is done, without making a context there.
+
+        A lazy framework computes all that is recorded there and that somebody holds. The error of
+        an operation that fails only now is raised, once. Each read of its result raises it again.
+        """
 
     def is_idle(self, device: Device) -> bool:
-        """Return whether all work queued on a device is done, without waiting for it."""
+        """Return whether all work on a device is done, without waiting for it.
+
+        False as long as ``synchronize`` would still compute or wait. Do not begin it here.
+        """
         return True
 
     # The defaults are for a framework that always multiplies float32 in float32. A framework that

@@ -96,7 +96,7 @@ class Models:
 
         Args:
             layers: kernel, of shape ``(n_out, n_in)``, and bias, of shape ``(n_out,)``, for each
-                layer, in float32. They are the model's own to keep.
+                layer, in float32. They are the model's own to keep. A lazy framework computes them.
             activation: one of ``ACTIVATIONS``, between the layers.
 
         Raises:

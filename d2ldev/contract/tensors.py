@@ -31,7 +31,8 @@ class Tensors(ABC):
     The caller translates every exception. If ``Devices.is_out_of_memory`` accepts the exception,
     the error is an ``OutOfDeviceMemoryError``. Any other one is an ``UnsupportedValueError`` with
     the exception's text. Each method has to raise within its call. If the framework allocates
-    memory later, compare sizes first, or wait.
+    memory later, compare sizes first, or wait. A lazy framework computes what a method returns: a
+    recorded copy would see later writes.
 
     Attributes:
         types: the classes of the tensors.
@@ -243,6 +244,7 @@ class Tensors(ABC):
         """Return a tensor without its history; a scalar can be kept for long. No copy if possible.
 
         It is for frameworks whose tensors keep their operands, or the tensor that they are a view
-        of, alive. It is also for frameworks whose variables are tensors, and change their values.
+        of, alive: a lazy one computes here. It is also for frameworks whose variables are tensors,
+        and change their values.
         """
         return x

@@ -13,9 +13,10 @@ import pytest
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.suite.devices import test_computing_devices
-from mutants import MUTANTS, Crashing, Hanging, Queued
+from mutants import MUTANTS, Crashing, Hanging
 from mutants.card import Card
 from mutants.devices.devices import TakesNegativeIndices
+from mutants.lazy import Lazy
 from mutants.leaks import Following
 from mutants.models import WithObjects
 from mutants.sound import SOUND
@@ -29,11 +30,11 @@ CAUGHT = [(mutant, requirement) for mutant in MUTANTS for requirement in mutant.
 OF_OBJECTS = sorted(
     {requirement for mutant, requirement in CAUGHT if issubclass(mutant, WithObjects)}
 )
-"""The requirements of models that take attributes, as those of ``Queued`` do not."""
+"""The requirements of models that take attributes, as those of ``Lazy`` do not."""
 OF_LEAKS = sorted({requirement for mutant, requirement in CAUGHT if issubclass(mutant, Following)})
-"""The requirements of backends that follow what a framework makes, as ``Queued`` does not."""
+"""The requirements of backends that follow what a framework makes, as ``Lazy`` does not."""
 OF_CARDS = {requirement for mutant, requirement in CAUGHT if issubclass(mutant, Card)}
-"""The requirements that are skipped on virtual GPUs, as those of ``Queued`` are."""
+"""The requirements that are skipped on virtual GPUs, as those of ``Lazy`` are."""
 BY_DAY = sorted(
     {requirement for mutant, requirement in CAUGHT if not mutant.is_nightly}
     - {*OF_OBJECTS, *OF_LEAKS, *OF_CARDS}
@@ -144,7 +145,7 @@ def test_a_failure_prints_what_its_requirement_asks_and_why(outcomes, tmp_path):
 @pytest.mark.parametrize("first", range(0, len(BY_DAY), PART))
 def test_a_sound_backend_passes_what_catches_the_mutants(outcomes, first):
     requirements = BY_DAY[first : first + PART]
-    assert outcomes(Queued, requirements) == dict.fromkeys(requirements, "passed")
+    assert outcomes(Lazy, requirements) == dict.fromkeys(requirements, "passed")
 
 
 def test_a_sound_backend_passes_what_is_required_of_models_with_attributes(outcomes):
@@ -169,13 +170,13 @@ def test_a_sound_backend_may_differ_in_what_no_contract_names(outcomes, cls):
 @pytest.mark.parametrize("requirement", AT_NIGHT)
 def test_a_sound_backend_passes_what_takes_minutes(outcomes, requirement, skip_without_machines):
     skip_without_machines(requirement)
-    sound = Card if requirement in OF_CARDS else Queued
+    sound = Card if requirement in OF_CARDS else Lazy
     found = outcomes(sound, [requirement], is_nightly=True)
     assert found == {requirement: "passed"}
 
 
 def test_nightly_tests_are_counted_and_skipped_by_default(outcomes, tmp_path):
-    found = outcomes(Queued, ["mlp.seeds", *AT_NIGHT])
+    found = outcomes(Lazy, ["mlp.seeds", *AT_NIGHT])
     assert found == {"mlp.seeds": "passed", **dict.fromkeys(AT_NIGHT, "skipped")}
     report = json.loads((tmp_path / "conformance.json").read_text())
     reasons = {row["requirement"]: row["reasons"] for row in report["requirements"]}

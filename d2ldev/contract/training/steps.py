@@ -248,6 +248,9 @@ class Learner(ABC, Generic[TensorT]):
     def step(self, inputs: Inputs, y: Target[TensorT]) -> tuple[TensorT, Any]:
         """Run one training step on a batch, without waiting for it.
 
+        A lazy framework computes what it returns and what it keeps, in ``evaluate`` and ``predict``
+        too: its record would grow with each batch.
+
         With ``accumulate_grad_batches``, the optimizer takes its step with the last of so many.
         Between two epochs a callback may freeze or unfreeze parameters. So the optimizer has a
         state for all of them. A frozen parameter has the gradient None, and stays as it is.

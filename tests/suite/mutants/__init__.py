@@ -180,7 +180,7 @@ class Queued(Mutant):
     """A sound backend in which a product is only queued until someone waits for it.
 
     Every tensor of random numbers is asked about: once there was one, its device is busy until
-    ``synchronize``.
+    ``synchronize``. A queue that does not get empty by itself is all that is wrong with it.
     """
 
     class Devices(ReferenceDevices):

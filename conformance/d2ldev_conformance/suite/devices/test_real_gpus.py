@@ -110,10 +110,11 @@ def test_a_gpu_that_works_is_not_idle(backend):
     Every timing of GPU work rests on this answer.
     """
     # Without it ``sync.waits-for-queued-work`` would be skipped on hardware: "nothing is queued".
-    fill_queue(backend, backend.gpu(0))
+    work = fill_queue(backend, backend.gpu(0))
     assert not backend.is_idle("gpu:0")
     backend.synchronize("gpu:0")
     assert backend.is_idle("gpu:0")
+    assert backend.device_of(work) is backend.gpu(0)
 
 
 @requirement("memory.total", section=SECTION, source="contract")

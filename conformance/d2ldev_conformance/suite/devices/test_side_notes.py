@@ -109,7 +109,7 @@ def busy(backend, place):
     backend.is_idle()  # the first question is compiled
     gc.disable()  # a collection may take as long as the products
     try:
-        fill_queue(backend, place)
+        _work = fill_queue(backend, place)
         if backend.is_idle(place):
             pytest.skip(f"{backend.name} computes on {place} before it returns: nothing is queued")
         yield place

@@ -146,11 +146,12 @@ def test_a_moved_tensor_is_independent_of_its_source(backend, route):
     """
     source, target = route
     x = backend.ones(3, device=source)
-    moved = backend.to(x, target)
+    moved, unread = backend.to(x, target), backend.to(x, target)
     moved[0] = 9.0
     assert_same(backend.to_numpy(x), np.ones(3, "float32"))
     x[1] = 7.0
     assert_same(backend.to_numpy(moved), np.array([9, 1, 1], "float32"))
+    assert_same(backend.to_numpy(unread), np.ones(3, "float32"))
 
 
 @requirement("copy.copy-is-new-memory", section=SECTION)

@@ -19,6 +19,7 @@ from d2ldev_conformance.provision import (
     models_with_branches,
     models_with_tables,
     networks,
+    networks_with_batch_norm,
     own_optimizers,
 )
 from d2ldev_conformance.requirement import requirement
@@ -29,6 +30,7 @@ from d2ldev_conformance.suite.data import (
     read_saved_values,
     values_of,
 )
+from d2ldev_conformance.suite.devices.queues import becomes_idle
 
 SECTION = "6.7.3"
 SOURCE = "contract, Training"
@@ -335,6 +337,32 @@ def _accumulate(backend, device, accumulate_grad_batches=1, clip=0.0):
         gradient_clip_val=clip,
         accumulate_grad_batches=accumulate_grad_batches,
     )
+
+
+@requirement("train.leaves-nothing-recorded", section=SECTION, source="contract, Lazy frameworks")
+def test_a_step_is_computed_without_a_wait(backend, place, data):
+    """Compute each batch of a step, and each evaluation, although nobody waits for it.
+
+    A loop that only records its work keeps all its batches in memory.
+    """
+    learner, kept = _accumulate(backend, place, 4), []
+    for x, y in _quarters(backend, place, data):
+        kept.append(learner.step((x,), y))
+        assert becomes_idle(backend, place)
+    kept += learner.evaluate((x,), y), learner.predict((x,))
+    assert becomes_idle(backend, place)
+
+
+@requirement("train.leaves-nothing-recorded", section=SECTION, source="contract, Lazy frameworks")
+def test_running_statistics_are_computed_without_a_wait(backend, normalized_network):
+    """Compute the running statistics of each step, although nobody reads them.
+
+    The next step changes them again, so that their record would grow with each one.
+    """
+    net = networks_with_batch_norm(backend)[normalized_network](backend.cpu())
+    learner = backend.learner(net, optimizer="sgd", lr=0.05)
+    learner.step((backend.rand((8, 4), seed=0),), backend.rand((8, 2), seed=1))
+    assert becomes_idle(backend, backend.cpu())
 
 
 def _assert_same_model(backend, found, expected):
