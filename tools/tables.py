@@ -360,7 +360,7 @@ def support_summary_rows() -> Iterator[str]:
 
 def _short_outcome(report: Run, number: int) -> str:
     """Return how many requirements passed, failed and were not run, and on which card."""
-    counts = {**report["summary"], "not run": number - len(report["requirements"])}
+    counts = _count(report, number)
     told = ("passed", "failed", "not run")
     text = ", ".join(f"{counts[each]} {each}" for each in told if counts[each])
     cards = ", ".join(card.partition(" (")[0] for card in report["cards"])
@@ -415,6 +415,12 @@ def _run_git(*arguments: str) -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()
+
+
+def _count(report: Run, number: int) -> dict[str, int]:
+    """Return how many requirements have each outcome; what the report lacks was not run either."""
+    lacks = number - len(report["requirements"])
+    return {**report["summary"], "not run": report["summary"].get("not run", 0) + lacks}
 
 
 def group_reports() -> dict[str, dict[str, Run]]:
@@ -554,7 +560,7 @@ def _outcome(report: Run, number: int) -> str:
         report: of one run, which may have been cut short or be older than some requirements.
         number: of requirements that the backend's other reports have.
     """
-    counts = {**report["summary"], "not run": number - len(report["requirements"])}
+    counts = _count(report, number)
     text = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     if not report["cards"]:
         return text

@@ -42,6 +42,7 @@ class Explanation(NamedTuple):
 
     Args:
         id: of the requirement.
+        section: the section of D2L's chapter to which it belongs.
         asks: what a backend has to do, in one sentence.
         reason: why; that of the file if the test has none.
         source: the name of the document that states it; that of the file if the test has none.
@@ -50,6 +51,7 @@ class Explanation(NamedTuple):
     """
 
     id: str
+    section: str
     asks: str
     reason: str
     source: str
@@ -66,7 +68,7 @@ def explain(test: Callable[..., Any]) -> Explanation | None:
     file = _read_file(test.__module__)
     asks, reason, *_ = *read_paragraphs(test), "", ""
     source, link = link_source(mark.kwargs["source"] or file.source, found.section)
-    return Explanation(found.id, asks, reason or file.reason, source, link, file)
+    return Explanation(*found[:2], asks, reason or file.reason, source, link, file)
 
 
 def describe(test: Callable[..., Any]) -> str:

@@ -12,14 +12,17 @@ Each row is strict: if the gap has closed, the run fails until the row is delete
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from d2ldev.framework import Framework
+from d2ldev_conformance.catalogue import find_nearest
 
 FILE = "known_gaps.toml"
 
@@ -47,6 +50,7 @@ def read_known_gaps(framework: Framework) -> list[Gap]:
 
     Raises:
         pytest.UsageError: if the file cannot be read, or a row lacks a field or has another one.
+            Also if no requirement has its id.
     """
     for cls in type(framework).__mro__:
         package = sys.modules[cls.__module__.partition(".")[0]]
@@ -58,7 +62,38 @@ def read_known_gaps(framework: Framework) -> list[Gap]:
 
 def _read(path: Path) -> list[Gap]:
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8")).get("gap", [])
-        return [Gap(**row) for row in rows]
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        gaps = [Gap(**row) for row in tables.pop("gap", [])]
     except (TypeError, ValueError) as error:
         raise pytest.UsageError(f"{path} cannot be read: {error}") from error
+    if tables:
+        raise pytest.UsageError(f"{path} has {', '.join(tables)}, and the name of a row is [[gap]]")
+    for gap in gaps:
+        if near := find_nearest(gap.requirement):
+            raise pytest.UsageError(
+                f"{path} has {gap.requirement!r}, the id of no requirement; the nearest is {near}"
+            )
+    return gaps
+
+
+def check_cases(gaps: Iterable[Gap], tests: Mapping[str, Iterable[str]], found: set[str]) -> None:
+    """Check that the case of each gap is one of a test.
+
+    Args:
+        gaps: the known gaps.
+        tests: the id of each requirement -> the names of all its tests.
+        found: the platforms of this machine.
+
+    Raises:
+        pytest.UsageError: if it is the case of none.
+    """
+    for gap in gaps:
+        names = [*tests.get(gap.requirement, ())]
+        # How many GPUs there are decides which of them some tests take.
+        case, *known = (re.sub(r"gpu\d", "gpu", name) for name in (gap.case, *names))
+        is_here = not gap.platform or gap.platform in found
+        if is_here and known and not any(case in name for name in known):
+            raise pytest.UsageError(
+                f"{FILE} has the case {gap.case!r} of {gap.requirement}, which is in the name of "
+                f"no test of it: {', '.join(names)}"
+            )

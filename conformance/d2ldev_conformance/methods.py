@@ -243,7 +243,8 @@ class Verdict(NamedTuple):
     reasons: tuple[tuple[str, str, str], ...]
 
 
-# The worst first. A skipped requirement was not tried, as on a machine without the GPUs.
+# The worst first. A skipped requirement was not tried, as on a machine without the GPUs. Neither
+# was one that the run did not come to.
 _WORST_FIRST = ("failed", "not begun", "known gap", "cannot")
 
 
@@ -263,7 +264,7 @@ def judge_methods(
         found = [rows[each] for each in ids if each in rows]
         counts = Counter(row["outcome"] for row in found)
         outcome = next((each for each in _WORST_FIRST if counts[each]), "passed")
-        if not counts.keys() - {"skipped"}:
+        if not counts.keys() - {"skipped", "not run"}:
             outcome = "not run"
         reasons = tuple(
             (row["outcome"], row["requirement"], reason)

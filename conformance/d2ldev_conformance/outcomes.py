@@ -10,6 +10,7 @@ import pytest
 
 from d2ldev.contract.abilities import describe_inability
 from d2ldev.framework.testing import framework_of
+from d2ldev_conformance.catalogue import find_requirements
 from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.known_gaps import FILE
 from d2ldev_conformance.provision import NotProvidedError
@@ -61,6 +62,7 @@ class Outcomes:
 
     def __init__(self, backend: Backend, package: str, report: Report) -> None:
         self._backend, self._package, self._report = backend, package, report
+        self._is_collected = False
         self._causes: set[str] = set()
         self._repeated: set[int] = set()
         # An ``id`` is another object's as soon as the object is gone.
@@ -114,15 +116,36 @@ class Outcomes:
         """Count the outcome of a phase of a test."""
         note = _note_of(report)
         if note is None:
+            self._note_crash(report)
             return
         requirement = Requirement(note.id, note.section, note.module)
         error = f"{report.nodeid}\n{note.cause or note.reason}" if note.outcome == "failed" else ""
-        self._report.add(requirement, note.outcome, note.reason, error)
+        self._report.add(requirement, note.outcome, note.reason, error, report.nodeid)
         if note.cause in self._causes:
             self._repeated.add(id(report))
             self._kept.append(report)
         elif note.cause:
             self._causes.add(note.cause)
+
+    def _note_crash(self, report: pytest.TestReport) -> None:
+        """Count a test whose worker died: it has a report of pytest-xdist's own, without a note."""
+        requirement = self._report.awaits(report.nodeid)
+        if requirement is not None and report.failed:
+            text = str(report.longrepr)
+            error = f"{report.nodeid}\n{text}"
+            self._report.add(requirement, "failed", text.split("\n")[0], error, report.nodeid)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Expect the tests of a worker of pytest-xdist: the controller collects none itself."""
+        if self._is_collected:  # another worker, or one in the place of one that died
+            return
+        self._is_collected = True
+        known = find_requirements()
+        for test in ids:
+            file, _, name = test.partition("::")
+            if requirement := known.get((Path(file).stem, name.partition("[")[0])):
+                self._report.expect(requirement, test)
 
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, str] | None:
         """Name what is not begun, and a failure whose cause pytest has printed already."""
@@ -159,8 +182,37 @@ def _reason(result: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if result.failed:
         raised = call.excinfo
         text = raised.exconly() if raised else result.longreprtext
-        return f"{result.when}: {text}".split("\n")[0]
+        told = f"{result.when}: {_find_line(text)}"
+        hidden = _tell_hidden(raised.value) if raised else ""
+        return f"{told.removesuffix('.')}; {hidden}" if hidden else told
     return ""
+
+
+def _find_line(text: str) -> str:
+    r"""Return the first line of an error; the last line of a traceback of another process.
+
+    >>> _find_line("E: Traceback (most recent call last):\n  File x\nOSError: no\nassert 1")
+    'E: OSError: no'
+    """
+    first, *lines = text.split("\n")
+    if first.endswith("Traceback (most recent call last):"):
+        # Other lines of a traceback are indented. pytest's own begins with "assert".
+        last = next((line for line in lines if line[:1].strip() and line != first), "")
+        return f"{first.partition('Traceback (')[0]}{last}"
+    return first
+
+
+def _tell_hidden(error: BaseException) -> str:
+    """Return what was raised where the suite expects another error, in one line; empty otherwise.
+
+    An assertion about an error, as ``pytest.raises(match=...)`` makes, says little of the error.
+    """
+    _, *hidden = list_causes(error)
+    is_judgement = isinstance(error, (AssertionError, pytest.fail.Exception))
+    if not (hidden and is_judgement):
+        return ""
+    first = str(hidden[0]).split("\n")[0]
+    return f"it was {type(hidden[0]).__name__}: {first}"
 
 
 def _cause_of(call: pytest.CallInfo[None]) -> str:
@@ -170,4 +222,5 @@ def _cause_of(call: pytest.CallInfo[None]) -> str:
     last = call.excinfo.traceback[-1]
     # The end of the path names the file on every machine.
     place = "/".join(Path(last.path).parts[-3:])
-    return f"{place}:{last.lineno + 1}: {call.excinfo.exconly()}"
+    told = [f"{place}:{last.lineno + 1}: {call.excinfo.exconly()}"]
+    return "\n".join([*told, *filter(None, [_tell_hidden(call.excinfo.value)])])

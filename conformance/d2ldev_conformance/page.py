@@ -18,7 +18,7 @@ from typing import Any
 from d2ldev_conformance.progress import OUTCOMES
 from d2ldev_conformance.runs import name_framework, name_gpus, name_origin
 
-_NOT_RUN = "not in this run"
+_ABSENT = "not in this run"
 # Colour alone says nothing to some readers, and nothing on paper.
 _SYMBOLS = {
     "passed": "\u2713",
@@ -27,7 +27,8 @@ _SYMBOLS = {
     "known gap": "\u25b3",
     "cannot": "\u00d8",
     "skipped": "\u2212",
-    _NOT_RUN: "\u00b7",
+    "not run": "\u2026",
+    _ABSENT: "\u00b7",
 }
 _SCRIPT = """
 const form = document.querySelector("form");
@@ -112,7 +113,7 @@ span { white-space: nowrap; }
 .failed { color: var(--failed); }
 td.failed { background: var(--failed-back); }
 .known-gap, .not-begun, .cannot { color: var(--gap); }
-.skipped, .not-in-this-run { color: var(--skipped); }
+.skipped, .not-run, .not-in-this-run { color: var(--skipped); }
 .failed, .known-gap, .not-begun { font-weight: bold; }
 summary { cursor: pointer; }
 .told { color: var(--text); font-weight: normal; margin: .3rem 0 .2rem; white-space: pre-wrap;
@@ -314,7 +315,7 @@ def _outcomes_of(row: dict[str, Any]) -> list[str]:
 
 
 def _outcome_of(cell: dict[str, Any] | None) -> str:
-    return str(cell["outcome"]) if cell else _NOT_RUN
+    return str(cell["outcome"]) if cell else _ABSENT
 
 
 def _slug(outcome: str) -> str:

@@ -37,13 +37,18 @@ from d2ldev_conformance.requirement import SUITE, module_of, requirement_of
 
 if TYPE_CHECKING:
     from d2ldev import Backend
+    from d2ldev_conformance.known_gaps import Gap
     from d2ldev_conformance.report import Report
 
 _BACKEND: pytest.StashKey[Backend] = pytest.StashKey()
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
+_GAPS: pytest.StashKey[list[Gap]] = pytest.StashKey()
 _NEXT: pytest.StashKey[str] = pytest.StashKey()  # the last line of the run
 _NOTES: pytest.StashKey[list[str]] = pytest.StashKey()
 _ONLY: pytest.StashKey[Sequence[str]] = pytest.StashKey()
+
+
+_SELECTING = ("keyword", "markexpr", "deselect", "--d2ldev-requirement", "--d2ldev-profile")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -129,7 +134,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from d2ldev import D2LDevError, set_backend
     from d2ldev.cli.screen import collect_warnings
+    from d2ldev_conformance.known_gaps import read_known_gaps
     from d2ldev_conformance.outcomes import Outcomes
+    from d2ldev_conformance.provision import check_declared
     from d2ldev_conformance.report import Report
 
     config.stash[_ONLY] = _read_only(config)
@@ -151,6 +158,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in warning_filters(package):
         config.addinivalue_line("filterwarnings", line)
     freeze_what_is_loaded()
+    check_declared(framework_of(backend))
+    config.stash[_GAPS] = read_known_gaps(framework_of(backend))
     config.stash[_BACKEND] = backend
     config.stash[_REPORT] = Report(backend, config.getoption("--d2ldev-commit"))
     config.stash[_NOTES] = notes
@@ -213,12 +222,16 @@ def backend_under_test(config: pytest.Config) -> Backend:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each requirement its row, and each test the reason to skip it."""
+    """Select the tests, and give each the reason to skip it."""
     if _BACKEND not in config.stash:
         return
-    from d2ldev_conformance.known_gaps import read_known_gaps
+    from d2ldev_conformance.known_gaps import check_cases
     from d2ldev_conformance.report import platforms
 
+    backend, gaps = config.stash[_BACKEND], config.stash[_GAPS]
+    found = set(platforms(backend).values())
+    if _has_whole(config, "keyword", "markexpr", "deselect"):
+        check_cases(gaps, _group_names(items), found)
     _select(config, items)
     _select_profile(config, items)
     if items and all(map(_waits, items)):
@@ -226,22 +239,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "nothing would be tested: all of it takes minutes, add --profile nightly"
         )
     items.sort(key=_stage)
-    backend, report = config.stash[_BACKEND], config.stash[_REPORT]
-    gaps = read_known_gaps(framework_of(backend))
-    found = set(platforms(backend).values())
     for item in items:
         if not item.path.is_relative_to(SUITE):
             continue
         requirement = requirement_of(item)
         if requirement is None:
             raise pytest.UsageError(f"{item.nodeid} has no @requirement")
-        report.expect(requirement)
         _skip_by_day(item)
         _skip_without_gpus(item, backend, found)
         for gap in gaps:
             if gap.covers(requirement.id, item.name, found):
                 reason = f"{gap.reason} ({gap.link})"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Give each requirement its row: only now no plugin deselects any more."""
+    if _REPORT not in session.config.stash:
+        return
+    for item in session.items:
+        requirement = requirement_of(item)
+        if requirement is not None and item.path.is_relative_to(SUITE):
+            session.config.stash[_REPORT].expect(requirement, item.nodeid)
 
 
 def freeze_what_is_loaded() -> None:
@@ -260,15 +279,32 @@ def _stage(item: pytest.Item) -> int:
     return MODULES.index(module) if in_suite else len(MODULES)
 
 
+def _group_names(items: list[pytest.Item]) -> dict[str, list[str]]:
+    """Return the id of each requirement -> the names of its tests."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        requirement = requirement_of(item)
+        if requirement is not None and item.path.is_relative_to(SUITE):
+            found.setdefault(requirement.id, []).append(item.name)
+    return found
+
+
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave only the tests of the requirements that were asked for."""
     wanted = config.getoption("--d2ldev-requirement")
     if not wanted:
         return
+    from d2ldev_conformance.catalogue import find_nearest
+
     found = {item: requirement_of(item) for item in items}
     unknown = set(wanted) - {requirement.id for requirement in found.values() if requirement}
-    if unknown:
-        raise pytest.UsageError(f"no such requirement: {', '.join(sorted(unknown))}")
+    for each in sorted(unknown):
+        near = find_nearest(each)
+        raise pytest.UsageError(
+            f"no such requirement: {each}; the nearest is {near}"
+            if near
+            else f"--d2ldev-only leaves out the requirement {each}"
+        )
     kept = [item for item, requirement in found.items() if requirement and requirement.id in wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
@@ -392,7 +428,7 @@ def pytest_terminal_summary(
     for module in asked:
         if module not in counts or not counts[module]["passed"]:
             terminalreporter.line(f"nothing passed in {module}: the exit status is not 0")
-    if _has_whole_modules(config):
+    if _has_whole(config, *_SELECTING):
         config.stash[_NEXT] = tell_progress(counts, report.next_steps())
 
 
@@ -402,9 +438,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.pluginmanager.getplugin("terminalreporter").line(config.stash[_NEXT])
 
 
-def _has_whole_modules(config: pytest.Config) -> bool:
-    """Return whether a run has all tests of each of its modules."""
-    selecting = ("keyword", "markexpr", "deselect", "--d2ldev-requirement", "--d2ldev-profile")
+def _has_whole(config: pytest.Config, *selecting: str) -> bool:
+    """Return whether a run has all tests of each of its modules.
+
+    Args:
+        config: the configuration of pytest.
+        selecting: the options that leave out tests.
+    """
     folders = {SUITE.parent, SUITE}
     return not any(config.getoption(name, None) for name in selecting) and all(
         Path(each).resolve() in folders for each in config.args

@@ -8,25 +8,26 @@ from typing import Any
 
 from d2ldev.framework.testing import MODULES
 
-OUTCOMES = ("passed", "failed", "not begun", "known gap", "cannot", "skipped")
+OUTCOMES = ("passed", "failed", "not begun", "known gap", "cannot", "skipped", "not run")
 """What may happen to a requirement, in the order of the columns."""
 # A requirement has the worst outcome of its tests, except for skipping. If it passed on the CPU,
-# and was skipped without a GPU, it has passed. The counts show the skipped tests.
-_WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "passed", "skipped")
+# and was skipped without a GPU, it has passed. The counts show the skipped tests. If the run ended
+# before some of its tests, nobody knows.
+_WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "not run", "passed", "skipped")
 _TESTED = ("passed", "failed", "known gap")
-_UNDONE = ("failed", "not begun")
+_UNDONE = ("failed", "not begun", "not run")
 
 
 def judge(tests: Mapping[str, int]) -> str:
-    """Return the outcome of a requirement: the worst of its tests, failed if none came to its end.
+    """Return the outcome of a requirement: the worst of its tests, not run if there is none.
 
     Args:
         tests: how many have each outcome.
 
-    >>> judge({"passed": 3, "skipped": 1}), judge({"skipped": 1}), judge({})
-    ('passed', 'skipped', 'failed')
+    >>> judge({"passed": 3, "skipped": 1}), judge({"passed": 3, "not run": 1})
+    ('passed', 'not run')
     """
-    return next((outcome for outcome in _WORST_FIRST if tests.get(outcome)), "failed")
+    return next((outcome for outcome in _WORST_FIRST if tests.get(outcome)), "not run")
 
 
 def count_by_module(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
@@ -58,24 +59,39 @@ def format_counts(counts: Mapping[str, Counter[str]]) -> list[str]:
 
 
 def tell_progress(counts: Mapping[str, Counter[str]], next_steps: Mapping[str, str]) -> str:
-    """Return one sentence: the last module that is done, and the next one.
+    """Return one sentence: the modules that are done, how many, and what is next.
 
     Args:
         counts: as ``count_by_module`` returns them, of whole modules.
         next_steps: what is left to write in a module.
 
-    >>> done, empty = Counter({"passed": 9}), Counter({"not begun": 4})
-    >>> tell_progress({"tensors": done, "models": empty}, {"models": "write Models.mlp"})
-    'tensors done, 2 of 7: next, models: write Models.mlp'
+    >>> done, empty, red = (Counter({each: 4}) for each in ("passed", "not begun", "failed"))
+    >>> tell_progress({"devices": done, "models": empty}, {"models": "write Models.mlp"})
+    'devices done, 1 of 7: next, models: write Models.mlp'
+    >>> tell_progress({"devices": red, "tensors": red, "files": done}, {})
+    'files done, 1 of 7: next, devices: 4 failed; tensors: 4 failed'
+    >>> tell_progress({"files": done}, {})
+    'files done, 1 of 7; devices, tensors, models did not run: next, strict'
     """
-    done = ""
-    for module, count in counts.items():
-        if not is_done(count):
-            step = next_steps.get(module) or f"{count['failed']} failed"
-            return f"{done}next, {module}: {step}"
-        number = MODULES.index(module) + 1
-        done = f"{module} done, {number} of {len(MODULES)}: "
-    return done + _name_next(list(counts))
+    done = [module for module, count in counts.items() if is_done(count)]
+    left = [
+        f"{module}: {next_steps.get(module) or _count_undone(count)}"
+        for module, count in counts.items()
+        if module not in done
+    ]
+    before = MODULES[: MODULES.index([*counts][-1]) + 1] if counts else ()
+    unknown = [module for module in before if module not in counts]
+    head = f"{', '.join(done)} done, {len(done)} of {len(MODULES)}" if done else ""
+    if unknown and not left:
+        head += f"; {', '.join(unknown)} did not run"
+    step = "next, " + "; ".join(left) if left else _name_next([*counts])
+    return f"{head}: {step}" if head else step
+
+
+def _count_undone(count: Counter[str]) -> str:
+    """Return how many requirements of a module keep it from being done, in words."""
+    told = [f"{count[each]} {each}" for each in _UNDONE if count[each]]
+    return ", ".join(told) or "nothing passed"
 
 
 def _name_next(modules: Sequence[str]) -> str:
@@ -85,7 +101,7 @@ def _name_next(modules: Sequence[str]) -> str:
 
 
 def is_done(count: Counter[str]) -> bool:
-    """Return whether requirements of a module passed, and none failed or is not begun."""
+    """Return whether requirements of a module passed, and no one is undone."""
     return count["passed"] > 0 and not any(count[each] for each in _UNDONE)
 
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from d2ldev import Backend, Device
 from d2ldev.framework import Framework, NotBegunError
@@ -23,6 +27,7 @@ from d2ldev.framework.testing import (
     Orders,
     framework_of,
 )
+from d2ldev.registry.loading import find_place
 
 MODULE_OF_KIND = {
     "hostile_tensors": "tensors",
@@ -312,6 +317,22 @@ def check_provided(backend: Backend, what: str) -> None:
         )
 
 
+def check_declared(framework: Framework) -> None:
+    """Check the names in ``provision.CANNOT``.
+
+    Raises:
+        pytest.UsageError: if the module has no function of a name, or fails to import.
+    """
+    declared: Mapping[str, str] = _find(framework, "CANNOT") or {}
+    for name in declared:
+        if name not in MODULE_OF_KIND:
+            (near,) = get_close_matches(name, MODULE_OF_KIND, n=1, cutoff=0)
+            raise pytest.UsageError(
+                f"CANNOT in provision has {name!r}, which the suite does not ask for; the nearest "
+                f"is {near!r}"
+            )
+
+
 def _inabilities(backend: Backend) -> Mapping[str, str]:
     """Return why the provision lacks a function, by its name: ``provision.CANNOT``."""
     reasons: Mapping[str, str] = _find(framework_of(backend), "CANNOT") or {}
@@ -334,8 +355,17 @@ def _find(framework: Framework, what: str) -> Any:
     for cls in type(framework).__mro__:
         name = f"{cls.__module__.partition('.')[0]}.provision"
         if _exists(name):
-            return getattr(importlib.import_module(name), what, None)
+            return getattr(_import(name), what, None)
     return None
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        place = find_place(error, name.partition(".")[0])
+        problem = f"{name} fails to import: {type(error).__name__}: {error}{place}"
+        raise pytest.UsageError(problem) from error
 
 
 def _exists(name: str) -> bool:

@@ -26,7 +26,7 @@ from d2ldev_conformance.schema import REPORT, SCHEMA, ReportDocument
 # A requirement may fail in a hundred tests, with an array in each message.
 _MOST_ERRORS = 3
 _LONGEST_ERROR = 2000
-_NOT_ENDED = "no test came to its end"
+_NOT_RUN = "the run ended before"
 
 
 class Report:
@@ -43,15 +43,34 @@ class Report:
         self._reasons: dict[Requirement, dict[str, None]] = {}
         self._errors: dict[Requirement, list[str]] = {}
         self._unbegun: dict[str, Counter[str]] = {}
+        self._waiting: dict[str, Requirement] = {}
 
-    def expect(self, requirement: Requirement) -> None:
-        """Give a requirement its row, also if none of its tests comes to an end."""
+    def expect(self, requirement: Requirement, test: str) -> None:
+        """Give a requirement its row, also if the run ends before its tests.
+
+        Args:
+            requirement: the one that the test checks.
+            test: its id, which is new in this run.
+        """
+        self._waiting[test] = requirement
+        self._make_row(requirement)
+
+    def awaits(self, test: str) -> Requirement | None:
+        """Return the requirement of a test that has not come to its end; None for any other."""
+        return self._waiting.get(test)
+
+    def _make_row(self, requirement: Requirement) -> None:
         self._outcomes.setdefault(requirement, Counter())
         self._reasons.setdefault(requirement, {})
         self._errors.setdefault(requirement, [])
 
     def add(
-        self, requirement: Requirement, outcome: str, reason: str = "", error: str = ""
+        self,
+        requirement: Requirement,
+        outcome: str,
+        reason: str = "",
+        error: str = "",
+        test: str = "",
     ) -> None:
         """Count one test.
 
@@ -60,8 +79,10 @@ class Report:
             outcome: one of ``progress.OUTCOMES``.
             reason: in one line.
             error: the whole error of a failure. The report has the beginning of the first three.
+            test: the id with which it was expected.
         """
-        self.expect(requirement)
+        self._make_row(requirement)
+        self._waiting.pop(test, None)
         if error and len(self._errors[requirement]) < _MOST_ERRORS:
             cut = " ..." if len(error) > _LONGEST_ERROR else ""
             self._errors[requirement].append(error[:_LONGEST_ERROR] + cut)
@@ -73,6 +94,11 @@ class Report:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each requirement, in the order of its id."""
+        waiting = Counter(self._waiting.values())
+        tests = {
+            requirement: counts + Counter({"not run": waiting[requirement]})
+            for requirement, counts in self._outcomes.items()
+        }
         return [
             {
                 "requirement": requirement.id,
@@ -80,10 +106,10 @@ class Report:
                 "section": requirement.section,
                 "outcome": judge(counts),
                 "tests": dict(counts),
-                "reasons": list(self._reasons[requirement] or ([] if counts else [_NOT_ENDED])),
+                "reasons": [*self._reasons[requirement], *[_NOT_RUN] * ("not run" in counts)],
                 "errors": self._errors[requirement],
             }
-            for requirement, counts in sorted(self._outcomes.items())
+            for requirement, counts in sorted(tests.items())
         ]
 
     def summary(self) -> dict[str, int]:
@@ -106,6 +132,8 @@ class Report:
                 failed.setdefault(cause, []).append(row["requirement"])
         for (outcome, reasons), requirements in failed.items():
             lines.append(f"{outcome}: {', '.join(requirements)}: {reasons}")
+        if number := self.summary()["not run"]:
+            lines.append(f"not run: {number} requirements: {_NOT_RUN}")
         return lines
 
     def document(self, exit_status: int) -> ReportDocument:

@@ -134,7 +134,8 @@ def find_report(name: str) -> BackendReport:
     except Exception as error:
         return BackendReport(name, BROKEN, versions=found, error=in_words(error))
     for module in discovery.read_required_modules(name):
-        found[module.replace("_", "-")] = find_version(module)
+        package = module.partition(".")[0]
+        found[package.replace("_", "-")] = find_version(package)
     return BackendReport(name, MISSING if missing else INSTALLED, missing, found)
 
 

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-from d2ldev.contract.framework import Framework
+from collections.abc import Mapping
+
+from d2ldev.contract.framework import ABILITIES, Framework
 from d2ldev.contract.precision import MatmulPrecision
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import UnsupportedValueError, quote
+from d2ldev.options import nearest
 from d2ldev.settings import check_matmul_precision
+
+
+def check_cannot(cannot: object) -> str:
+    """Return what is wrong with ``Framework.cannot``; empty if nothing is.
+
+    >>> check_cannot({"trian": "it has no gradients"})
+    "cannot has 'trian', which is no ability: did you mean 'train'?"
+    """
+    if not isinstance(cannot, Mapping):
+        return f"cannot is {quote(cannot)}, and no mapping from a name to the reason"
+    for name, reason in cannot.items():
+        if name not in ABILITIES:
+            near = nearest(name, [*ABILITIES])
+            meant = f"did you mean {near!r}?" if near else f"there are {', '.join(ABILITIES)}"
+            return f"cannot has {quote(name)}, which is no ability: {meant}"
+        if not isinstance(reason, str) or not reason:
+            return f"cannot has {name!r} without the reason, a text"
+    return ""
 
 
 def require(framework: Framework, ability: str, attempted: str, fix: str | None = None) -> None:

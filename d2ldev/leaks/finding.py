@@ -20,7 +20,7 @@ from d2ldev.device import CPU
 from d2ldev.display import format_html_table
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.operations.devices import resolve
-from d2ldev.registry.discovery import libraries_of, read_required_modules
+from d2ldev.registry.discovery import packages_of
 from d2ldev.typing import DeviceLike
 
 ABILITY = "find leaks"
@@ -226,7 +226,7 @@ def follow(
             "libraries create on the CPU by default, so that nothing differs from it there",
             "find_leaks('gpu:1'), with D2LDEV_VIRTUAL_GPUS=2 on a machine without GPUs",
         )
-    frames.add_modules((*read_required_modules(backend.name), *libraries_of(backend.name)))
+    frames.add_modules(packages_of(backend.name))
     kinds, device_of = framework.state.kinds, framework.tensors.device_of
     be_strict = framework.state.strictness.block
     watch = Watch(kinds, device_of, be_strict, tried, frames, leaks.add, as_cuda=as_cuda)

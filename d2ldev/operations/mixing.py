@@ -15,7 +15,8 @@ from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
 from d2ldev.operations.inventory import list_named_tensors
 from d2ldev.program import find_operation
-from d2ldev.registry.selection import frameworks_in_use, packages_of
+from d2ldev.registry.discovery import packages_of
+from d2ldev.registry.selection import frameworks_in_use
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 

@@ -12,6 +12,7 @@ Held by ``tests/core/registry/test_registry.py`` and ``tests/core/registry/test_
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from contextlib import suppress
 from functools import cache
@@ -21,7 +22,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from importlib.metadata import Distribution, EntryPoint
     from typing import Any
 
@@ -44,6 +45,7 @@ def find_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
         read_required_modules.cache_clear()
         libraries_of.cache_clear()
         read_environment.cache_clear()
+        _has_distribution.cache_clear()
     return {name: next(iter(points.values())) for name, points in _points().items()}
 
 
@@ -136,6 +138,20 @@ def read_environment(name: str) -> tuple[str, ...]:
     return _read_variable(name, "environment")
 
 
+def read_package(asked: Callable[[str], tuple[str, ...]], name: str) -> tuple[str, ...]:
+    """Return what a backend's package says; nothing if it is gone, or cannot be read."""
+    try:
+        return asked(name)
+    except Exception:
+        return ()
+
+
+def packages_of(name: str) -> set[str]:
+    """Return the packages of a backend's framework, and of the libraries that belong to it."""
+    modules = *read_package(read_required_modules, name), *read_package(libraries_of, name)
+    return {module.partition(".")[0] for module in modules}
+
+
 def _read_variable(name: str, variable: str) -> tuple[str, ...]:
     package = find_backends()[name].module.partition(".")[0]
     spec = importlib.util.find_spec(package)
@@ -204,25 +220,47 @@ def is_installed(module: str) -> bool:
         return sys.modules[module] is not None
     top, *below = module.split(".")
     spec = importlib.util.find_spec(top)
+    folders = () if spec is None else tuple(spec.submodule_search_locations or ())
     # ``importlib.util.find_spec`` would import the packages above a module.
     for name in below:
         if spec is None or spec.submodule_search_locations is None:
             return False
         spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
-    # A folder that happens to have the name is a namespace package, which has no origin.
-    return spec is not None and spec.origin is not None
+    # A namespace package has no origin. So does any folder that happens to have the name.
+    return spec is not None and (spec.origin is not None or any(map(_has_distribution, folders)))
 
 
-def find_hiding_folder(package: str) -> str:
-    """Return the folder that hides a package; empty if there is none.
+@cache
+def _has_distribution(folder: str) -> bool:
+    """Return whether an installed distribution has a file in the folder of a package."""
+    from importlib.metadata import distributions
 
-    Python takes a folder without ``__init__.py`` for a namespace package. It finds such a folder in
-    the working directory before an editable installation.
-    """
+    package = os.path.basename(folder)
+    for distribution in distributions():
+        with suppress(Exception):  # files of others that cannot be read
+            if str(distribution.locate_file(package)) == folder and any(
+                file.parts[0] == package for file in distribution.files or ()
+            ):
+                return True
+    return False
+
+
+def find_bare_folder(package: str) -> str:
+    """Return the folder that Python takes for a package, without ``__init__.py``; or nothing."""
     spec = None if package in sys.modules else importlib.util.find_spec(package)
     if spec is None or spec.origin is not None:
         return ""
     return next(iter(spec.submodule_search_locations or ()), "")
+
+
+def is_hidden(package: str) -> bool:
+    """Return whether a bare folder hides a package, as in the working directory.
+
+    Python finds the folder before an editable installation, which has a finder of its own.
+    """
+    finders = [each for each in sys.meta_path if each is not PathFinder]
+    specs = (each.find_spec(package, None) for each in finders if hasattr(each, "find_spec"))
+    return any(spec is not None and spec.origin is not None for spec in specs)
 
 
 def canonical_name(name: str) -> str:

@@ -6,11 +6,11 @@ Held by ``tests/core/registry/test_registry.py``.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from traceback import walk_tb
 
 import d2ldev.settings as settings
 from d2ldev.contract import INTERFACE, Framework
-from d2ldev.contract.abilities import check_precision, set_precision
+from d2ldev.contract.abilities import check_cannot, check_precision, set_precision
 from d2ldev.contract.framework import count_gpus
 from d2ldev.dependencies import write_install
 from d2ldev.device import gpu
@@ -25,8 +25,10 @@ from d2ldev.registry.discovery import (
     choices,
     distributions_of,
     find_backends,
-    find_hiding_folder,
+    find_bare_folder,
     find_missing_modules,
+    is_hidden,
+    packages_of,
 )
 
 
@@ -83,7 +85,7 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     if problem := conflict(name):
         fix = " or ".join(f"pip uninstall {each}" for each in distributions_of(name))
         raise _refusal(name, source, problem, f"{fix}: the one that you do not trust")
-    _check_hidden(name, source, [point.module])
+    _check_folders(name, source)
     try:
         missing_modules = find_missing_modules(name)
         cls = None if missing_modules else point.load()
@@ -92,12 +94,12 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     except BaseException as error:
         # A framework that is there but broken: a missing shared library, a NumPy too new. So is a
         # module that wants the process to end.
-        problem = f"{point.value} fails to import: {type(error).__name__}: {error}"
-        fix = f"reinstall it: {install}" if install else "reinstall it"
+        place = "" if install else find_place(error, point.module.partition(".")[0])
+        problem = f"{point.value} fails to import: {type(error).__name__}: {error}{place}"
+        fix = f"reinstall it: {install}" if install else "mend it, or reinstall it"
         problem, fix = _describe_warning(point.value, error) or (problem, fix)
         raise _refusal(name, source, problem, fix) from error
     if missing_modules:
-        _check_hidden(name, source, missing_modules)
         missing = " and ".join(missing_modules)
         fix = install or f"install {missing}, which {point.value} needs"
         raise _refusal(name, source, f"{missing} is not installed", fix)
@@ -109,14 +111,30 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     raise _refusal(name, source, problem, fix)
 
 
-def _check_hidden(name: str, source: str, modules: Iterable[str]) -> None:
-    """Check that no folder hides the packages of some modules."""
-    for package in dict.fromkeys(module.partition(".")[0] for module in modules):
-        if folder := find_hiding_folder(package):
-            where = os.path.dirname(os.path.abspath(folder))
-            place = "the working directory" if where == os.getcwd() else where
+def _check_folders(name: str, source: str) -> None:
+    """Check that no folder hides a backend's package or what it needs."""
+    own = find_backends()[name].module.partition(".")[0]
+    for package in (own, *packages_of(name)):
+        if not (folder := find_bare_folder(package)):
+            continue
+        where = os.path.dirname(os.path.abspath(folder))
+        place = "the working directory" if where == os.getcwd() else where
+        if is_hidden(package):
             problem = f"a folder {package} in {place} hides the package {package}"
             raise _refusal(name, source, problem, "start Python elsewhere, or rename the folder")
+        if package == own:
+            problem = f"the folder {package} in {place} has no __init__.py"
+            raise _refusal(name, source, problem, f"touch {os.path.join(folder, '__init__.py')}")
+
+
+def find_place(error: BaseException, package: str) -> str:
+    """Return the line of a package at which an error arose, in brackets; empty if there is none."""
+    place = ""
+    for frame, line in walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == package:
+            place = f" ({frame.f_code.co_filename}:{line})"
+    # Its own text has the name of the file and the line, of a module that has no frame yet.
+    return "" if isinstance(error, SyntaxError) else place
 
 
 def _describe_warning(value: str, error: BaseException) -> tuple[str, str] | None:
@@ -178,9 +196,13 @@ def _make(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
         install = _install_line(name)
         if install or isinstance(error, ImportError):
             what, fix = "fails to import", f"reinstall it: {install or name}"
-        problem = f"{value} {what}: {type(error).__name__}: {error}"
+        place = "" if install else find_place(error, value.partition(":")[0].partition(".")[0])
+        problem = f"{value} {what}: {type(error).__name__}: {error}{place}"
         problem, fix = _describe_warning(value, error) or (problem, fix)
         raise _refusal(name, source, problem, fix) from error
+    if problem := check_cannot(framework.cannot):
+        fix = f"mend it in {cls.__name__}: docs/api/interface.md#names-for-cannot"
+        raise _refusal(name, source, f"{value}: {problem}", fix)
     missing = [module for module in ("devices", "tensors") if not hasattr(framework, module)]
     if missing:
         problem = f"{value} lacks the modules {', '.join(missing)}"

@@ -9,7 +9,7 @@ import importlib
 import operator
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import suppress
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from d2ldev.registry.discovery import (
     libraries_of,
     rank,
     read_environment,
+    read_package,
     read_required_modules,
 )
 from d2ldev.registry.loading import fallback_refusal, load, name_refusal
@@ -327,7 +328,7 @@ def set_environment() -> None:
     except D2LDevError:  # the first use of a backend raises it
         return
     for name in available_backends() if cpus > 1 else ():
-        for entry in _read_package(read_environment, name):
+        for entry in read_package(read_environment, name):
             variable, _, flag = entry.partition("=")
             _add_flag(variable, flag.removesuffix("{cpus}"), cpus)
 
@@ -414,17 +415,19 @@ def other_backend_of(framework: Framework, x: Any) -> str:
         framework: the one that does not know it.
         x: a tensor, a model, an optimizer, a function, or anything else.
     """
-    packages = _packages_of(x) - {"numpy"}  # whose arrays are data to every backend
+    # NumPy's arrays are data to every backend.
+    modules = {each for each in _modules_of(x) if not _come_from({each}, ["numpy"])}
     names = [name for name in sorted(find_backends(), key=rank) if name != framework.name]
     for name in names:
-        if _has_imported(name, packages):
+        if _has_imported(name, modules):
             return name
     for name in names:
-        libraries = packages.intersection(_read_package(libraries_of, name))
-        if libraries and _is_imported(_read_package(read_required_modules, name)):
+        told = read_package(libraries_of, name)
+        libraries = {each for each in told if _come_from(modules, [each])}
+        if libraries and _is_imported(read_package(read_required_modules, name)):
             others = [each for each in find_backends() if each != name]
             is_alone = all(
-                libraries.isdisjoint(_read_package(libraries_of, each)) for each in others
+                libraries.isdisjoint(read_package(libraries_of, each)) for each in others
             )
             if is_alone or _knows(name, x):
                 return name
@@ -436,44 +439,36 @@ def _possible_backends(x: Any) -> list[str]:
 
     They are those in use, and those that are imported and whose modules its class comes from.
     """
-    packages = _packages_of(x)
+    modules = _modules_of(x)
     names = sorted(find_backends(), key=rank)
-    return [name for name in names if name in _loaded or _has_imported(name, packages)]
+    return [name for name in names if name in _loaded or _has_imported(name, modules)]
 
 
-def _packages_of(x: Any) -> set[str]:
-    """Return the packages of an object's class and of its bases.
+def _modules_of(x: Any) -> set[str]:
+    """Return the modules of an object's class and of its bases.
 
-    For a class or a function, return the package with its source.
+    For a class or a function, return the module with its source.
     """
     classes = [*type(x).__mro__, *(x.__mro__ if isinstance(x, type) else ())]
     modules = [cls.__module__ for cls in classes]
     if isinstance(x, FunctionType):
         modules.append(x.__module__)
-    return {str(module).partition(".")[0] for module in modules}
+    return {*map(str, modules)}
 
 
-def _has_imported(name: str, packages: set[str]) -> bool:
+def _come_from(modules: set[str], packages: Iterable[str]) -> bool:
+    """Return whether a module is one of some packages and modules, or is in one."""
+    return any(f"{module}.".startswith(f"{each}.") for module in modules for each in packages)
+
+
+def _has_imported(name: str, modules: set[str]) -> bool:
     """Return whether what a backend needs is imported, and a class comes from there."""
-    requires = _read_package(read_required_modules, name)
-    return not packages.isdisjoint(requires) and _is_imported(requires)
+    requires = read_package(read_required_modules, name)
+    return _come_from(modules, requires) and _is_imported(requires)
 
 
 def _is_imported(modules: tuple[str, ...]) -> bool:
     return all(module in sys.modules for module in modules)
-
-
-def _read_package(asked: Callable[[str], tuple[str, ...]], name: str) -> tuple[str, ...]:
-    """Return what a backend's package says; nothing if it is gone, or cannot be read."""
-    try:
-        return asked(name)
-    except Exception:
-        return ()
-
-
-def packages_of(name: str) -> tuple[str, ...]:
-    """Return the packages of a backend's framework, and of the libraries that belong to it."""
-    return *_read_package(read_required_modules, name), *_read_package(libraries_of, name)
 
 
 def _knows(name: str, x: Any) -> bool:

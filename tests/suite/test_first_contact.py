@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from d2ldev_conformance import provision
 from d2ldev_conformance.provision import MODULE_OF_KIND
+from d2ldev_conformance.schema import read_report
 from d2ldev_conformance.unbegun import find_unbegun_method
 from processes import conform, make_backend
 
@@ -125,24 +126,6 @@ def test_a_module_of_which_nothing_passed_is_not_done(small):
     assert not lines_with(done, "nothing passed in devices")
 
 
-def test_a_folder_that_hides_the_package_is_named(small):
-    folder = small()
-    (folder / "mine_backend" / "__init__.py").unlink()
-    done = conform(folder, "mine", *only("devices"))
-    assert done.returncode == 4
-    problem = "a folder mine_backend in the working directory hides the package mine_backend"
-    assert problem in done.stderr
-    assert "fix: start Python elsewhere, or rename the folder" in done.stderr
-
-
-def test_a_folder_that_hides_the_framework_is_named(small):
-    folder = small()
-    (folder / "mine_backend" / "__init__.py").write_text("requires = ('newgrad',)", "utf-8")
-    (folder / "newgrad").mkdir()
-    done = conform(folder, "mine", *only("devices"))
-    assert "a folder newgrad in the working directory hides the package newgrad" in done.stderr
-
-
 @pytest.mark.parametrize("line", ["interface = 1", "super().__init__(virtual_gpus)"])
 def test_a_warning_of_an_import_is_named_with_the_line_that_ignores_it(small, monkeypatch, line):
     warns = "__import__('warnings').warn('no ccache found', UserWarning)"
@@ -200,6 +183,40 @@ def test_one_cause_of_many_failures_is_printed_once(small):
     (line,) = lines_with(done, "failed: ")
     assert line.startswith("failed: create.on-the-device: ")
     assert lines_with(done, ", 9 failed of the same cause in ")
+
+
+STOPPING = {
+    "-x": ("raise RuntimeError('it is broken')", ["-x"], 1, "RuntimeError: it is broken"),
+    "a worker dies": (
+        "import os; os._exit(3)",
+        ["-n", "1", "--max-worker-restart=0"],
+        1,
+        "crashed while running",
+    ),
+    "Ctrl-C": ("raise KeyboardInterrupt", [], 2, ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "status", "reason"), STOPPING.values(), ids=STOPPING.keys()
+)
+def test_what_a_run_did_not_come_to_is_not_run(small, body, options, status, reason):
+    """It is neither failed nor passed, in the terminal and in the report."""
+    if "-n" in options:
+        pytest.importorskip("xdist")
+    folder = small({"    pass\n": f"    def device_of(self, x):\n        {body}\n"})
+    select = ["-k", "test_storage", f"--d2ldev-report={folder / 'out'}"]
+    done = conform(folder, "mine", *only("tensors"), *select, *options)
+    assert done.returncode == status, done.stdout
+    report = read_report(folder / "out" / "conformance.json")
+    counts = report["summary"]
+    reasons = [row["reasons"] for row in report["requirements"] if row["outcome"] == "failed"]
+    assert counts["failed"] == len(reasons) == bool(reason), done.stdout
+    assert all(reason in text for each in reasons for text in each[:1])
+    assert counts["not run"] > 5
+    (line,) = lines_with(done, "not run: ")
+    assert line == f"not run: {counts['not run']} requirements: the run ended before"
+    assert lines_with(done, f" {counts['failed']} failed, 0 not begun, ")
 
 
 def test_a_method_that_raises_not_implemented_is_not_begun(small):

@@ -13,11 +13,12 @@ from d2ldev.framework.testing import MODULES
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "write-a-backend.md").read_text(encoding="utf-8")
+TOY = (ROOT / "examples" / "toy.py").read_text(encoding="utf-8")
 
 
 def read_files():
     """Return the text of each file of the guide: of its blocks in turn, by its path."""
-    files = {}
+    files = {"toy.py": TOY}
     for path, code in re.findall(r"^```python\n# (\S+)\n(.*?)^```$", GUIDE, re.M | re.DOTALL):
         files[path] = "\n\n".join(filter(None, [files.get(path), code]))
     return files

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from d2ldev_conformance.known_gaps import read_known_gaps
-from processes import extend_path, make_backend
+from d2ldev_conformance.known_gaps import check_cases, read_known_gaps
+from d2ldev_conformance.provision import check_declared
+from processes import conform, extend_path, make_backend
 
 from d2ldev.framework.testing import framework_of
 
@@ -110,9 +111,76 @@ def test_a_package_without_the_file_has_no_gaps(reference):
     [
         (GAP.replace("reason", "why"), "unexpected keyword argument 'why'"),
         ("[[gap]", "known_gaps.toml cannot be read: "),
+        (GAP.replace("[[gap]]", "[[gaps]]"), "known_gaps.toml has gaps, and the name of a row is"),
+        (
+            GAP.replace(REQUIREMENT, "create.aranges"),
+            "has 'create.aranges', the id of no requirement; the nearest is create.arange",
+        ),
+        (
+            GAP.replace(REQUIREMENT, "strict.no-such-id"),
+            "has 'strict.no-such-id', the id of no requirement; the nearest is strict.",
+        ),
     ],
-    ids=["a field that there is not", "no TOML"],
+    ids=["a field that there is not", "no TOML", "another table", "a misspelt id", "another id"],
 )
 def test_an_unreadable_file_is_reported(make_framework, gaps, problem):
     with pytest.raises(pytest.UsageError, match=re.escape(problem)):
         read_known_gaps(make_framework(gaps))
+
+
+NAMES = {REQUIREMENT: ["test_it[cpu-arguments0]", "test_it[gpu0-arguments0]"]}
+
+
+@pytest.mark.parametrize("case", ["", "arguments0", "cpu-arguments0", "gpu1", "[gpu1-arg"])
+def test_a_case_of_a_test_is_one(make_framework, case):
+    """How many GPUs there are decides which of them a test takes."""
+    (gap,) = read_known_gaps(make_framework(GAP))
+    check_cases([gap._replace(case=case)], NAMES, {"cpu"})
+
+
+@pytest.mark.parametrize("case", ["arguments7", "float33"])
+def test_a_case_of_no_test_is_refused(make_framework, case):
+    (gap,) = read_known_gaps(make_framework(GAP))
+    told = f"the case '{case}' of {REQUIREMENT}, which is in the name of no test of it: test_it["
+    with pytest.raises(pytest.UsageError, match=re.escape(told)):
+        check_cases([gap._replace(case=case)], NAMES, {"cpu"})
+    check_cases([gap._replace(case=case)], {}, {"cpu"})  # --only another module
+    check_cases([gap._replace(case=case, platform="cuda")], NAMES, {"cpu"})
+
+
+def test_an_unknown_id_and_a_wrong_case_end_a_run_of_another_module(tmp_path):
+    """Nothing of the requirement is collected there."""
+    make_backend(tmp_path, source=OFF_BY_ONE.replace("{is_wrong}", "False"))
+    file = tmp_path / "mine_backend" / "known_gaps.toml"
+    ends = {
+        ("devices", GAP.replace(REQUIREMENT, "create.aranges")): "the nearest is create.arange",
+        (
+            "tensors",
+            GAP.replace("arguments0", "arguments7"),
+        ): "has the case 'arguments7' of ",
+    }
+    for (module, gaps), told in ends.items():
+        file.write_text(gaps, encoding="utf-8")
+        done = conform(tmp_path, "mine", f"--d2ldev-only={module}", "--co", "-q")
+        assert done.returncode == 4
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+PROVISIONS = {
+    "CANNOT = {'composits': 'it has none'}": "CANNOT in provision has 'composits', which the suite "
+    "does not ask for; the nearest is 'composites'",
+    "import json\njson.loads('{')": "mine_backend.provision fails to import: JSONDecodeError: ",
+}
+
+
+@pytest.mark.parametrize(("source", "told"), PROVISIONS.items(), ids=["a name", "an import"])
+def test_what_is_wrong_in_a_provision_is_told_in_one_line(make_framework, tmp_path, source, told):
+    framework = make_framework("")
+    sys.modules.pop("mine_backend.provision", None)
+    file = tmp_path / "mine_backend" / "provision.py"
+    file.write_text(source, encoding="utf-8")
+    with pytest.raises(pytest.UsageError, match=re.escape(told)) as caught:
+        check_declared(framework)
+    if "import" in told:
+        assert str(caught.value).endswith(f" ({file}:2)")

@@ -157,11 +157,21 @@ def test_a_page_shows_how_its_run_ended(document):
     assert "torch was cut short: exit status 2, interrupted." in page
 
 
-def test_a_requirement_whose_tests_did_not_end_says_so(reference):
+@pytest.mark.parametrize("passed", [0, 1])
+def test_a_requirement_is_not_run_if_one_of_its_tests_did_not_end(reference, passed):
+    """Not failed, and not passed: the other tests tell nothing of the one that did not end."""
     report = Report(reference)
-    report.expect(Requirement("copy.twos", "6.7.2", "tensors"))
-    (row,) = report.rows()
-    assert (row["outcome"], row["reasons"]) == ("failed", ["no test came to its end"])
+    requirement = Requirement("copy.twos", "6.7.2", "tensors")
+    for test in ("test_a", "test_b"):
+        report.expect(requirement, test)
+    if passed:
+        report.add(requirement, "passed", test="test_a")
+    document = report.document(exit_status=1)
+    (row,) = document["requirements"]
+    assert (row["outcome"], row["reasons"]) == ("not run", ["the run ended before"])
+    assert row["tests"] == {"passed": 1, "not run": 1} if passed else {"not run": 2}
+    assert not list(find_problems(dict(document)))
+    assert "not run" in format_page(build_matrix({"torch": document}))
 
 
 def test_errors_are_cut_and_counted(reference):

@@ -4,12 +4,14 @@ import doctest
 import importlib
 import json
 import pkgutil
+from types import SimpleNamespace
 
 import d2ldev_conformance
 import pytest
 from d2ldev_conformance.lines import format_lines
+from d2ldev_conformance.outcomes import Outcomes
 from d2ldev_conformance.report import Report
-from d2ldev_conformance.requirement import Requirement
+from d2ldev_conformance.requirement import SUITE, Requirement, requirement
 
 
 def test_a_report_has_one_line_for_each_requirement(reference, tmp_path):
@@ -23,6 +25,51 @@ def test_a_report_has_one_line_for_each_requirement(reference, tmp_path):
     for name in names:
         (line,) = (line for line in text.splitlines() if name in line)
         assert json.loads(line.strip(" ,"))["reasons"] == ["two\nlines"]
+
+
+def raise_another():
+    with pytest.raises(ValueError, match="copy=False"):
+        raise ValueError("it shares no memory\nfix: none")
+
+
+def look_for_another():
+    try:
+        raise ValueError("it shares no memory")
+    except ValueError as error:
+        assert "copy=False" in str(error), "no such text"  # noqa: PT017
+
+
+def fail_elsewhere():
+    stderr = "Traceback (most recent call last):\n  File x\nValueError: it shares no memory\n"
+    raise AssertionError(f"{stderr}\nassert 1 == 0")
+
+
+HIDING = {
+    raise_another: "Regex pattern did not match; it was ValueError: it shares no memory",
+    look_for_another: "no such text; it was ValueError: it shares no memory",
+    fail_elsewhere: "ValueError: it shares no memory",
+}
+
+
+@pytest.mark.parametrize(("test", "told"), HIDING.items(), ids=["raises", "assert", "process"])
+def test_a_failure_tells_the_error_that_the_test_did_not_expect(reference, test, told):
+    """``pytest.raises(match=...)`` tells of the text that it wants, and hides the cause."""
+    report = Report(reference)
+    outcomes = Outcomes(reference, "d2ldev_reference", report)
+    mark = requirement("query.dlpack-without-a-copy", section="6.7.2").mark
+    item = SimpleNamespace(
+        get_closest_marker={"requirement": mark}.get, path=SUITE / "tensors" / "test_it.py"
+    )
+    call = pytest.CallInfo.from_call(test, when="call")
+    result = pytest.TestReport("test_it", ("", 1, ""), {}, "failed", "its text", "call")
+    notes = outcomes.pytest_runtest_makereport(item, call)
+    next(notes)
+    with pytest.raises(StopIteration):
+        notes.send(result)
+    outcomes.pytest_runtest_logreport(result)
+    (row,) = report.rows()
+    assert row["reasons"] == [f"call: AssertionError: {told}"]
+    assert "it shares no memory" in row["errors"][0]
 
 
 def test_a_document_comes_back_as_it_was():

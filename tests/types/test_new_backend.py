@@ -10,6 +10,7 @@ from processes import run_interpreter
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "write-a-backend.md").read_text(encoding="utf-8")
+TOY = (ROOT / "examples" / "toy.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_the_backend_of_the_guide_passes_the_checks_of_the_written_ci(tmp_path, 
     assert " ".join(command) in (root / ".github" / "workflows" / "tests.yml").read_text("utf-8")
     blocks = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     assert "d2ldev_toy/training.py" in dict(blocks)
-    texts = {}
+    texts = {"toy.py": TOY}
     for path, code in blocks:
         texts[path] = "\n\n".join(filter(None, [texts.get(path), code]))
     for path, text in texts.items():

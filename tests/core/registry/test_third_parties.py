@@ -1,8 +1,12 @@
 """Third parties: nothing of theirs runs before it is chosen, and none takes a built-in name."""
 
+import re
+from pathlib import Path
+
 import pytest
 from processes import FRAMEWORKS, MINE, make_backend, make_distribution, make_package, run_python
 
+from d2ldev.contract.framework import ABILITIES
 from d2ldev.registry import discovery
 
 # What a package does that nobody has chosen.
@@ -201,3 +205,77 @@ def test_requirements_of_a_package_are_read_also_under_pytest(name):
     """pytest rewrites all packages of a distribution that has a plugin, as d2ldev has."""
     discovery.find_backends(refresh=True)
     assert name in discovery.read_required_modules(name)
+
+
+# -- what an author mends ---------------------------------------------------------------------
+
+MADE = (
+    MINE
+    + """
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        {line}
+"""
+)
+CANNOT = {
+    "a misspelt name": (
+        "{'trian': 'it has no gradients'}",
+        "cannot has 'trian', which is no ability: did you mean 'train'?",
+    ),
+    "another name": (
+        "{'fly': 'it has no wings'}",
+        "cannot has 'fly', which is no ability: there are mlp, dlpack, multiply in float32, train,",
+    ),
+    "no reason": ("{'train': ''}", "cannot has 'train' without the reason, a text"),
+    "no mapping": ("['train']", "cannot is ['train'], and no mapping from a name to the reason"),
+}
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+@pytest.mark.parametrize(("cannot", "problem"), CANNOT.values(), ids=CANNOT.keys())
+def test_what_no_framework_may_lack_is_refused(tmp_path, where, cannot, problem):
+    """It would be no error for users, and the suite would count a failure."""
+    source = MADE.replace("{line}", f"self.cannot = {cannot}")
+    if where == "class":
+        source = f"{MINE}\n    cannot = {cannot}\n"
+    make_backend(tmp_path, source=source)
+    message = refusal_of_mine(tmp_path)
+    assert problem in message
+    assert "fix: mend it in MyFramework: docs/api/interface.md#names-for-cannot" in message
+
+
+def test_every_ability_that_is_asked_for_has_a_name():
+    """In the core and in the suite: another name would be allowed to nobody."""
+    asked = set()
+    for folder in ("d2ldev", "conformance"):
+        for path in (Path(__file__).parents[3] / folder).rglob("*.py"):
+            text = path.read_text("utf-8")
+            asked |= {*re.findall(r"require\(\s*\w*\.?_?framework, \"([^\"]+)\"", text)}
+            for marks in re.findall(r"mark\.needs\(([^)]*)\)", text):
+                asked |= {*re.findall(r"\"([^\"]+)\"", marks)}
+    assert {"train", "mlp", "dlpack", "find leaks"} <= asked
+    assert asked <= {*ABILITIES}
+
+
+WRONG = {
+    "when it is made": (MADE.replace("{line}", "len(0)"), "cannot be made: TypeError: ", 9),
+    "in a module of its own": (MADE.replace("{line}", "from mine_backend.part import x"), "", 0),
+    "when it is imported": (f"{MINE}\nundefined\n", "fails to import: NameError: ", 7),
+}
+
+
+@pytest.mark.parametrize(("source", "problem", "line"), WRONG.values(), ids=WRONG.keys())
+def test_an_error_in_the_code_of_an_author_has_its_line(tmp_path, source, problem, line):
+    make_backend(tmp_path, source=source)
+    part = tmp_path / "mine_backend" / "part.py"
+    part.write_text("import json\n\njson.loads('{')\n", "utf-8")
+    file, line = (tmp_path / "mine_backend" / "wiring.py", line) if line else (part, 3)
+    message = refusal_of_mine(tmp_path)
+    assert problem in message
+    assert f" ({file}:{line}); known: " in message
+
+
+def test_an_error_of_syntax_has_its_own_line(tmp_path):
+    make_backend(tmp_path, source="x = 1\ny = (\n")
+    message = refusal_of_mine(tmp_path)
+    assert "fails to import: SyntaxError: '(' was never closed (wiring.py, line 2); " in message
