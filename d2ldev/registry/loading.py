@@ -101,7 +101,8 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
         raise _refusal(name, source, problem, fix) from error
     if missing_modules:
         missing = " and ".join(missing_modules)
-        fix = install or f"install {missing}, which {point.value} needs"
+        packages = dict.fromkeys(module.partition(".")[0] for module in missing_modules)
+        fix = install or f"install {' and '.join(packages)}, which {point.value} needs"
         raise _refusal(name, source, f"{missing} is not installed", fix)
     if isinstance(cls, type) and issubclass(cls, Framework):
         _check_interface(cls, point.value, name, source)

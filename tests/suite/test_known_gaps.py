@@ -167,6 +167,20 @@ def test_an_unknown_id_and_a_wrong_case_end_a_run_of_another_module(tmp_path):
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("create.aranges", "no such requirement: create.aranges; the nearest is create.arange"),
+        (REQUIREMENT, f"--d2ldev-only leaves out the requirement {REQUIREMENT}"),
+    ],
+)
+def test_a_requirement_that_is_not_collected_is_refused_with_the_reason(tmp_path, asked, told):
+    options = ("--d2ldev-only=devices", f"--d2ldev-requirement={asked}", "--co", "-q")
+    done = conform(tmp_path, "reference", *options)
+    assert done.returncode == 4
+    assert told in done.stderr
+
+
 PROVISIONS = {
     "CANNOT = {'composits': 'it has none'}": "CANNOT in provision has 'composits', which the suite "
     "does not ask for; the nearest is 'composites'",

@@ -84,11 +84,12 @@ def test_a_class_of_another_part_of_a_namespace_is_no_backend_s(engine):
     assert run_python(code, path=[engine]) == [told, False]
 
 
-def test_a_folder_with_the_name_of_a_framework_is_no_framework(tmp_path):
-    make_backend(tmp_path, requires=["engine"])
+@pytest.mark.parametrize("requires", ["engine", "engine.core"])
+def test_a_folder_with_the_name_of_a_framework_is_no_framework(tmp_path, requires):
+    make_backend(tmp_path, requires=[requires])
     (tmp_path / "engine").mkdir()
     message = read_refusal(tmp_path)
-    assert "engine is not installed; known: " in message
+    assert f"{requires} is not installed; known: " in message
     assert "fix: install engine, which mine_backend.wiring:MyFramework needs" in message
 
 
