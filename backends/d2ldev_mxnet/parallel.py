@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from d2ldev.framework import Group
 
 
+def _restore_gradients(block: Any) -> None:
+    """Make the gradients that a copy of a block has lost, without those of its children."""
+    for parameter in block._reg_params.values():
+        if parameter._data is not None:
+            parameter._init_grad()
+
+
 class MXNetParallel(Parallel):
     """Training on several devices of one process, and in several processes."""
 
@@ -48,9 +55,7 @@ class MXNetParallel(Parallel):
         model.apply(lambda block: graphs.update({id(getattr(block, "_cached_op", None)): None}))
         twin = deep_copy(model, graphs)
         with NumPySemantics():
-            for parameter in twin.collect_params().values():
-                if parameter._data is not None:
-                    parameter._init_grad()  # which a copy has lost
+            twin.apply(_restore_gradients)
         return twin
 
     def batch_norms(self, model: Any) -> Sequence[BatchNorm]:

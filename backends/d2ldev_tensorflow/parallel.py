@@ -26,6 +26,7 @@ from d2ldev.framework import (
     clone_keras_model,
     deep_copy,
     describe,
+    list_named_tensors,
     twin_refusal,
 )
 from d2ldev_tensorflow.devices import (
@@ -39,6 +40,8 @@ from d2ldev_tensorflow.models import find_learned_beside_variables, is_of_keras,
 
 if TYPE_CHECKING:
     from d2ldev.framework import Group
+
+_REPLICATE = "replicate a model"
 
 
 class TensorFlowParallel(Parallel):
@@ -56,17 +59,28 @@ class TensorFlowParallel(Parallel):
             return x[start:stop]
 
     def twin(self, model: Any) -> Any:
-        if not is_of_keras(model, "Layer"):
-            if isinstance(model, tf.Module):
-                # A tensor that is only traced cannot be copied.
-                left = dict(Inventory(self._framework, model, "replicate a model").without_values)
-                return deep_copy(model, left)
+        if is_of_keras(model, "Layer"):
+            places = [x.value.device for x in model.variables[:1]]
+            with tf.device(places[0] if places else None):
+                twin = clone_keras_model(model)
+                _learn_beside_variables(twin, model)
+        elif isinstance(model, tf.Module):
+            inventory = Inventory(self._framework, model, _REPLICATE)
+            # A tensor that is only traced cannot be copied. Any other is its own deep copy.
+            tensors = [x for _, x in inventory.entries if not isinstance(x, tf.Variable)]
+            copies = {id(x): self._copy(x) for x in tensors}
+            twin = deep_copy(model, {**inventory.without_values, **copies})
+        else:
             raise twin_refusal(model)
-        places = [x.value.device for x in model.variables[:1]]
-        with tf.device(places[0] if places else None):
-            twin = clone_keras_model(model)
-            _learn_beside_variables(twin, model)
+        # A variable has the memory of what it was assigned until one of them is written.
+        for _, x in list_named_tensors(self._framework, twin, _REPLICATE):
+            if isinstance(x, tf.Variable):
+                x.assign(self._copy(x))
         return twin
+
+    def _copy(self, x: Tensor) -> Tensor:
+        native = self._framework.devices.native(self._framework.tensors.device_of(x))
+        return self._framework.tensors.transfer([x], native, copy=True)[0]
 
     def batch_norms(self, model: Any) -> Sequence[BatchNorm]:
         import keras

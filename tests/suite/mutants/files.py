@@ -297,3 +297,19 @@ class ReadsEachTensorOnce(Mutant, caught_by="io.load-into-takes-every-name"):
             if not isinstance(source, (str, os.PathLike)) and len(source) > len(tensors):
                 raise CheckpointError("load a mapping", "it has one tensor twice", "give one name")
             return super().load_into(obj, source)
+
+
+class LoadsWhatItHasLoaded(Mutant, caught_by="io.loads-into-new-memory"):
+    class Backend(Backend):
+        def load(self, path, device="cpu"):
+            loaded = super().load(path, device=device)
+            return self.__dict__.setdefault("loaded", {}).setdefault((path, device), loaded)
+
+
+class TakesTheTensorsOfItsSource(Mutant, caught_by="io.load-into-takes-every-name"):
+    class Backend(Backend):
+        def load_into(self, obj, source):
+            loaded = super().load_into(obj, source)
+            for number, layer in enumerate(getattr(loaded, "layers", ())):
+                layer.update({name: source[f"layers.{number}.{name}"] for name in layer})
+            return loaded

@@ -37,6 +37,14 @@ class LeavesBiasesBehind(
             return dataclasses.replace(placed, layers=layers)
 
 
+class LeavesWhatIsPlacedInItsMemory(Mutant, caught_by="place.keeps-values"):
+    class Tensors(mutants.OneByOne):
+        def transfer(self, xs, native, *, copy):
+            if copy:
+                return super().transfer(xs, native, copy=True)
+            return [type(x)._new(x._array, device=native) for x in xs]
+
+
 class PlacesTiesTwice(Mutant, caught_by="place.keeps-ties"):
     class Backend(Backend):
         def place(self, obj, device):
@@ -286,6 +294,17 @@ class WithObjects(Mutant):
                 is_own = name in ("layers", "activation")
                 role = Role.PARAMETER if is_own else Role.ATTRIBUTE
                 yield Slot(name, value, put, role, is_trained=is_own, is_saved=is_own)
+
+    class Parallel(mutants.ReferenceParallel):
+        def twin(self, model):
+            layers = [self.framework.backend.copy(layer) for layer in model.layers]
+            return Net(layers, model.activation)
+
+
+class CopiesTheNamesOfTensorsAlone(WithObjects, caught_by="replicate.shares-no-memory"):
+    class Parallel(mutants.ReferenceParallel):
+        def twin(self, model):
+            return Net(list(map(dict, model.layers)), model.activation)
 
 
 class LeavesPlainAttributesBehind(WithObjects, caught_by="place.moves-attributes"):

@@ -28,6 +28,7 @@ from d2ldev_conformance.suite.data import (
     numbers,
     read_saved_values,
 )
+from d2ldev_conformance.suite.memory import Held
 
 SECTION = "6.6"
 SOURCE = "contract, Files"
@@ -169,6 +170,24 @@ def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place,
     monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
     backend.load(path, device=place)
     assert made == [place, place]
+
+
+@requirement("io.loads-into-new-memory", section=SECTION)
+def test_what_is_loaded_has_memory_of_its_own(backend, path, place):
+    """Share no memory between what is loaded, what was saved, the file, and another ``load``.
+
+    A file that is mapped into memory would change with the model.
+    """
+    obj = {name: backend.rand(shape, seed=1, device=place) for name, shape in _SHAPES.items()}
+    backend.save(obj, path)
+    first, second = backend.load(path, place), backend.load(path, place)
+    Held(backend, obj).check_apart(first)
+    held = Held(backend, first)
+    held.check_apart(second)
+    held.check_apart(backend.load(path, place))
+
+
+_SHAPES = {"table": (64, 64), "vector": (3,), "scalar": ()}
 
 
 @requirement("io.device-must-exist", section=SECTION)
@@ -386,26 +405,31 @@ def test_a_loop_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
 
 @requirement("io.load-into-takes-every-name", section=SECTION)
 def test_load_into_takes_a_tensor_of_its_own_for_each_name_of_a_tied_one(backend, place, sample):
-    """Take a value for each name of a tied tensor.
+    """Take a value for each name of a tied tensor, and copy it.
 
-    Other programs write tied weights twice.
+    Other programs write tied weights twice, and may go on with what they have given.
     """
     obj = samples(backend)[sample](place)
     before = read_saved_values(backend, obj)
     copies = {name: backend.copy(x) for name, x in backend.named_tensors(obj).items()}
-    assert_saved(backend, backend.load_into(obj, copies), before)
+    held = Held(backend, copies)
+    loaded = backend.load_into(obj, copies)
+    assert_saved(backend, loaded, before)
+    held.check_apart(loaded)
 
 
 @requirement("io.load-into-takes-every-name", section=SECTION)
 def test_load_into_takes_the_values_of_a_model_under_each_of_its_names(backend, place):
-    """Take the values of one model under each of its names.
+    """Take the values of one model under each of its names, and copy them from NumPy's arrays.
 
     A model may stand in two places of a nesting.
     """
     net = backend.mlp([2, 1], device=place)
     values = {name: flip_bits(x) for name, x in read_saved_values(backend, net).items()}
-    given = {f"{outer}.{name}": x for outer in "ab" for name, x in values.items()}
+    given = {f"{outer}.{name}": x.copy() for outer in "ab" for name, x in values.items()}
     loaded = backend.load_into({"a": net, "b": net}, given)
+    for x in given.values():
+        x[...] = 0
     assert_saved(backend, loaded["a"], values)
     assert_saved(backend, loaded["b"], values)
 

@@ -20,6 +20,7 @@ from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import loops, samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, room_for, values_of
+from d2ldev_conformance.suite.memory import Held
 
 SECTION = "6.7.3"
 SOURCE = "contract"
@@ -67,11 +68,14 @@ def test_place_keeps_the_names(backend, route, sample):
 
 @requirement("place.keeps-values", section=SECTION)
 def test_place_keeps_every_value(backend, route, sample):
-    """Keep each value in a move."""
+    """Keep each value in a move, whoever writes into the memory of before.
+
+    Virtual GPUs are in one memory, and another holder may still have the old tensors.
+    """
     source, target = route
     obj = samples(backend)[sample](source)
-    values = values_of(backend, obj)
-    assert_same_values(backend, backend.place(obj, target), values)
+    held = Held(backend, obj)
+    held.check_apart(backend.place(obj, target))
 
 
 @requirement("place.keeps-ties", section=SECTION)

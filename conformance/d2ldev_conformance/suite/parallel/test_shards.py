@@ -6,6 +6,7 @@ labels, without a sign.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import NamedTuple
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 from d2ldev import Broadcast, DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
+from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, read_saved_values
+from d2ldev_conformance.suite.memory import Held, flip_tensor
 
 SECTION = "13.5"
 SOURCE = "contract, What of a batch is split"
@@ -310,3 +313,27 @@ def test_each_device_gets_a_model_of_its_own(backend):
         assert list(after) == list(values)
         for key, value in values.items():
             assert_same(after[key], value)
+
+
+@requirement("replicate.shares-no-memory", section=SECTION, source="contract, Several GPUs")
+def test_a_copy_has_memory_of_its_own(backend, sample):
+    """Share no memory between an object and its copies.
+
+    A framework's own deep copy may share it until the first write, or for ever.
+
+    Of an optimizer, which is not copied by itself, the tensors are.
+    """
+    devices = backend.devices()
+    obj = samples(backend)[sample](devices[-1])
+    try:
+        copies = backend.replicate(obj, devices)
+    except UnsupportedValueError:
+        obj = dict(backend.named_tensors(obj))
+        copies = backend.replicate(obj, devices)
+    held, saved = Held(backend, obj), backend.named_tensors(obj)
+    others = {name: flip_tensor(backend, x) for name, x in saved.items()}
+    backend.load_into(obj, others)
+    for copy in copies:
+        held.check_apart(copy)
+    for copy, other in itertools.pairwise(copies):
+        Held(backend, copy).check_apart(other)
