@@ -61,15 +61,17 @@ class JaxFiles(Files):
         channels = 0  # of the last convolution, while they are the last axis
         is_flat, is_known = False, True
         for layer in model.layers:
+            if type(layer) in (nnx.Conv, nnx.Linear) and not is_known:
+                return None  # the function may reorder its input
             if type(layer) is nnx.Conv:
-                if is_flat or not is_known or layer.mask is not None:
+                if is_flat or layer.mask is not None:
                     return None
                 layers.append(_layer(layer, turn))
                 channels = layer.out_features
             elif type(layer) is nnx.Linear:
                 layout: Any = turn
                 if channels and layer.in_features != channels:
-                    if not is_flat or not is_known:
+                    if not is_flat:
                         return None
                     layout = partial(turn_after_flattening, channels=channels)
                 layers.append(_layer(layer, layout))

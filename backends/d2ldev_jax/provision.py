@@ -440,6 +440,35 @@ def freezables(backend: Any) -> Mapping[str, Any]:
     return {"statistics": (lambda device: backend.place(Network(), device), freeze)}
 
 
+def modes(backend: Any) -> Mapping[str, Any]:
+    """Return builders of a network with modules in both modes, and a function that reads them."""
+
+    def build(is_training: bool, device: Device) -> Network:
+        net = backend.place(Network(), device)
+        net.set_attributes(deterministic=is_training, use_running_average=is_training)
+        net.norm.set_attributes(use_running_average=not is_training)
+        return net
+
+    def read(net: Network) -> list[Any]:
+        return [net.dropout.deterministic, net.norm.use_running_average]
+
+    return {
+        "one in evaluation mode": (partial(build, False), read),
+        "one in training mode": (partial(build, True), read),
+    }
+
+
+def models_with_permutations(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of linear layers with a function that reverses columns between them."""
+
+    def build(device: Device) -> Any:
+        rngs = nnx.Rngs(0)
+        layers = nnx.Linear(4, 4, rngs=rngs), jnp.fliplr, nnx.Linear(4, 4, rngs=rngs)
+        return backend.place(nnx.Sequential(*layers), device)
+
+    return {"function": build}
+
+
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of modules whose call leaves an array in an attribute, by name."""
     classes = {"attribute": Attentive, "intermediate": Sowing, "variable": Assigning}

@@ -33,6 +33,8 @@ class MXNetFramework(Framework):
             "MXNet 1.9.1's mxnet.contrib.amp replaces functions of mx.nd and mx.sym, for good and "
             "in the whole process, and none of mx.np and mx.npx, with which Gluon computes here",
         ),
+        "seed other threads": "each thread of MXNet 1.9.1 has random states of its own, and no "
+        "function of MXNet seeds those of another thread",
         "find leaks": "MXNet 1.9.1 has no hook for its operators, which are written out when it is "
         "imported",
     }

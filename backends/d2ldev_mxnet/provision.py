@@ -477,6 +477,46 @@ def freezables(backend: Any) -> Mapping[str, Any]:
     return {"parameters": (partial(_network, backend, 4, 8), freeze)}
 
 
+def modes(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of a network with a frozen layer, and what reads the modes.
+
+    MXNet has one training mode, for all blocks that a thread calls.
+    """
+
+    def build(device: Device) -> NumPySequential:
+        net = _network(backend, 4, 8, device)
+        net[0].collect_params().setattr("grad_req", "null")
+        return net
+
+    def read(net: NumPySequential) -> list[Any]:
+        requests = [x.grad_req for x in net.collect_params().values()]
+        return [mx.autograd.is_training(), mx.autograd.is_recording(), *requests]
+
+    return {"one frozen": (build, read)}
+
+
+class Reversing(mx.gluon.HybridBlock):  # type: ignore[misc, unused-ignore]
+    """A block that reverses the order of the columns."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        """Return the columns from the last to the first."""
+        return F.np.flip(x, -1)
+
+
+def models_with_permutations(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of dense layers with a ``Reversing`` between them."""
+
+    def build(device: Device) -> NumPySequential:
+        dense = mx.gluon.nn.Dense
+        with NumPySemantics():
+            net = NumPySequential()
+            net.add(dense(4, in_units=4), Reversing(), dense(4, in_units=4))
+            net.initialize(mx.init.Xavier(), ctx=backend.native(device))
+        return net
+
+    return {"own block": build}
+
+
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of blocks whose call leaves an array in an attribute, by name."""
     return {"block": wrap_mlps(backend, Attentive, [2, 2, 1])}

@@ -13,7 +13,7 @@ _WITHOUT_LAYERS = (
     *("networks", "networks_with_batch_norm", "freezables", "loops", "own_optimizers"),
     *("untrainable_models", "models_without_parameters", "models_with_masks"),
     *("models_with_losses", "attention_models", "models_with_branches", "models_with_tables"),
-    "modules",
+    *("modes", "models_with_permutations", "modules"),
     *("buffers", "ties", "optimizer_states", "parameter_orders"),
 )
 CANNOT = {

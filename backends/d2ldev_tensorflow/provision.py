@@ -483,6 +483,41 @@ def freezables(backend: Any) -> Mapping[str, Any]:
     return {"parameters": (build, partial(freeze, 0)), "statistics": (build, partial(freeze, 1))}
 
 
+def modes(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of a network with a frozen layer, and what reads the modes.
+
+    Keras gives the mode itself to each call.
+    """
+
+    def build(device: Device) -> Any:
+        net = _network(backend, device)
+        net.layers[1].trainable = False
+        return net
+
+    return {"one frozen": (build, lambda net: [layer.trainable for layer in net.layers])}
+
+
+@keras.saving.register_keras_serializable("d2ldev_tensorflow")
+class Reversing(keras.layers.Layer):  # type: ignore[misc, unused-ignore]
+    """A layer that reverses the order of the columns."""
+
+    def call(self, x: Any) -> Any:
+        """Return the columns from the last to the first."""
+        return keras.ops.flip(x, -1)
+
+
+def models_with_permutations(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of dense layers with a ``Reversing`` between them."""
+
+    def build(device: Device) -> Any:
+        first, last = (keras.layers.Dense(4, kernel_initializer=_draw_kernel(i)) for i in (0, 1))
+        return backend.place(
+            keras.Sequential([keras.Input((4,)), first, Reversing(), last]), device
+        )
+
+    return {"own layer": build}
+
+
 def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of models whose call leaves a tensor in an attribute, by name."""
     return {"model": lambda device: backend.place(Attentive(), device)}

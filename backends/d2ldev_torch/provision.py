@@ -368,6 +368,24 @@ _OF_OWN_TENSORS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 Around(Flat([torch.zeros(1, device="cpu")]))
 
 
+class Reversing(torch.nn.Module):
+    """A layer that reverses the order of the columns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the columns from the last to the first."""
+        return x.flip(-1)
+
+
+def models_with_permutations(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of linear layers with a ``Reversing`` between them."""
+
+    def build(device: Device) -> torch.nn.Module:
+        first, last = (backend.mlp([4, 4], seed=seed, device=device)[0] for seed in (0, 1))
+        return torch.nn.Sequential(first, Reversing(), last)
+
+    return {"own layer": build}
+
+
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     """Return builders of torch's and other optimizers for a module, by name."""
 
@@ -390,6 +408,23 @@ def freezables(backend: Any) -> Mapping[str, Any]:
     return {
         "parameters": (build, lambda net, is_frozen: net[0].requires_grad_(not is_frozen)),
         "statistics": (build, lambda net, is_frozen: net[1].train(not is_frozen)),
+    }
+
+
+def modes(backend: Any) -> Mapping[str, Any]:
+    """Return builders of a network with modules in both modes, and a function that reads them."""
+
+    def build(number: int, is_training: bool, device: Device) -> Any:
+        net = _network(backend, device).train(not is_training)
+        net[number].train(is_training)
+        return net
+
+    def read(net: torch.nn.Module) -> list[bool]:
+        return [module.training for module in net.modules()]
+
+    return {
+        "one in evaluation mode": (partial(build, 1, False), read),
+        "one in training mode": (partial(build, 3, True), read),
     }
 
 

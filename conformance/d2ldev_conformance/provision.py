@@ -32,14 +32,16 @@ from d2ldev.registry.loading import find_place
 MODULE_OF_KIND = {
     "hostile_tensors": "tensors",
     **dict.fromkeys(("buffers", "gradients", "ties", "optimizer_states", "loops"), "models"),
-    **dict.fromkeys(("composites", "parameter_orders", "views"), "files"),
+    **dict.fromkeys(
+        ("composites", "models_with_permutations", "parameter_orders", "views"), "files"
+    ),
     "own_tensors": "strict",
     **dict.fromkeys(
         (
             *("networks", "networks_with_batch_norm", "freezables", "own_optimizers"),
             *("untrainable_models", "models_without_parameters", "models_with_masks"),
             *("models_with_losses", "models_with_branches", "models_with_tables"),
-            *("attention_models", "modules"),
+            *("attention_models", "modes", "modules"),
         ),
         "training",
     ),
@@ -132,6 +134,17 @@ def freezables(backend: Backend) -> Freezables:
     return _call_provision(backend, "freezables")
 
 
+def modes(
+    backend: Backend,
+) -> Mapping[str, tuple[Callable[[Device], Any], Callable[[Any], Any]]]:
+    """Return builders of networks as ``networks`` has them, with layers in several modes, by name.
+
+    One layer may be in evaluation mode, or all but one. The second function takes a network, and
+    returns the mode of each layer as plain values. It asks the network itself.
+    """
+    return _call_provision(backend, "modes")
+
+
 def loops(backend: Backend) -> Loops:
     """Return loops that train by hand, by name: what one begins with, and how it goes on.
 
@@ -191,6 +204,14 @@ def models_with_tables(backend: Backend) -> Builders:
     whenever it is made.
     """
     return _call_provision(backend, "models_with_tables")
+
+
+def models_with_permutations(backend: Backend) -> Builders:
+    """Return builders of two dense layers, between which columns change their order, by name.
+
+    They map four features to four. The model is of the class that keeps layers in a sequence.
+    """
+    return _call_provision(backend, "models_with_permutations")
 
 
 def attention_models(backend: Backend) -> Builders:

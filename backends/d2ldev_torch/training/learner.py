@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Any
@@ -214,6 +214,7 @@ class TorchLearner(Learner):
         self._scaler = self._make_scaler() if is_scaled else None
         self._was_training = model.training
         self._frozen = self._in_evaluation() if model.training else []
+        self._thawed = [] if model.training else self._list_in_mode(is_training=True)
         self._optimizer: torch.optim.Optimizer | None = None
         if is_trained and not (isinstance(settings.optimizer, str) and self._is_lazy()):
             self._optimizer = self._make_optimizer()
@@ -278,6 +279,7 @@ class TorchLearner(Learner):
             self._train()
         else:
             self._evaluate()
+            self._put(self._thawed, is_training=True)
         components: dict[str, Any] = {"model": self._model, "optimizer": self._optimizer}
         if self._scaler is not None:
             components["scaler"] = self._scaler.state_dict()
@@ -468,25 +470,32 @@ class TorchLearner(Learner):
 
     # ``Module.train()`` puts all inner modules into training mode. A user may have put some into
     # evaluation mode to freeze them, for example batch normalization in fine-tuning. These stay in
-    # it. A step only checks the model's own flag.
+    # it. Or all but some, such as dropout that is to go on in use. ``sync`` puts these back. A step
+    # only checks the model's own flag.
 
     def _train(self) -> None:
         if self._model.training:
             return
         self._model.train()
-        frozen = set(self._frozen)
-        for name, module in _plainly(self._model.named_modules()):
-            if name in frozen:
-                module.training = False
+        self._put(self._frozen, is_training=False)
 
     def _evaluate(self) -> None:
         if self._model.training:
             self._frozen = self._in_evaluation()
+        if self._model.training or self._thawed:
             self._model.eval()
 
+    def _put(self, names: Collection[str], *, is_training: bool) -> None:
+        for name, module in _plainly(self._model.named_modules()) if names else ():
+            if name in names:
+                module.training = is_training
+
     def _in_evaluation(self) -> list[str]:
+        return self._list_in_mode(is_training=False)
+
+    def _list_in_mode(self, *, is_training: bool) -> list[str]:
         modules = _plainly(self._model.named_modules())
-        return [name for name, module in modules if not module.training]
+        return [name for name, module in modules if module.training == is_training]
 
     # -- resuming ---------------------------------------------------------------------------------
 

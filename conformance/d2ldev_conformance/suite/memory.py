@@ -58,17 +58,19 @@ class Held:
 
     def _list_writes(self, x: Any) -> Iterable[Callable[[], object]]:
         """Yield functions that write into the memory of a tensor, or fail."""
-        tensors, values = framework_of(self._backend).tensors, flip_bits(self._backend.to_numpy(x))
-        new = self._backend.asarray(values, device=self._backend.device_of(x))
-        # Not the tensor itself: ``place`` may give it other memory.
-        ways = (
-            (lambda: tensors.detach(x)[...], new),
-            (lambda: np.asarray(x), values),
-            (lambda: np.from_dlpack(tensors.dlpack_of(x)), values),
+        tensors, values = framework_of(self._backend).tensors, self._backend.to_numpy(x)
+        ways: tuple[Callable[[], Any], ...] = (
+            # Not the tensor itself: ``place`` may give it other memory.
+            lambda: tensors.detach(x)[...],
+            # Not ``np.asarray(x)``, which takes each number of what has neither of the two.
+            lambda: np.asarray(memoryview(x)),
+            lambda: x.__array__(),
+            lambda: np.from_dlpack(tensors.dlpack_of(x)),
         )
-        for look, written in ways:
+        for look in ways if values.size else ():
+            other = flip_bits(values).flat[0].item()
             with suppress(Exception):  # whatever a framework says of what it does not do
-                yield partial(operator.setitem, look(), ..., written)
+                yield partial(operator.setitem, look(), ..., other)
 
     def _find_addresses(self, xs: Iterable[Any]) -> Iterable[tuple[object, int]]:
         for x in xs:

@@ -17,6 +17,7 @@ CANNOT = {
     "attention_models": "every tensor in an attribute of a model is one of its weights",
     "models_with_branches": "Tensor.gradient needs all parameters of a model in the loss",
     "models_with_tables": "an Embedding of tinygrad multiplies with zeros and ones",
+    "models_with_permutations": "the MLP of this backend is its one sequence of layers",
     "composites": "tinygrad has no containers",
     "modules": "tinygrad has no class for D2L's Module",
     "parameter_orders": "the state of tinygrad's optimizers has numbers, and no names",
@@ -154,6 +155,19 @@ def freezables(backend: Any) -> Freezables:
             x.is_param_(not is_frozen)
 
     return {"layer": (lambda device: Network(backend, device, 0.5), freeze)}
+
+
+def modes(backend: Any) -> Mapping[str, Any]:
+    def build(device: Any) -> Network:
+        net = Network(backend, device, 0.5)
+        net.first.weight.is_param_(False)
+        return net
+
+    def read(net: Network) -> list[bool]:
+        tensors = nn.state.get_state_dict(net).values()
+        return [Tensor.training, *(x.is_param for x in tensors)]
+
+    return {"one frozen": (build, read)}
 
 
 def own_optimizers(backend: Any) -> Mapping[str, Callable[[Any], Any]]:

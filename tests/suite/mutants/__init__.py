@@ -34,6 +34,7 @@ from mutants.provision import (
     Attentive,
     Frozen,
     Kept,
+    Network,
     NetworkGroupLearner,
     NetworkLearner,
     NetworkParallelLearner,
@@ -62,9 +63,15 @@ class OneByOne(ReferenceTensors):
 class ReferenceModels(reference_backend.ReferenceModels):
     """The reference backend's models, with one that has attributes."""
 
-    types = (Attentive, Frozen, Kept)
+    types = (Attentive, Frozen, Kept, Network)
 
     def members(self, obj):
+        if isinstance(obj, Network):
+            for i, layer in enumerate(obj.layers):
+                is_trained = not (self.framework.is_frozen and i == 0)
+                put = partial(obj.layers.__setitem__, i)
+                yield Slot(f"layers.{i}", layer, put, Role.PARAMETER, is_trained=is_trained)
+            return
         for name, value in vars(obj).items():
             is_parameter = not isinstance(obj, Frozen) and name not in ("mean", "momentum")
             yield Slot(
@@ -110,6 +117,11 @@ class ReferenceParallel(reference_backend.ReferenceParallel):
 
     def learner_of_group(self, model, settings, group):
         return self.framework.GroupLearner(self.framework, model, settings, group)
+
+    def twin(self, model):
+        if not isinstance(model, Network):
+            return super().twin(model)
+        return Network(self.framework.backend.copy(model.layers), model.activation)
 
     def batch_norms(self, model):
         return [BatchNorm("layer", "local")] if isinstance(model, Normalized) else []

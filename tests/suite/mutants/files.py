@@ -11,7 +11,7 @@ import numpy as np
 from reference_backend import ReferenceFiles
 
 from d2ldev import Backend, CheckpointError
-from d2ldev.framework import CPU, turn
+from d2ldev.framework import CPU, Layer, turn
 from mutants import Mutant, ReferenceModels, is_tensor
 from mutants.provision import Kept, NetworkLearner
 
@@ -313,3 +313,10 @@ class TakesTheTensorsOfItsSource(Mutant, caught_by="io.load-into-takes-every-nam
             for number, layer in enumerate(getattr(loaded, "layers", ())):
                 layer.update({name: source[f"layers.{number}.{name}"] for name in layer})
             return loaded
+
+
+class TakesAnySequenceForAnMlp(Mutant, caught_by="io.unknown-layers-have-no-layout"):
+    class Files(ReferenceFiles):
+        def layers(self, model):
+            layers = getattr(model, "layers", ())
+            return [Layer(each["weight"], each["bias"]) for each in layers]

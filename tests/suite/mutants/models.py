@@ -467,6 +467,13 @@ class TakesFrozenNumbersForTrained(Mutant, caught_by="show.untrained"):
                 yield slot._replace(role=role, is_trained=is_layers)
 
 
+class CountsWhatIsFrozenNow(Mutant, caught_by="show.trained-numbers-change"):
+    class Models(mutants.ReferenceModels):
+        def members(self, obj):
+            for slot in super().members(obj):
+                yield slot._replace(is_trained=slot.role is Role.PARAMETER)
+
+
 class CountsFrozenNumbersTwice(Mutant, caught_by="show.frozen"):
     class Backend(Backend):
         def summarize(self, obj):

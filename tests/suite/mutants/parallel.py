@@ -219,6 +219,18 @@ class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-ex
             return []
 
 
+class TrainsWithAnyStatistics(Mutant, caught_by="several.refuse-other-statistics"):
+    class Backend(Backend):
+        def learner(self, model, *, batch_norm=None, **options):
+            return super().learner(model, **options)
+
+
+class KnowsNoBatchNormalization(Mutant, caught_by="several.refuse-other-statistics"):
+    class Parallel(ReferenceParallel):
+        def batch_norms(self, model):
+            return []
+
+
 class LosesTheRunningMeansOfTheCopies(Mutant, caught_by="several.keep-running-statistics"):
     class ParallelLearner(NetworkParallelLearner):
         def mean_of(self, x):

@@ -105,6 +105,16 @@ class Normalized(MLP):
         return super().outputs(x - xp.mean(x, axis=0, keepdims=True))
 
 
+class Permuted(MLP):
+    """Dense layers, between which the columns change their order."""
+
+    def outputs(self, x):
+        """Return the input, the output of the first layer from the last column on, and the rest."""
+        first, last = self.layers
+        hidden = xp.flip(MLP([first])(x), axis=-1)
+        return [x, hidden, MLP([last])(hidden)]
+
+
 class Doubled(MLP):
     """A model without parameters."""
 
@@ -546,6 +556,22 @@ def freezables(backend):
         framework_of(backend).is_frozen = is_frozen
 
     return {"first layer": (networks(backend)["network"], freeze)}
+
+
+def modes(backend):
+    """Return a network with a frozen layer, and what tells of it."""
+
+    def build(device):
+        net = networks(backend)["network"](device)
+        framework_of(backend).is_frozen = True
+        return net
+
+    return {"one frozen": (build, lambda _net: framework_of(backend).is_frozen)}
+
+
+def models_with_permutations(backend):
+    """Return a model of two layers, whose columns change their order between them."""
+    return {"permuted": lambda device: Permuted(backend.mlp([4, 4, 4], device=device).layers)}
 
 
 def loops(backend):

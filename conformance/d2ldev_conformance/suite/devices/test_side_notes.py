@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +24,7 @@ from d2ldev.framework.testing import framework_of
 from d2ldev.registry import selection
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
-from d2ldev_conformance.suite.devices.queues import fill_queue
+from d2ldev_conformance.suite.devices.queues import LONG, fill_queue
 
 SECTION = "6.7.2.3"
 SOURCE = "contract"
@@ -109,9 +110,16 @@ def busy(backend, place):
     backend.is_idle()  # the first question is compiled
     gc.disable()  # a collection may take as long as the products
     try:
+        waits = []
         _work = fill_queue(backend, place)
-        if backend.is_idle(place):
-            pytest.skip(f"{backend.name} computes on {place} before it returns: nothing is queued")
+        while backend.is_idle(place) and len(waits) < 3:  # a busy machine may take its time once
+            begin = time.perf_counter()
+            backend.synchronize(place)
+            waits.append(time.perf_counter() - begin)
+            if waits[-1] < LONG / 2:
+                pytest.skip(f"{backend.name} computes on {place} before it returns: none is queued")
+            _work = fill_queue(backend, place)
+        assert len(waits) < 3, f"{place} is idle, and synchronize waits for {min(waits):.2f} s"
         yield place
     finally:
         gc.enable()
@@ -119,7 +127,10 @@ def busy(backend, place):
 
 @requirement("sync.waits-for-queued-work", section=SECTION, source="JAX, asynchronous dispatch")
 def test_synchronize_waits_for_the_work_of_a_device(backend, busy):
-    """Return from ``synchronize(device)`` only after the device's queued work."""
+    """Return from ``synchronize(device)`` only after the device's queued work.
+
+    A device is not idle before. Every timing of GPU work rests on these two answers.
+    """
     assert not backend.is_idle(busy)
     backend.synchronize(busy)
     assert backend.is_idle(busy)

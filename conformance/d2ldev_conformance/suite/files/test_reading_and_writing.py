@@ -19,7 +19,12 @@ from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueErro
 from d2ldev.framework import Inventory
 from d2ldev.framework.testing import framework_of
 from d2ldev.settings import VIRTUAL_GPUS
-from d2ldev_conformance.provision import composites, loops, samples
+from d2ldev_conformance.provision import (
+    composites,
+    loops,
+    models_with_permutations,
+    samples,
+)
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import (
     assert_same,
@@ -178,16 +183,14 @@ def test_what_is_loaded_has_memory_of_its_own(backend, path, place):
 
     A file that is mapped into memory would change with the model.
     """
-    obj = {name: backend.rand(shape, seed=1, device=place) for name, shape in _SHAPES.items()}
+    arrays = {"table": numbers("float32", (64, 64)), "scalar": np.float32(2)}
+    obj = {name: backend.asarray(x, device=place) for name, x in arrays.items()}
     backend.save(obj, path)
     first, second = backend.load(path, place), backend.load(path, place)
     Held(backend, obj).check_apart(first)
     held = Held(backend, first)
     held.check_apart(second)
     held.check_apart(backend.load(path, place))
-
-
-_SHAPES = {"table": (64, 64), "vector": (3,), "scalar": ()}
 
 
 @requirement("io.device-must-exist", section=SECTION)
@@ -555,11 +558,29 @@ def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place)
     """
     net = backend.mlp([4, 4, 4], activation="tanh", device=place, seed=3)
     backend.save(net, path)
-    stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
-    layouts = Inventory(framework_of(backend), net, "test", is_saved=True).find_layouts()
-    by_role = {layout.role: layout.canonical(stored[name]) for name, layout in layouts.items()}
+    by_role = _read_by_role(backend, net, path)
     x = numbers("float32", (5, 4)) / 7
     hidden = np.tanh(x @ by_role["0.weight"].T + by_role["0.bias"])
     wanted = hidden @ by_role["1.weight"].T + by_role["1.bias"]
     found = backend.to_numpy(net(backend.asarray(x, device=place)))
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@requirement("io.unknown-layers-have-no-layout", section=SECTION)
+def test_layers_that_something_unknown_stands_between_are_not_taken_for_those_of_an_mlp(
+    backend, path, permuted
+):
+    """Know no layout of dense layers if a layer between them changes the order of the columns.
+
+    Another framework's ``mlp`` would take the weights, and compute something else.
+    """
+    net = models_with_permutations(backend)[permuted](backend.cpu())
+    backend.save(net, path)
+    assert _read_by_role(backend, net, path) == {}
+
+
+def _read_by_role(backend, net, path):
+    """Return what is in the file of a model in the canonical form, by the roles of the tensors."""
+    stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
+    layouts = Inventory(framework_of(backend), net, "test", is_saved=True).find_layouts() or {}
+    return {layout.role: layout.canonical(stored[name]) for name, layout in layouts.items()}

@@ -293,6 +293,29 @@ def test_the_model_has_the_running_statistics_of_two_gpus(backend, normalized_ne
     assert_same_statistics(*found, start)
 
 
+def _list_refused(backend, net):
+    """Return the statistics that a model is not trained with on two GPUs."""
+    refused = []
+    for statistics in ("global", "local"):
+        try:
+            backend.learner(net, devices=["gpu:0", "gpu:1"], batch_norm=statistics)
+        except UnsupportedValueError as error:
+            if f"batch_norm={statistics!r}" in error.attempted:
+                refused.append(statistics)
+    return refused
+
+
+@requirement("several.refuse-other-statistics", section=SECTION, source="contract, Several GPUs")
+def test_a_layer_with_other_statistics_is_refused(backend, normalized_network):
+    """Refuse ``batch_norm`` for a network whose layers have other statistics, and for no other one.
+
+    The number of GPUs would change what is learned, although the user has asked for one of both.
+    """
+    net = networks_with_batch_norm(backend)[normalized_network](backend.gpu(0))
+    assert len(_list_refused(backend, net)) == 1
+    assert _list_refused(backend, backend.mlp([4, 2], device="gpu:0")) == []
+
+
 @requirement("several.draw-own-masks", section=SECTION, source="contract, Several GPUs")
 def test_each_gpu_has_masks_of_its_own(backend, network):
     """Drop other numbers on each GPU.

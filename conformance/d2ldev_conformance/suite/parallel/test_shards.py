@@ -316,6 +316,7 @@ def test_each_device_gets_a_model_of_its_own(backend):
 
 
 @requirement("replicate.shares-no-memory", section=SECTION, source="contract, Several GPUs")
+@pytest.mark.filterwarnings("ignore::d2ldev.D2LDevWarning")  # of what a model keeps for the host
 def test_a_copy_has_memory_of_its_own(backend, sample):
     """Share no memory between an object and its copies.
 

@@ -5,6 +5,8 @@ An experiment can only be repeated if its seed is all that it depends on.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from d2ldev import UnsupportedValueError
@@ -70,6 +72,30 @@ def test_the_same_global_seed_gives_the_same_numbers(backend, place, name):
     for first, again in zip(drawn[0], drawn[2], strict=True):
         assert_same(first, again)
     assert len({x.tobytes() for each in drawn for x in each}) == 4
+
+
+@requirement("create.seeds-every-thread", section=SECTION)
+@pytest.mark.needs("seed other threads")
+def test_the_global_seed_is_that_of_every_thread(backend, place):
+    """Repeat the numbers of a thread after ``backend.seed(n)`` in another one.
+
+    Loaders and servers draw in threads of their own.
+
+    The thread has drawn before, so that it has a random state of its own if there is one.
+    """
+
+    def draw():
+        return backend.to_numpy(backend.rand((4, 4), device=place))
+
+    drawn = []
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(draw).result()
+        for seed in (7, 5, 7):
+            backend.seed(seed)
+            drawn.append(pool.submit(draw).result())
+    first, other, again = drawn
+    assert_same(first, again)
+    assert first.tobytes() != other.tobytes()
 
 
 @requirement("create.bad-global-seeds", section=SECTION)

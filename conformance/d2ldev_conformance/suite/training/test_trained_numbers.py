@@ -5,8 +5,12 @@ A user who has frozen a part of a model sees there whether it is frozen.
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from d2ldev_conformance.provision import freezables, untrainable_models
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import read_saved_values
 
 SECTION = "6.7.3"
 SOURCE = "contract"
@@ -35,3 +39,23 @@ def test_a_summary_follows_what_is_frozen(backend, place, freezable):
     assert frozen.trained <= before.trained == after.trained
     assert frozen.parameters + frozen.buffers == before.parameters + before.buffers
     assert frozen.nbytes == before.nbytes == after.nbytes
+
+
+@requirement("show.trained-numbers-change", section=SECTION)
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["free", "frozen"])
+def test_a_summary_counts_what_a_step_changes(backend, freezable, is_frozen):
+    """Count as trained the numbers of the parameters that a step changes, frozen ones not.
+
+    A step changes buffers as well, such as running means.
+    """
+    build, freeze = freezables(backend)[freezable]
+    net = build(backend.cpu())
+    freeze(net, is_frozen)
+    before, total = read_saved_values(backend, net), backend.summarize(net).total
+    learner = backend.learner(net, loss="cross_entropy", lr=0.1)
+    labels = backend.asarray([0, 1] * 16, dtype="int32")
+    learner.step((backend.randn((32, 4), seed=1),), labels)
+    after = read_saved_values(backend, learner.sync()["model"])
+    assert list(after) == list(before)
+    changed = sum(x.size for name, x in before.items() if not np.array_equal(x, after[name]))
+    assert total.trained <= changed <= total.trained + total.buffers

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
+from d2ldev_conformance.suite.devices.queues import LONG
 from reference_backend import ReferenceDevices, ReferenceFramework, ReferenceTensors
 
 from d2ldev import Backend, Device, InvalidDeviceError, gpu
@@ -352,6 +354,21 @@ class IsNeverIdle(Mutant, caught_by=("sync.every-device", "sync.one-device")):
     class Devices(ReferenceDevices):
         def is_idle(self, device):
             return False
+
+
+class IsIdleWhileItWorks(
+    Mutant, caught_by=("sync.waits-for-queued-work", "sync.waits-for-all-queued-work")
+):
+    class Devices(Queued.Devices):
+        def synchronize(self, device):
+            if device in self.queued:
+                time.sleep(LONG)
+            super().synchronize(device)
+
+        def is_idle(self, device):
+            return True
+
+    Tensors = Queued.Tensors
 
 
 class IsActiveInEveryThread(Mutant, caught_by="threads.backend-is-their-own"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import threading
 
 import array_api_strict as xp
 import numpy as np
@@ -497,6 +498,20 @@ class SeedsNothing(Mutant, caught_by="create.seeds-everything"):
     class Tensors(ReferenceTensors):
         def seed(self, seed):
             pass
+
+
+class SeedsItsOwnThreadAlone(Mutant, caught_by="create.seeds-every-thread"):
+    class Tensors(ReferenceTensors):
+        own = threading.local()
+
+        def seed(self, seed):
+            self.own.numbers = np.random.RandomState(seed)
+
+        def random(self, distribution, shape, seed, dtype, native):
+            if seed is None:
+                numbers = vars(self.own).setdefault("numbers", np.random.RandomState())
+                seed = numbers.randint(2**31)
+            return super().random(distribution, shape, seed, dtype, native)
 
 
 class TakesAnySeed(Mutant, caught_by="create.bad-global-seeds"):

@@ -263,6 +263,22 @@ class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use")
             return super().evaluate(self.drop_some(inputs) if is_network else inputs, y)
 
 
+class LeavesLayersInUse(Mutant, caught_by="runs.leave-the-modes"):
+    class Learner(NetworkLearner):
+        def predict(self, inputs):
+            self.framework.is_frozen = False
+            return super().predict(inputs)
+
+
+class LeavesLayersInTrainingAfterAnError(Mutant, caught_by="runs.leave-the-modes"):
+    class Learner(NetworkLearner):
+        def step(self, inputs, y):
+            was_frozen, self.framework.is_frozen = self.framework.is_frozen, False
+            found = super().step(inputs, y)
+            self.framework.is_frozen = was_frozen
+            return found
+
+
 class DropsNothing(Mutant, caught_by="train.drops-in-training-only"):
     class Learner(NetworkLearner):
         def drop_some(self, inputs):
