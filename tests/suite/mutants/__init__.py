@@ -32,9 +32,9 @@ from d2ldev.framework.testing import framework_of
 from mutants.provision import (
     GRADIENTS,
     Attentive,
+    Freezable,
     Frozen,
     Kept,
-    Network,
     NetworkGroupLearner,
     NetworkLearner,
     NetworkParallelLearner,
@@ -63,10 +63,10 @@ class OneByOne(ReferenceTensors):
 class ReferenceModels(reference_backend.ReferenceModels):
     """The reference backend's models, with one that has attributes."""
 
-    types = (Attentive, Frozen, Kept, Network)
+    types = (Attentive, Freezable, Frozen, Kept)
 
     def members(self, obj):
-        if isinstance(obj, Network):
+        if isinstance(obj, Freezable):
             for i, layer in enumerate(obj.layers):
                 is_trained = not (self.framework.is_frozen and i == 0)
                 put = partial(obj.layers.__setitem__, i)
@@ -117,11 +117,6 @@ class ReferenceParallel(reference_backend.ReferenceParallel):
 
     def learner_of_group(self, model, settings, group):
         return self.framework.GroupLearner(self.framework, model, settings, group)
-
-    def twin(self, model):
-        if not isinstance(model, Network):
-            return super().twin(model)
-        return Network(self.framework.backend.copy(model.layers), model.activation)
 
     def batch_norms(self, model):
         return [BatchNorm("layer", "local")] if isinstance(model, Normalized) else []

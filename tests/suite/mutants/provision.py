@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from functools import partial
 from typing import Any, NamedTuple
 
 import array_api_strict as xp
@@ -39,6 +40,10 @@ class Kept:
 
 class Network(MLP):
     """An MLP that is trained with dropout, and whose first layer can be frozen."""
+
+
+class Freezable(Network):
+    """The same, which tells whether the layer is frozen."""
 
 
 class Masked(MLP):
@@ -531,12 +536,13 @@ def parameter_orders(backend):
 def networks(backend):
     """Return a network."""
 
-    def network(device):
-        framework_of(backend).is_frozen = False
-        net = backend.mlp([4, 8, 2], device=device)
-        return Network(net.layers, net.activation)
+    return {"network": partial(_network, backend, Network)}
 
-    return {"network": network}
+
+def _network(backend, cls, device):
+    framework_of(backend).is_frozen = False
+    net = backend.mlp([4, 8, 2], device=device)
+    return cls(net.layers, net.activation)
 
 
 def networks_with_batch_norm(backend):
@@ -555,7 +561,7 @@ def freezables(backend):
     def freeze(_net, is_frozen):
         framework_of(backend).is_frozen = is_frozen
 
-    return {"first layer": (networks(backend)["network"], freeze)}
+    return {"first layer": (partial(_network, backend, Freezable), freeze)}
 
 
 def modes(backend):

@@ -581,6 +581,9 @@ def test_layers_that_something_unknown_stands_between_are_not_taken_for_those_of
 
 def _read_by_role(backend, net, path):
     """Return what is in the file of a model in the canonical form, by the roles of the tensors."""
-    stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
     layouts = Inventory(framework_of(backend), net, "test", is_saved=True).find_layouts() or {}
-    return {layout.role: layout.canonical(stored[name]) for name, layout in layouts.items()}
+    stored = backend.load(path)
+    return {
+        layout.role: layout.canonical(backend.to_numpy(stored[name]))
+        for name, layout in layouts.items()
+    }
