@@ -68,9 +68,10 @@ class ReferenceModels(reference_backend.ReferenceModels):
     def members(self, obj):
         if isinstance(obj, Freezable):
             for i, layer in enumerate(obj.layers):
-                is_trained = not (self.framework.is_frozen and i == 0)
-                put = partial(obj.layers.__setitem__, i)
-                yield Slot(f"layers.{i}", layer, put, Role.PARAMETER, is_trained=is_trained)
+                for name, x in layer.items():
+                    put, role = partial(layer.__setitem__, name), Role.PARAMETER
+                    is_trained = not (self.framework.is_frozen and i == 0)
+                    yield Slot(f"layers.{i}.{name}", x, put, role, is_trained=is_trained)
             return
         for name, value in vars(obj).items():
             is_parameter = not isinstance(obj, Frozen) and name not in ("mean", "momentum")
