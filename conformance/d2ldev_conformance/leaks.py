@@ -13,7 +13,6 @@ Held by ``tests/suite/test_fixtures.py``.
 
 from __future__ import annotations
 
-import operator
 import os
 import shutil
 import sys
@@ -24,7 +23,7 @@ from contextlib import chdir, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -200,18 +199,40 @@ def _lasts(thread: threading.Thread) -> bool:
     )
 
 
+class _Look(NamedTuple):
+    """What an owner has at a moment.
+
+    Args:
+        owner: a module, a class, a framework or an area.
+        values: what it has, in its order.
+        content: the same by name.
+        classes: those that are made in it, if it is a module.
+    """
+
+    owner: Any
+    values: list[Any]
+    content: dict[str, Any]
+    classes: list[type]
+
+
+# By the id of the owner: what ``patches`` saw last. Nearly every owner is as it was then. To
+# see that takes less time than another look, before and after every test.
+_looks: dict[int, _Look] = {}
+
+
 @contextmanager
 def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
     """Find replaced functions: of ``os``, ``builtins``, NumPy, d2ldev and ``extra_modules``."""
-    owners = [(owner, vars(owner).copy()) for owner in _owners(extra_modules)]
+    looks = list(_look_at_all(extra_modules))
+    _looks.clear()
+    _looks.update((id(look.owner), look) for look in looks)
     try:
         yield
     finally:
-        for owner, before in owners:
-            now = vars(owner).copy()
-            # Nothing at all has changed: so it is for nearly every owner after nearly every test.
-            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
+        for owner, values, before, _ in looks:
+            if _has_all(owner, values):
                 continue
+            now = vars(owner).copy()
             functions = _functions(before)
             changed = {name for name, value in functions.items() if now.get(name) is not value}
             if not isinstance(owner, ModuleType):
@@ -229,22 +250,47 @@ def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Itera
                 leaks.append(f"{_name_of(owner)}.{name} was replaced")
 
 
-def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
-    """Return every module, class, framework and area whose functions are watched."""
+def _has_all(owner: Any, values: list[Any]) -> bool:
+    """Return whether an owner has these values and no others; equal ones are the same here.
+
+    It asks only a value that is another object. So this is as fast as nothing else.
+    """
+    try:
+        return [*vars(owner).values()] == values
+    except Exception:  # some cannot be compared, as arrays
+        return False
+
+
+def _look_at(owner: Any) -> _Look:
+    """Return what an owner has: as the last look found it, if nothing at all has changed."""
+    kept = _looks.get(id(owner))
+    if kept is not None and kept.owner is owner and _has_all(owner, kept.values):
+        return kept
+    content = vars(owner).copy()
+    name = owner.__name__ if isinstance(owner, ModuleType) else None
+    classes = [
+        value
+        for value in content.values()
+        if name and isinstance(value, type) and getattr(value, "__module__", None) == name
+    ]
+    return _Look(owner, [*content.values()], content, classes)
+
+
+def _look_at_all(extra_modules: Iterable[ModuleType]) -> Iterator[_Look]:
+    """Yield every module, class, framework and area whose functions are watched."""
     for name in ("os", "builtins", "numpy"):
         if name in sys.modules:
-            yield sys.modules[name]
-    yield from extra_modules
+            yield _look_at(sys.modules[name])
+    yield from map(_look_at, extra_modules)
     # Of thousands of modules a hundred are ours.
-    for name in sorted(name for name in list(sys.modules) if name.startswith("d2ldev")):
-        module = sys.modules[name]
-        yield module
-        for value in list(vars(module).values()):
-            if isinstance(value, type) and getattr(value, "__module__", None) == module.__name__:
-                yield value
+    for name in [name for name in list(sys.modules) if name.startswith("d2ldev")]:
+        look = _look_at(sys.modules[name])
+        yield look
+        yield from map(_look_at, look.classes)
     for framework in registry.list_loaded_frameworks():
-        yield framework
-        yield from (vars(framework)[module] for module in MODULES if module in vars(framework))
+        yield _look_at(framework)
+        areas = (vars(framework)[module] for module in MODULES if module in vars(framework))
+        yield from map(_look_at, areas)
 
 
 def _inherits(owner: Any, name: str) -> bool:

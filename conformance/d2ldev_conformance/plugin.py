@@ -129,6 +129,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "nightly: the test takes minutes; the profile nightly runs it"
     )
+    config.addinivalue_line(
+        "markers", "starts_processes: the test starts processes; the profile quick leaves it out"
+    )
     name = config.getoption("--d2ldev-backend")
     if name is None:
         return
@@ -345,7 +348,17 @@ def _traits(item: pytest.Item) -> Traits:
         requirement=requirement.id if requirement else "",
         gpus=needed,
         names_gpu=needed > 0 or "gpu" in item.name or _needs_real_gpu(item),
+        is_repeated=_is_repeated(item),
+        starts_processes=item.get_closest_marker("starts_processes") is not None,
     )
+
+
+def _is_repeated(item: pytest.Item) -> bool:
+    """Return whether a test of a device, or of a number of GPUs, is there for a later GPU, too."""
+    gpus = item.config.stash[_BACKEND].num_gpus()
+    last = {"place": f"gpu:{min(gpus, 2) - 1}", "num_gpus": 1}  # the suite has tests for two
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return gpus > 0 and any(given.get(name, value) != value for name, value in last.items())
 
 
 def _waits(item: pytest.Item) -> bool:

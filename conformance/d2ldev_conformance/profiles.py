@@ -20,12 +20,16 @@ class Traits(NamedTuple):
         requirement: the id of its requirement.
         gpus: the number of GPUs that it needs.
         names_gpu: whether it needs a GPU, or has "gpu" in its name.
+        is_repeated: whether it is there for a later GPU, too.
+        starts_processes: whether it starts processes.
     """
 
     module: str
     requirement: str
     gpus: int
     names_gpu: bool
+    is_repeated: bool = False
+    starts_processes: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,13 @@ _SAME_ON_VIRTUAL_GPUS = (
 )
 
 
-def _meets_numpy(test: Traits, _virtual_gpus: int) -> bool:
-    # NumPy's arrays come in through tensors and files; the rest works with native tensors.
-    return test.module in ("tensors", "files")
+def _is_quick(test: Traits, virtual_gpus: int) -> bool:
+    # The start of a process takes as long as a hundred tests.
+    if test.starts_processes:
+        return False
+    # What fails on the CPU or on the first GPU mostly fails on the last one, too. Real GPUs are
+    # not like the CPU.
+    return not (virtual_gpus and test.is_repeated)
 
 
 def _select_everything(test: Traits, virtual_gpus: int) -> bool:
@@ -92,8 +100,8 @@ def _differs(test: Traits, virtual_gpus: int) -> bool:
 
 
 PROFILES = {
-    # For a further version of a framework or of NumPy: a few minutes.
-    "quick": Profile((2,), _meets_numpy),
+    # Amid a change: each requirement of one process, in a minute on the reference and on PyTorch.
+    "quick": Profile((2,), _is_quick),
     # For each change: the whole suite on this machine, and then the tests that virtual GPUs change.
     "default": Profile((None, 2, 4), _differs),
     # For reports: the whole suite on the CPU alone, on two virtual GPUs, and on real ones.

@@ -49,6 +49,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @requirement("gpus.counting-makes-no-context", section=SECTION, source="PyTorch, multiprocessing")
+@pytest.mark.starts_processes
 def test_a_child_can_use_the_gpu_after_its_parent_counted_them(backend):
     """Count and list GPUs in a parent whose forked child can still use them.
 
@@ -61,6 +62,7 @@ def test_a_child_can_use_the_gpu_after_its_parent_counted_them(backend):
 @requirement(
     "gpus.synchronizing-makes-no-context", section=SECTION, source="PyTorch, multiprocessing"
 )
+@pytest.mark.starts_processes
 def test_a_child_can_use_the_gpu_after_its_parent_synchronized(backend):
     """Synchronize without queued work, so that a forked child can still use a GPU.
 
@@ -71,6 +73,7 @@ def test_a_child_can_use_the_gpu_after_its_parent_synchronized(backend):
 
 
 @requirement("gpus.hidden-gpus-are-not-counted", section=SECTION, source="PyTorch, CUDA semantics")
+@pytest.mark.starts_processes
 def test_a_hidden_gpu_does_not_exist(backend, monkeypatch):
     """Count no GPU that ``CUDA_VISIBLE_DEVICES`` hides.
 
@@ -94,6 +97,7 @@ thread = threading.Thread(target=mix); thread.start(); thread.join()
 
 
 @requirement("gpus.strict-variable", section="6.7.2.2", source="contract, Mixing devices")
+@pytest.mark.starts_processes
 def test_the_variable_is_in_force_in_every_thread(backend, monkeypatch):
     """Refuse mixed devices in every thread under ``D2LDEV_STRICT=1``.
 
@@ -155,6 +159,7 @@ def test_memory_of_a_gpu_ignores_the_cpu(backend):
 
 
 @requirement("gpus.made-in-place", section=SECTION)
+@pytest.mark.starts_processes
 def test_a_tensor_of_a_gpu_takes_its_memory_once(backend):
     """Make a tensor on a GPU without a second allocation of its size.
 
@@ -190,6 +195,7 @@ def test_the_memory_of_a_copy_is_free_while_its_source_lives(backend):
 @requirement(
     "gpus.a-copy-that-does-not-fit", section=SECTION, source="contract, Containers and errors"
 )
+@pytest.mark.starts_processes
 def test_a_copy_for_which_the_memory_is_too_small_is_refused(backend):
     """Refuse ``to``, ``copy`` and ``rand`` on a full GPU, and work again afterwards.
 

@@ -241,6 +241,7 @@ print(backend.num_gpus(), backend.device_of(x), backend.to_numpy(x).tolist())
 
 
 @requirement("io.from-a-gpu-without-one", section=SECTION)
+@pytest.mark.starts_processes
 @pytest.mark.needs_gpus(1)
 def test_tensors_saved_on_a_gpu_load_in_a_process_without_one(backend, path):
     """Load a file from a GPU in a process without a GPU.

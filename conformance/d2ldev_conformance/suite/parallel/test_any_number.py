@@ -42,7 +42,7 @@ LIMIT = 1800
 
 PROGRAM = "from d2ldev_conformance.suite.parallel import test_any_number as suite; suite.main()"
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.starts_processes]
 
 
 def cases(backend: Backend) -> dict[str, tuple[str, str, float]]:

@@ -54,7 +54,7 @@ PROGRAM = "from d2ldev_conformance.suite.parallel import test_lost_at_any_instan
 EPOCHS = 4
 _BEGINNING = "lose a process while the engine begins"
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.starts_processes]
 
 
 def main() -> None:

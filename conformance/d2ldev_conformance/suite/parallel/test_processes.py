@@ -57,6 +57,7 @@ from d2ldev_conformance.suite.training.test_metrics import Errors
 from d2ldev_conformance.suite.training.test_stopping import AfterStep, HookError, RaisingAfterStep
 
 SECTION = "13.6"
+pytestmark = pytest.mark.starts_processes
 SOURCE = "contract, Several processes"
 EPOCHS = 3
 TIMEOUT = 5

@@ -44,7 +44,11 @@ from d2ldev_conformance.suite.training.test_stopping import (
 SECTION = "13.6"
 SOURCE = "D2L"
 
-pytestmark = [pytest.mark.needs_gpus(2), pytest.mark.usefixtures("copied_processes")]
+pytestmark = [
+    pytest.mark.needs_gpus(2),
+    pytest.mark.usefixtures("copied_processes"),
+    pytest.mark.starts_processes,
+]
 
 
 def _data(examples=14, batch_size=5):

@@ -17,7 +17,7 @@ from d2ldev_conformance.suite.parallel.test_processes import PROGRAM, read_learn
 
 SOURCE = "contract, Several processes"
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.starts_processes]
 
 
 @requirement("processes.train-on-two-machines", section="13.6")

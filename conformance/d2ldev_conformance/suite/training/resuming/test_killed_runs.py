@@ -113,6 +113,7 @@ def run(backend, tmp_path):
 
 
 @requirement("fit.resumes-when-killed", section=SECTION)
+@pytest.mark.starts_processes
 @pytest.mark.parametrize(
     "num_gpus", [0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"]
 )

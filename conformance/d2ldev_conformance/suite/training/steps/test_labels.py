@@ -380,7 +380,9 @@ def test_fit_names_a_label_of_a_later_batch_at_the_end_of_the_epoch(backend, pla
 
 @requirement("labels.fit-names-the-batch", section=SECTION)
 @pytest.mark.needs("train")
-@pytest.mark.parametrize("gpus", [0, pytest.param(2, marks=pytest.mark.needs_gpus(2))])
+@pytest.mark.parametrize(
+    "gpus", [0, pytest.param(2, marks=[pytest.mark.needs_gpus(2), pytest.mark.starts_processes])]
+)
 @pytest.mark.parametrize("verb", ["fit", "validate"])
 def test_the_first_batch_with_a_wrong_label_is_named(backend, gpus, verb):
     """Name the first batch with a wrong label at the end of the epoch.
