@@ -132,24 +132,6 @@ class MakesHandlesAnew(Sound, passes=["place.noop-returns-same-object", "place.a
             return {name: handles[id(x)] for name, x in named.items()}
 
 
-class RefusesWhenItComputes(Sound, passes=["bench.exercises-are-measured"]):
-    """Computes a product when its values are needed, and only then refuses its operands."""
-
-    def __init__(self, virtual_gpus=None):
-        super().__init__(virtual_gpus)
-        array = type(self.backend.zeros(1))
-        multiply = array.__matmul__
-
-        def multiply_later(a, b):
-            return multiply(a, b) if a.device == b.device else _Refused()
-
-        array.__matmul__ = multiply_later
-
-
-class _Refused:
-    """A product of operands on two devices."""
-
-
 class CompilesOnce(Sound, passes=["runs.second-fit-compiles-nothing"]):
     """Calls a loss of the user's once for each shape, as what compiles does."""
 
