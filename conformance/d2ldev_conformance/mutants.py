@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from d2ldev import gpu
-from d2ldev.contract.abilities import describe_inability
 from d2ldev.framework import (
     CPU,
     Devices,
@@ -85,7 +84,7 @@ class Mutant:
         """Return why a framework cannot make this mistake; empty if it can."""
         for ability in self.needs:
             if ability in framework.cannot:
-                return describe_inability(framework, ability)
+                return f"cannot[{ability!r}]: {framework.cannot[ability]}"
         if (number := count_gpus(framework)) < self.needs_gpus:
             return f"it needs {self.needs_gpus} GPUs, and there are {number}"
         area, base = getattr(framework, self.area), _AREAS[self.area]
@@ -199,16 +198,14 @@ def _forget_weights(learner: Learner[Any]) -> None:
     vars(learner)["step"] = lambda inputs, y: step(inputs, y.y if isinstance(y, Weighted) else y)
 
 
-def _train_on_one(framework: Framework, _own: Method) -> Method:
-    return lambda model, settings, _devices: framework.training.learner(model, settings)
+def _take_the_first(_framework: Framework, own: Method) -> Method:
+    return lambda x, start, stop: own(x, 0, stop - start)
 
 
 def _copy_shallowly(_framework: Framework, _own: Method) -> Method:
     return copy.copy
 
 
-# Other processes do not have the mutant.
-_IN_ONE_PROCESS = ("train", "train on several GPUs", "train on several GPUs in one process")
 _LIST: Sequence[Mutant] = (
     Mutant(
         "devices.native-swaps-two",
@@ -274,7 +271,7 @@ _LIST: Sequence[Mutant] = (
         "models.members-counts-the-frozen",
         "A frozen parameter is said to be trained.",
         _count_frozen,
-        ("show.frozen", "show.untrained"),
+        ("show.trained-numbers-change", "show.untrained"),
         is_optional=True,
     ),
     Mutant(
@@ -328,30 +325,26 @@ _LIST: Sequence[Mutant] = (
         is_optional=True,
     ),
     Mutant(
+        "parallel.rows-takes-the-first",
+        "Each shard of a batch has the batch's first examples.",
+        _take_the_first,
+        ("split.gives-each-its-part",),
+    ),
+    Mutant(
         "parallel.twin-shares-memory",
         "A copy of a model has the parameters of the original.",
         _copy_shallowly,
-        ("replicate.copies-models",),
+        ("replicate.shares-no-memory", "replicate.copies-models"),
         is_optional=True,
     ),
     Mutant(
         "parallel.batch_norms-finds-none",
         "Batch normalization of the wrong kind is not refused.",
         _returns(()),
-        ("several.normalize-more-than-one-example",),
-        _IN_ONE_PROCESS,
+        ("several.refuse-other-statistics",),
+        # Other processes do not have the mutant.
+        ("train", "train on several GPUs", "train on several GPUs in one process"),
         is_optional=True,
-    ),
-    Mutant(
-        "parallel.learner-ignores-devices",
-        "The first of several GPUs does all of the work.",
-        _train_on_one,
-        (
-            "several.draw-own-masks",
-            "several.keep-running-statistics",
-            "several.change-the-parameters",
-        ),
-        _IN_ONE_PROCESS,
     ),
 )
 
