@@ -300,11 +300,18 @@ def list_provided(backend: Backend, provide: Callable[[Backend], Mapping[str, An
     Args:
         backend: the backend under test.
         provide: a function of this module.
+
+    Raises:
+        pytest.Collector.CollectError: if the backend's function fails, with its line.
     """
     try:
         return sorted(provide(backend))
     except NotBegunError:
         return []
+    except Exception as error:
+        package = type(framework_of(backend)).__module__.partition(".")[0]
+        told = _tell(f"provision.{provide.__name__} of {package} fails", error, package)
+        raise pytest.Collector.CollectError(told) from error
 
 
 class NotProvidedError(Exception):
@@ -384,9 +391,13 @@ def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        place = find_place(error, name.partition(".")[0])
-        problem = f"{name} fails to import: {type(error).__name__}: {error}{place}"
-        raise pytest.UsageError(problem) from error
+        told = _tell(f"{name} fails to import", error, name.partition(".")[0])
+        raise pytest.UsageError(told) from error
+
+
+def _tell(what: str, error: Exception, package: str) -> str:
+    """Return an error of an author's function in one line, with its place."""
+    return f"{what}: {type(error).__name__}: {error}{find_place(error, package)}"
 
 
 def _exists(name: str) -> bool:

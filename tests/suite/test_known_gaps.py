@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from d2ldev_conformance.known_gaps import check_cases, read_known_gaps
-from d2ldev_conformance.provision import check_declared
+from d2ldev_conformance.provision import check_declared, composites, list_provided
 from processes import conform, extend_path, make_backend
 
+import d2ldev
 from d2ldev.framework.testing import framework_of
 
 # A backend that counts from 1: it breaks one requirement.
@@ -198,3 +199,16 @@ def test_what_is_wrong_in_a_provision_is_told_in_one_line(make_framework, tmp_pa
         check_declared(framework)
     if "import" in told:
         assert str(caught.value).endswith(f" ({file}:2)")
+
+
+def test_a_function_of_a_provision_that_fails_is_told_with_its_line(make_framework, tmp_path):
+    framework = make_framework("")
+    sys.modules.pop("mine_backend.provision", None)
+    file = tmp_path / "mine_backend" / "provision.py"
+    file.write_text("def composites(backend):\n    return len(0)\n", encoding="utf-8")
+    told = (
+        "provision.composites of mine_backend fails: TypeError: object of type 'int' has no len()"
+    )
+    with pytest.raises(pytest.Collector.CollectError) as caught:
+        list_provided(d2ldev.Backend(framework), composites)
+    assert str(caught.value) == f"{told} ({file}:2)"
