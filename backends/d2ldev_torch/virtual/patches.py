@@ -63,7 +63,8 @@ def _make_storages() -> None:
             return make(cls, *args, device=device, **kwargs)
         index = index_of(native)
         storage = make(cls, *args, device="cpu", **kwargs)
-        return as_virtual(torch.empty(0, dtype=torch.uint8).set_(storage), index).untyped_storage()
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+        return as_virtual(whole, index).untyped_storage()
 
     change_size = storage_type.resize_
 

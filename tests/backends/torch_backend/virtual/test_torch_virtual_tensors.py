@@ -413,6 +413,12 @@ def test_a_model_and_its_optimizer_are_copied_deeply(vgpu):
     assert optimizer.param_groups[0]["params"][0] is net[0].weight
 
 
+def test_a_pickle_is_read_in_a_block(virtual, vgpu):
+    with virtual.on("gpu:0"):
+        x = pickle.loads(pickle.dumps(torch.ones(2, device=vgpu)))
+    assert x.device == vgpu
+
+
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_pickling_keeps_the_device(vgpu, protocol):
     net, _ = train(vgpu)
