@@ -15,7 +15,7 @@ from jax.experimental.sparse import BCOO
 from jax.flatten_util import ravel_pytree
 
 from d2ldev import Device
-from d2ldev.framework.testing import Contents, Orders, wrap_mlps
+from d2ldev.framework.testing import Contents, Orders, array_api_of, wrap_mlps
 
 CANNOT = {
     "gradients": "JAX returns gradients, and keeps none",
@@ -185,9 +185,16 @@ class Scaled:
     factor: float = struct.field(pytree_node=False)
 
 
-def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by a call of the framework's own."""
-    return {"ones": lambda: jnp.ones((2, 2))}
+def own_tensors(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return calls of JAX that return arrays."""
+    return {
+        **array_api_of(jnp),
+        "random": lambda _: jax.random.normal(jax.random.key(0), (2, 2)),
+        "gradient": jax.grad(lambda x: (x * x).sum()),
+        "map": jax.vmap(lambda row: row * 2.0),
+        "compile": jax.jit(lambda x: x * 2.0),
+        "update": lambda x: x.at[0].set(7.0),
+    }
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

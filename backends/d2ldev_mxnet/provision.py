@@ -8,7 +8,7 @@ from typing import Any
 
 from d2ldev import Device
 from d2ldev.framework import Tensor
-from d2ldev.framework.testing import Contents, Orders, wrap_mlps
+from d2ldev.framework.testing import Contents, Orders, array_api_of, wrap_mlps
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import NumPyBlock, NumPySequential, initialise
 
@@ -18,7 +18,11 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "AdaGrad": ("adagrad", {"learning_rate": 0.1}),
 }
 
-CANNOT = {"composites": "MXNet's arrays are in Python's own containers, and in no other"}
+CANNOT = {
+    "composites": "MXNet's arrays are in Python's own containers, and in no other",
+    "triu": "mxnet.numpy 1.9 has no triu",
+    "update": "MXNet writes into its arrays, and has no call that returns a changed one",
+}
 
 
 class Everything(mx.gluon.Block):
@@ -52,9 +56,36 @@ class Everything(mx.gluon.Block):
         self.layers = [unregistered]
 
 
-def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by a call of the framework's own."""
-    return {"ones": lambda: mx.np.ones((2, 2))}
+def own_tensors(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return calls of MXNet that return arrays."""
+
+    def differentiate(x: Tensor) -> Tensor:
+        x.attach_grad()
+        with mx.autograd.record():
+            y = (x * x).sum()
+        y.backward()
+        return x.grad
+
+    def double(x: Tensor, states: Any = ()) -> Any:
+        return x * 2.0, states
+
+    def map_rows(x: Tensor) -> Tensor:
+        return mx.nd.contrib.foreach(double, x.as_nd_ndarray(), [])[0].as_np_ndarray()
+
+    compiled = mx.gluon.nn.HybridLambda(lambda _, x: x * 2.0)
+    compiled.hybridize()
+    return {
+        **array_api_of(mx.np),
+        "asarray": lambda _: mx.np.array([[1.0, 2.0]]),
+        "concat": lambda x: mx.np.concatenate([x, x]),
+        "from_dlpack": lambda x: mx.nd.from_dlpack(
+            mx.nd.to_dlpack_for_read(x.as_nd_ndarray())
+        ).as_np_ndarray(),
+        "random": lambda _: mx.np.random.normal(size=(2, 2)),
+        "gradient": differentiate,
+        "map": map_rows,
+        "compile": compiled,
+    }
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

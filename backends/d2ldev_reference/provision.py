@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import array_api_strict as xp
 
 from d2ldev import Device
+from d2ldev.framework.testing import array_api_of
 
 _WITHOUT_LAYERS = (
     *("networks", "networks_with_batch_norm", "freezables", "loops", "own_optimizers"),
@@ -22,15 +24,25 @@ CANNOT = {
     "gradients": "array-api-strict has no gradients",
     "composites": "array-api-strict has no containers of arrays",
     "hostile_tensors": "array-api-strict has no arrays but dense ones",
+    "random": "array-api-strict draws no numbers",
+    **dict.fromkeys(
+        ("gradient", "map", "compile", "update"), "array-api-strict transforms no functions"
+    ),
 }
 
 
-def own_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by a call of the framework's own.
+def own_tensors(backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return calls of array-api-strict that return arrays.
 
-    The call names the device of the block: nothing can set array-api-strict's default device.
+    Some name the device of the block: nothing can set array-api-strict's default device.
     """
-    return {"ones": lambda: xp.ones((2, 2), device=backend.zeros(0).device)}
+
+    def there(name: str) -> Callable[..., Any]:
+        return lambda *args: getattr(xp, name)(*args, device=backend.zeros(0).device)
+
+    names = ("arange", "asarray", "empty", "eye", "full", "linspace", "ones", "zeros")
+    creations = SimpleNamespace(**{name: there(name) for name in names})
+    return {**array_api_of(xp), **array_api_of(creations)}
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -11,9 +11,12 @@ import tensorflow as tf
 
 from d2ldev import Device
 from d2ldev.framework import Tensor
-from d2ldev.framework.testing import Contents, Orders, wrap_mlps
+from d2ldev.framework.testing import Contents, Orders, array_api_of, wrap_mlps
 
-CANNOT = {"gradients": "TensorFlow's tapes return gradients, and no variable keeps one"}
+CANNOT = {
+    "gradients": "TensorFlow's tapes return gradients, and no variable keeps one",
+    "full_like": "TensorFlow has no full_like; that of its NumPy fills a new tensor, as tf.fill",
+}
 
 _OPTIMIZERS = {
     "SGD with momentum": partial(keras.optimizers.SGD, 0.1, momentum=0.9),
@@ -157,9 +160,30 @@ class Line(keras.Model):
         return keras.optimizers.SGD(self.lr)
 
 
-def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by one of the framework's own functions."""
-    return {"ones": lambda: tf.ones((2, 2))}
+def own_tensors(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return calls of TensorFlow that return tensors."""
+
+    def differentiate(x: Tensor) -> Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(x * x)
+        return tape.gradient(y, x)
+
+    dlpack = tf.experimental.dlpack
+    return {
+        **array_api_of(tf.experimental.numpy),
+        **array_api_of(tf),
+        "from_dlpack": lambda x: dlpack.from_dlpack(dlpack.to_dlpack(x)),
+        "random": lambda _: tf.random.normal((2, 2)),
+        "gradient": differentiate,
+        "map": lambda x: tf.vectorized_map(_double, x),
+        "compile": tf.function(_double),
+        "update": lambda x: tf.tensor_scatter_nd_update(x, [[0]], [[7.0, 7.0]]),
+    }
+
+
+def _double(x: Tensor) -> Tensor:
+    return x * 2.0
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

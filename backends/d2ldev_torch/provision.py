@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from d2ldev import Device
 from d2ldev.framework import Tensor
-from d2ldev.framework.testing import Contents, Orders, wrap_mlps
+from d2ldev.framework.testing import Contents, Orders, array_api_of, wrap_mlps
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -46,9 +46,16 @@ def _of_two_groups(*parameters: torch.nn.Parameter) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=0.2, momentum=0.9, nesterov=True)
 
 
-def own_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
-    """Return a builder of a tensor by one of the framework's own functions."""
-    return {"ones": lambda: torch.ones(2, 2)}
+def own_tensors(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return calls of torch that return tensors."""
+    return {
+        **array_api_of(torch),
+        "random": lambda _: torch.rand(2, 2),
+        "gradient": torch.func.grad(lambda x: (x * x).sum()),
+        "map": torch.func.vmap(lambda row: row * 2.0),
+        "compile": torch.compile(lambda x: x * 2.0, backend="eager"),
+        "update": lambda x: torch.select_scatter(x, x[1], 0, 0),
+    }
 
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

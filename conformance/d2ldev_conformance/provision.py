@@ -19,6 +19,8 @@ import pytest
 from d2ldev import Backend, Device
 from d2ldev.framework import Framework, NotBegunError
 from d2ldev.framework.testing import (
+    CREATIONS,
+    DERIVATIONS,
     Builders,
     Classifiers,
     Contents,
@@ -30,12 +32,11 @@ from d2ldev.framework.testing import (
 from d2ldev.registry.loading import find_place
 
 MODULE_OF_KIND = {
-    "hostile_tensors": "tensors",
+    **dict.fromkeys(("hostile_tensors", "own_tensors"), "tensors"),
     **dict.fromkeys(("buffers", "gradients", "ties", "optimizer_states", "loops"), "models"),
     **dict.fromkeys(
         ("composites", "models_with_permutations", "parameter_orders", "views"), "files"
     ),
-    "own_tensors": "strict",
     **dict.fromkeys(
         (
             *("networks", "networks_with_batch_norm", "freezables", "own_optimizers"),
@@ -269,13 +270,35 @@ def modules(backend: Backend) -> Mapping[str, Callable[[Device, float], Any]]:
     return _call_provision(backend, "modules")
 
 
-def own_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
-    """Return builders of tensors of shape ``(2, 2)`` and the default float dtype, by name.
+def own_tensors(backend: Backend) -> Mapping[str, Callable[[Any], Any]]:
+    """Return calls of the framework's own that return tensors: ``CREATIONS``, ``DERIVATIONS``.
 
-    They are made by calls of the framework's own, inside of a block ``backend.on(device)``. The
-    calls name no device, if the framework has a default one that can be set.
+    A call takes a float tensor of shape ``(2, 2)``, and returns a tensor or a sequence of them.
+    Those of ``CREATIONS`` ignore their argument, and ``ones`` is of the same shape. They name no
+    device, if the framework has a default one that can be set. ``array_api_of`` returns the calls
+    that a module has under the array API standard's names. There may be more than those of
+    ``DERIVATIONS``. ``CANNOT`` says, by the name of a call, why it is not given.
     """
     return _call_provision(backend, "own_tensors")
+
+
+def take_own_call(backend: Backend, name: str) -> Callable[[Any], Any]:
+    """Return a call of ``own_tensors``.
+
+    Args:
+        backend: the backend under test.
+        name: of the call.
+
+    Raises:
+        NotBegunError: if it is missing, and ``CANNOT`` does not say why.
+        NotProvidedError: if ``CANNOT`` says why.
+    """
+    reasons = _inabilities(backend)
+    if (reason := reasons.get(name, reasons.get("own_tensors"))) is not None:
+        raise NotProvidedError(f"the {backend.name} backend has no such call: {reason}")
+    if (call := own_tensors(backend).get(name)) is None:
+        raise NotBegunError(f"provision.own_tensors: {name!r}")
+    return call
 
 
 def hostile_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
@@ -349,12 +372,13 @@ def check_declared(framework: Framework) -> None:
     """Check the names in ``provision.CANNOT``.
 
     Raises:
-        pytest.UsageError: if the module has no function of a name, or fails to import.
+        pytest.UsageError: if the suite asks for no such name, or the module fails to import.
     """
     declared: Mapping[str, str] = _find(framework, "CANNOT") or {}
+    known = (*MODULE_OF_KIND, *CREATIONS, *DERIVATIONS)
     for name in declared:
-        if name not in MODULE_OF_KIND:
-            (near,) = get_close_matches(name, MODULE_OF_KIND, n=1, cutoff=0)
+        if name not in known:
+            (near,) = get_close_matches(name, known, n=1, cutoff=0)
             raise pytest.UsageError(
                 f"CANNOT in provision has {name!r}, which the suite does not ask for; the nearest "
                 f"is {near!r}"

@@ -8,6 +8,7 @@ functions.
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.contract import Framework
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from d2ldev._backend import Backend
 
 __all__ = [
+    "CREATIONS",
+    "DERIVATIONS",
     "MODULES",
     "Builders",
     "Classifiers",
@@ -25,6 +28,7 @@ __all__ = [
     "Freezables",
     "Loops",
     "Orders",
+    "array_api_of",
     "check_conformance",
     "framework_of",
     "wrap_mlps",
@@ -68,6 +72,60 @@ Orders = Mapping[
 The first takes the order of the optimizer's parameters, a seed and a device: ``'ac'``, ``'ca'``, or
 ``'a'`` for an optimizer of one. The second returns the tensors of the optimizer for each parameter.
 """
+
+
+CREATIONS = (
+    *("arange", "asarray", "empty", "eye", "full", "linspace", "ones", "zeros"),  # array API
+    "random",  # any function that draws
+)
+"""The calls of ``provision.own_tensors`` that make a tensor of nothing."""
+
+DERIVATIONS = (
+    *("empty_like", "from_dlpack", "full_like", "meshgrid", "ones_like", "tril", "triu"),
+    *("zeros_like",),  # array API, as those before
+    "gradient",  # of a function of the tensor
+    "map",  # a function that is mapped over rows: ``vmap``
+    "compile",  # a compiled function of the tensor, such as ``jit`` returns
+    "update",  # the tensor with other values in a part: ``x.at[0].set(7.0)``
+)
+"""The calls of ``provision.own_tensors`` that make a tensor of another one."""
+
+_ARRAY_API: dict[str, Callable[[Any, Any], Any]] = {
+    "arange": lambda xp, _: xp.arange(4),
+    "asarray": lambda xp, _: xp.asarray([[1.0, 2.0]]),
+    "empty": lambda xp, _: xp.empty((2, 2)),
+    "eye": lambda xp, _: xp.eye(2),
+    "full": lambda xp, _: xp.full((2, 2), 7.0),
+    "linspace": lambda xp, _: xp.linspace(0.0, 1.0, 4),
+    "ones": lambda xp, _: xp.ones((2, 2)),
+    "zeros": lambda xp, _: xp.zeros((2, 2)),
+    "empty_like": lambda xp, x: xp.empty_like(x),
+    "from_dlpack": lambda xp, x: xp.from_dlpack(x),
+    "full_like": lambda xp, x: xp.full_like(x, 7.0),
+    "meshgrid": lambda xp, x: xp.meshgrid(x[0, :], x[0, :], indexing="xy"),
+    "ones_like": lambda xp, x: xp.ones_like(x),
+    "tril": lambda xp, x: xp.tril(x),
+    "triu": lambda xp, x: xp.triu(x),
+    "zeros_like": lambda xp, x: xp.zeros_like(x),
+    "concat": lambda xp, x: xp.concat([x, x], axis=0),
+    "matmul": lambda xp, x: xp.matmul(x, x),
+    "reshape": lambda xp, x: xp.reshape(x, (4,)),
+    "stack": lambda xp, x: xp.stack([x, x]),
+    "sum": lambda xp, x: xp.sum(x),
+    "where": lambda xp, x: xp.where(x > 0, x, x),
+}
+
+
+def array_api_of(xp: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return calls of a framework's own functions, by their names, for ``provision.own_tensors``.
+
+    They are the creation functions of the array API standard, and some that take tensors. A
+    function that the framework does not have under the standard's name is left out.
+
+    Args:
+        xp: the module, or the class, that has the functions: ``jax.numpy``.
+    """
+    return {name: partial(call, xp) for name, call in _ARRAY_API.items() if hasattr(xp, name)}
 
 
 def framework_of(backend: "Backend[Any, Any]") -> Framework:

@@ -167,6 +167,15 @@ def test_no_kind_of_object_is_missing_in_silence(reference, monkeypatch, kind):
     assert caught.value.method == f"provision.{kind}"
 
 
+def test_a_call_of_the_framework_is_given_or_refused_with_a_reason(reference, monkeypatch):
+    assert provision.take_own_call(reference, "ones")(None).shape == (2, 2)
+    with pytest.raises(provision.NotProvidedError, match="draws no numbers"):
+        provision.take_own_call(reference, "random")
+    monkeypatch.setattr("d2ldev_reference.provision.own_tensors", lambda backend: {})
+    with pytest.raises(NotBegunError, match="'ones'"):
+        provision.take_own_call(reference, "ones")
+
+
 def test_a_module_that_is_not_there_is_refused_with_those_that_are(small):
     done = conform(small(), "mine", *only("rooms"))
     assert done.returncode == 4

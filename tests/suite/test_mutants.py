@@ -16,6 +16,7 @@ from d2ldev_conformance.suite.devices import test_computing_devices
 from mutants import MUTANTS, Crashing, Hanging
 from mutants.card import Card
 from mutants.devices.devices import TakesNegativeIndices
+from mutants.labelled import Labelled
 from mutants.lazy import Lazy
 from mutants.leaks import Following
 from mutants.models import WithObjects
@@ -33,11 +34,13 @@ OF_OBJECTS = sorted(
 """The requirements of models that take attributes, as those of ``Lazy`` do not."""
 OF_LEAKS = sorted({requirement for mutant, requirement in CAUGHT if issubclass(mutant, Following)})
 """The requirements of backends that follow what a framework makes, as ``Lazy`` does not."""
+OF_LABELS = sorted({requirement for mutant, requirement in CAUGHT if issubclass(mutant, Labelled)})
+"""The requirements whose calls the reference backend lacks: ``Lazy`` declares it."""
 OF_CARDS = {requirement for mutant, requirement in CAUGHT if issubclass(mutant, Card)}
 """The requirements that are skipped on virtual GPUs, as those of ``Lazy`` are."""
 BY_DAY = sorted(
     {requirement for mutant, requirement in CAUGHT if not mutant.is_nightly}
-    - {*OF_OBJECTS, *OF_LEAKS, *OF_CARDS}
+    - {*OF_OBJECTS, *OF_LEAKS, *OF_LABELS, *OF_CARDS}
 )
 AT_NIGHT = sorted({requirement for mutant, requirement in CAUGHT if mutant.is_nightly})
 OF_MACHINES = "processes.train-on-two-machines"
@@ -154,6 +157,10 @@ def test_a_sound_backend_passes_what_is_required_of_models_with_attributes(outco
 
 def test_a_sound_backend_passes_what_is_required_of_one_that_follows(outcomes):
     assert outcomes(Following, OF_LEAKS) == dict.fromkeys(OF_LEAKS, "passed")
+
+
+def test_a_sound_backend_passes_what_is_required_of_labels(outcomes):
+    assert outcomes(Labelled, OF_LABELS) == dict.fromkeys(OF_LABELS, "passed")
 
 
 def test_a_sound_backend_passes_what_is_required_of_hardware(outcomes):

@@ -13,7 +13,7 @@ import pytest
 import d2ldev
 from d2ldev import Backend, Device, settings
 from d2ldev.contract.abilities import require
-from d2ldev.framework.testing import framework_of
+from d2ldev.framework.testing import CREATIONS, DERIVATIONS, framework_of
 from d2ldev.options import LossName
 from d2ldev_conformance.leaks import LeakError, children_use, detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
@@ -40,6 +40,7 @@ from d2ldev_conformance.provision import (
     networks_with_batch_norm,
     optimizer_states,
     own_optimizers,
+    own_tensors,
     parameter_orders,
     samples,
     ties,
@@ -105,6 +106,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("place", places, indirect=True)
     if "route" in metafunc.fixturenames:
         metafunc.parametrize("route", ROUTES, indirect=True)
+    if "derivation" in metafunc.fixturenames:
+        given = list_provided(backend_under_test(metafunc.config), own_tensors)
+        others = [name for name in given if name not in (*CREATIONS, *DERIVATIONS)]
+        metafunc.parametrize("derivation", [*DERIVATIONS, *others])
     for argument, provide in PROVIDED.items():
         if argument in metafunc.fixturenames:
             missing = pytest.mark.not_provided(provide.__name__)

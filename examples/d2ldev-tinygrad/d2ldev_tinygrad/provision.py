@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from d2ldev.framework.testing import Builders, Contents, Freezables, Loops
-from tinygrad import Tensor, nn
+from d2ldev.framework.testing import Builders, Contents, Freezables, Loops, array_api_of
+from tinygrad import Tensor, TinyJit, nn
 from tinygrad.helpers import Context
 
 from d2ldev_tinygrad.models import Model
 from d2ldev_tinygrad.training import AdaGrad
 
 CANNOT = {
+    **dict.fromkeys(
+        ("arange", "asarray", "empty", "eye", "full", "linspace", "random", "zeros"),
+        "tinygrad's default device has no number: a call names another device",
+    ),
+    "from_dlpack": "tinygrad has no DLPack",
+    "map": "tinygrad maps no functions over rows",
+    "update": "tinygrad writes into the tensor",
     "models_with_losses": "the models of this backend return a tensor",
     "attention_models": "every tensor in an attribute of a model is one of its weights",
     "models_with_branches": "Tensor.gradient needs all parameters of a model in the loss",
@@ -137,8 +144,13 @@ def hostile_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:
     }
 
 
-def own_tensors(backend: Any) -> Mapping[str, Callable[[], Any]]:
-    return {"sum": lambda: backend.zeros((2, 2)) + 1}
+def own_tensors(backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    return {
+        **array_api_of(Tensor),
+        "ones": lambda _: backend.zeros((2, 2)) + 1,
+        "gradient": lambda x: (x * x).sum().gradient(x)[0],
+        "compile": TinyJit(lambda x: (x * 2.0).realize()),
+    }
 
 
 def networks(backend: Any) -> Builders:

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 import d2ldev
-from d2ldev_conformance.provision import check_provided, own_tensors
+from d2ldev_conformance.provision import take_own_call
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
 
@@ -53,13 +53,12 @@ def library(tmp_path):
 @pytest.fixture
 def find(backend):
     """Return what finds the leaks of a function of a tensor, the tensor, and the result."""
-    check_provided(backend, "own_tensors")
-    make = next(iter(own_tensors(backend).values()))
+    make = take_own_call(backend, "ones")
     device = backend.devices()[-1]
 
     def run(function):
         with d2ldev.find_leaks(device, tests=[__file__], backend=backend) as leaks:
-            x = make()
+            x = make(None)
             result = function(backend, x)
         return leaks, x, result
 
@@ -110,11 +109,11 @@ def test_a_function_that_hands_its_input_to_numpy_fails_no_test(find, library):
 @requirement("leaks.end-with-the-block", section=SECTION)
 def test_after_the_block_nothing_is_followed(backend, find, library):
     """Report nothing after the block, and leave the framework's default device as it was."""
-    make = next(iter(own_tensors(backend).values()))
-    before = backend.device_of(make())
+    make = take_own_call(backend, "ones")
+    before = backend.device_of(make(None))
     leaks, _, _ = find(library.leave)
     number = len(leaks)
     with suppress(Exception):  # array-api-strict refuses it also without a block
-        library.leave(backend, backend.to(make(), backend.devices()[-1]))
+        library.leave(backend, backend.to(make(None), backend.devices()[-1]))
     assert len(leaks) == number
-    assert backend.device_of(make()) is before
+    assert backend.device_of(make(None)) is before

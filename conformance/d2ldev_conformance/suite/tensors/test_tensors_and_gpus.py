@@ -7,7 +7,9 @@ noticed by the framework.
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -51,12 +53,36 @@ def test_an_object_that_is_not_a_tensor_has_no_dtype_and_no_address(backend, val
             method(value)
 
 
+# What some framework refuses.
+OPERATIONS = {
+    "for row in x": list,
+    "x[0]": lambda x: [x[0]],
+    "x[:1]": lambda x: [x[:1]],
+    "x[..., 0]": lambda x: [x[..., 0]],
+    "x[None]": lambda x: [x[None]],
+    "x[x > 0.5]": lambda x: [x[x > 0.5]],
+    "abs(x)": lambda x: [abs(x)],
+    "x == 1.0": lambda x: [x == 1.0],
+    "x.T": lambda x: [x.T],
+    "x += 1.0": lambda x: [operator.iadd(x, 1.0)],
+}
+
+
 @requirement("query.result-is-where-the-operands-are", section=SECTION, source="D2L")
 def test_an_operation_runs_where_its_operands_are(backend, place):
-    """Leave the result of an operation on the device of its operands."""
+    """Leave the result of an operation on the device of its operands.
+
+    Operations are arithmetic, comparisons, indexing and iteration over rows. The framework may
+    refuse some of them.
+    """
     x = backend.ones((3, 3), device=place)
-    results = [x + x, x * 2.0, x @ x, -x, x[0, :]]
+    results = [x + x, x * 2.0, x @ x, -x, x[0, :], x + 1, x > 0.5]
     assert [backend.device_of(result) for result in results] == [place] * len(results)
+    found = {}
+    for name, operate in OPERATIONS.items():
+        with suppress(Exception):
+            found[name] = {backend.device_of(result) for result in operate(x)}
+    assert found == {name: {place} for name in found}
 
 
 @requirement("query.result-is-right", section=SECTION)
