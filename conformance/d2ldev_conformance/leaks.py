@@ -31,7 +31,7 @@ from d2ldev import settings
 from d2ldev.framework.testing import MODULES
 from d2ldev.registry import selection as registry
 from d2ldev.scopes import every_scopes
-from d2ldev_conformance.provision import find_lasting_threads
+from d2ldev_conformance.provision import find_lasting
 
 # pytest says in it which test is running, and which phase of it.
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
@@ -120,7 +120,14 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
                 leaks.append(f"the working directory was changed to {_current_directory()}")
             for kind, directory in inside.items():
                 for path in sorted({*directory.rglob("*")} - before):
-                    leaks.append(f"a file in the {kind} directory: {path.relative_to(directory)}")
+                    name = path.relative_to(directory).as_posix()
+                    leak = f"a file in the {kind} directory: {name}"
+                    if kind == "temporary":
+                        if _lasts(name, "LASTING_FILES"):
+                            continue
+                        leak += ". Name a file that the framework keeps as long as the process in "
+                        leak += "provision.LASTING_FILES, with * for any text"
+                    leaks.append(leak)
                     if path.is_dir() and not path.is_symlink():
                         shutil.rmtree(path, ignore_errors=True)
                     else:
@@ -184,18 +191,18 @@ def threads(leaks: list[str]) -> Iterator[None]:
             if thread in before or isinstance(thread, threading._DummyThread):
                 continue
             thread.join(_GRACE)
-            if thread.is_alive() and not _lasts(thread):
+            if thread.is_alive() and not _lasts(thread.name, "LASTING_THREADS"):
                 fix = "Name a thread that the framework ends with the process in "
                 fix += "provision.LASTING_THREADS, with * for numbers"
                 leaks.append(f"the thread {thread.name!r} is still running. {fix}")
 
 
-def _lasts(thread: threading.Thread) -> bool:
-    """Return whether a thread is one that a framework in use never ends."""
+def _lasts(name: str, what: str) -> bool:
+    """Return whether a framework in use keeps what has this name as long as the process."""
     return any(
-        fnmatchcase(thread.name, pattern)
+        fnmatchcase(name, pattern)
         for framework in registry.list_loaded_frameworks()
-        for pattern in find_lasting_threads(framework)
+        for pattern in find_lasting(framework, what)
     )
 
 

@@ -306,12 +306,18 @@ def hostile_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
     return _call_provision(backend, "hostile_tensors")
 
 
-def find_lasting_threads(framework: Framework) -> Collection[str]:
-    """Return the names of threads that end with the process: ``provision.LASTING_THREADS``.
+def find_lasting(framework: Framework, what: str) -> Collection[str]:
+    """Return the names of what lasts as long as the process; a name may have wildcards.
 
-    A name may have wildcards: ``'Thread-* (_handle_workers)'``.
+    ``provision.LASTING_THREADS`` has names of threads: ``'Thread-* (_handle_workers)'``.
+    ``provision.LASTING_FILES`` has paths in the temporary folder: ``'kernel-*'``, where the star
+    stands for slashes, too.
+
+    Args:
+        framework: whose module ``provision`` is asked.
+        what: ``'LASTING_THREADS'`` or ``'LASTING_FILES'``.
     """
-    names: Collection[str] = _find(framework, "LASTING_THREADS") or ()
+    names: Collection[str] = _find(framework, what) or ()
     return names
 
 

@@ -39,6 +39,7 @@ class Tensors(ABC):
         plain_types: the classes of other values of the framework that stay in a batch: dtypes,
             devices.
         dtype_names: the dtypes that tensors can have, by name. A property where that may change.
+            A framework that makes float32 of NumPy's float64 leaves ``'float64'`` out.
         own_methods: the names of two methods, if the framework has such a convention. ``to`` calls
             the first, ``method(native)``, to move an object that is not a container. ``copy`` calls
             the second, without an argument.

@@ -24,7 +24,8 @@ class LiveTensor(NamedTuple):
         made: the lines that made it, ``'file:line'``, the outermost first. Lines of d2ldev and of
             the framework are left out. The last one is the user's, if the trace is deep enough.
             Empty unless Python traced memory then, by ``tracemalloc.start(50)`` or
-            ``PYTHONTRACEMALLOC=50``.
+            ``PYTHONTRACEMALLOC=50``. Of an object whose memory the framework reuses, they are those
+            of the first object there, or none.
 
     >>> X = backend.ones((500, 3), device='gpu:0')
     >>> [x.nbytes for x in backend.live_tensors('gpu:0') if x.shape == (500, 3)]

@@ -64,7 +64,7 @@ LEAKS = {
     ),
     "a file in the temporary directory": (
         ["import os, tempfile", "os.close(tempfile.mkstemp(suffix='.left')[0])"],
-        "a file in the temporary directory: *.left",
+        "a file in the temporary directory: *.left. Name a file *provision.LASTING_FILES, *",
     ),
     "a file that another process leaves in the temporary directory": (
         [
@@ -72,7 +72,7 @@ LEAKS = {
             "code = 'import tempfile; tempfile.mkdtemp(suffix=\".left\")'",
             "subprocess.run([sys.executable, '-c', code], check=True)",
         ],
-        "a file in the temporary directory: *.left",
+        "a file in the temporary directory: *.left. Name a file *provision.LASTING_FILES, *",
     ),
     "another working directory": (
         ["import os", "os.chdir(tmp_path)"],
@@ -174,6 +174,19 @@ def test_a_test_passes_whose_thread_is_one_that_the_framework_never_ends(run_tes
     result.assert_outcomes(passed=1)
 
 
+def test_a_test_passes_whose_file_is_one_that_the_framework_keeps(run_test, pytester):
+    result = run_test(
+        "import pathlib, tempfile",
+        "from d2ldev_reference import provision",
+        "provision.LASTING_FILES = ['kernels*']",
+        "folder = pathlib.Path(tempfile.gettempdir(), 'kernels-1')",
+        "folder.mkdir()",
+        "(folder / 'add.so').touch()",
+        how=pytester.runpytest_subprocess,  # where what is declared ends with its process
+    )
+    result.assert_outcomes(passed=1)
+
+
 def test_the_test_after_one_that_leaks_finds_an_empty_folder(pytester):
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(
@@ -208,7 +221,8 @@ def test_a_file_from_before_a_test_is_not_its_own_and_stays(tmp_path):
     (tmp_path / "temporary" / "of-a-fixture").touch()
     with pytest.raises(LeakError) as raised, detect_leaks(folder=tmp_path):
         (tmp_path / "temporary" / "of-the-test").touch()
-    assert raised.value.leaks == ("a file in the temporary directory: of-the-test",)
+    (leak,) = raised.value.leaks
+    assert leak.startswith("a file in the temporary directory: of-the-test. ")
     assert [path.name for path in (tmp_path / "temporary").iterdir()] == ["of-a-fixture"]
 
 

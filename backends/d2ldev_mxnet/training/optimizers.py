@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from d2ldev import UnsupportedValueError
@@ -19,7 +20,20 @@ from d2ldev.framework import (
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 
-class AdamW(mx.optimizer.Adam):
+class Adam(mx.optimizer.Adam):
+    """Adam that adds epsilon to the corrected root, as Kingma and Ba (2015) do.
+
+    MXNet adds it before it corrects the root.
+    """
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Take a step of one parameter, with the epsilon that MXNet has to be given for it."""
+        steps = self._index_update_count.get(index, self.begin_num_update) + 1
+        self.epsilon = ADAM_EPSILON * math.sqrt(1 - self.beta2**steps)
+        super().update(index, weight, grad, state)
+
+
+class AdamW(Adam):
     """Adam that shortens the weights beside its step; MXNet 1.9.1 adds that to the gradient."""
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -28,11 +42,11 @@ class AdamW(mx.optimizer.Adam):
         super().update(index, weight, grad, state)
 
 
-_ADAM = {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}
+_ADAM = {"beta1": BETAS[0], "beta2": BETAS[1]}
 _OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
     "sgd": (mx.optimizer.SGD, {}),
     "momentum": (mx.optimizer.SGD, {"momentum": MOMENTUM}),
-    "adam": (mx.optimizer.Adam, _ADAM),
+    "adam": (Adam, _ADAM),
     "adamw": (AdamW, _ADAM),
     # MXNet adds it inside the root.
     "adagrad": (mx.optimizer.AdaGrad, {"eps": ADAGRAD_EPSILON**2}),

@@ -20,7 +20,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": MOMENTUM}),
     "adam": ("Adam", _ADAM),
-    "adamw": ("AdamW", {**_ADAM, "weight_decay": WEIGHT_DECAY}),
+    "adamw": ("Adam", {**_ADAM, "weight_decay": WEIGHT_DECAY, "name": "adamw"}),
     # Keras adds epsilon inside the root.
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
@@ -34,8 +34,11 @@ def make_optimizer(settings: TrainingSettings) -> Any:
     if optimizer is None:
         return None
     if isinstance(optimizer, str) and optimizer in _OPTIMIZERS:
+        from d2ldev_tensorflow.training.adam import Adam
+
         name, options = _OPTIMIZERS[optimizer]
-        optimizer = getattr(keras.optimizers, name)(settings.lr, **options)
+        cls = Adam if name == "Adam" else getattr(keras.optimizers, name)
+        optimizer = cls(settings.lr, **options)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise optimizer_refusal(
             optimizer,

@@ -197,8 +197,9 @@ def missing(backend: Backend) -> Device:
 
 @pytest.fixture
 def other_float(backend: Backend) -> str:
-    """A floating dtype that is not the default one."""
-    return next(name for name in ("float64", "float16") if name in backend.dtype_names)
+    """A floating dtype that is not the default one; float32 where the framework has no other."""
+    names = ("float64", "float16", "bfloat16")
+    return next((name for name in names if name in backend.dtype_names), "float32")
 
 
 @pytest.fixture(autouse=True)

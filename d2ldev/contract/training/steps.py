@@ -36,7 +36,10 @@ MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
 """The decay of the means that ``'adam'`` and ``'adamw'`` keep: of gradients, and of squares."""
 ADAM_EPSILON = 1e-8
-"""The number that ``'adam'`` and ``'adamw'`` add outside the root."""
+"""The number that ``'adam'`` and ``'adamw'`` add to the root of the corrected mean of squares.
+
+A framework that adds it before the correction is given ``ADAM_EPSILON * sqrt(1 - BETAS[1]**step)``.
+"""
 WEIGHT_DECAY = 0.01
 """The fraction of the learning rate by which ``'adamw'`` shortens each parameter in a step."""
 ADAGRAD_EPSILON = 1e-10
@@ -54,7 +57,7 @@ class TrainingSettings(NamedTuple):
         loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, ``'model'``, or a function or an object,
             ``(prediction, y) -> scalar tensor``. Its first parameter may have the name of a
             target, such as ``y_true``, and then the second is the prediction. It may return a
-            ``WeightedLoss``. ``'mse'`` is the mean of the squared errors. ``'cross_entropy'`` is
+            ``WeightedLoss``. ``'mse'`` is the mean of all squared errors. ``'cross_entropy'`` is
             the mean over all valid labels, 0 if there are none, without a wait for the device. It
             takes integers of shape ``(n, ...)`` and logits of shape ``(n, ..., classes)``.
             ``'bce'`` is the mean

@@ -27,6 +27,7 @@ from d2ldev.framework.testing import framework_of
 from d2ldev.training.functions import output_refusal
 
 samples = provision.samples
+LASTING_FILES = ("mutant-kernels*",)
 CANNOT = {"hostile_tensors": provision.CANNOT["hostile_tensors"]}
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import tempfile
+import weakref
+from pathlib import Path
 from typing import ClassVar
 
 from reference_backend import ReferenceTensors
@@ -147,3 +151,72 @@ class CompilesOnce(Sound, passes=["runs.second-fit-compiles-nothing"]):
             if key not in self.framework.traced:
                 self.framework.traced[key] = super()._loss(prediction, y)
             return self.framework.traced[key]
+
+
+class CompilesIntoTheTemporaryFolder(Sound, passes=["create.conversion", "mlp.seeds"]):
+    """Compiles a kernel into a file when it is first called."""
+
+    class Tensors(ReferenceTensors):
+        def from_data(self, obj, dtype, native):
+            folder = Path(tempfile.gettempdir(), "mutant-kernels")
+            folder.mkdir(exist_ok=True)
+            Path(folder, "from_data.so").touch()
+            return super().from_data(obj, dtype, native)
+
+
+class ReusesObjects(
+    Sound,
+    passes=[
+        "memory.live-tensors",
+        "memory.live-tensors-end-with-the-users-line",
+        "memory.live-tensors-say-where-they-were-made",
+    ],
+):
+    """Takes an object that it has already for three tensors of four, and Python sees no memory."""
+
+    class Tensors(ReferenceTensors):
+        def live(self):
+            return [x for made in self.framework.made if (x := made()) is not None]
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        array = self.tensors.types[0]
+        make, number = array._new.__func__, itertools.count()
+        spare = [object.__new__(array) for _ in range(5000)]
+        self.made = []
+
+        def reuse(cls, x, /, device):
+            new = make(cls, x, device)
+            if next(number) % 4:
+                old = spare.pop()
+                old._array, old._dtype, old._device = new._array, new._dtype, new._device
+                new = old
+            self.made.append(weakref.ref(new))
+            return new
+
+        array._new = classmethod(reuse)
+
+
+class HasNoDoubles(
+    Sound,
+    passes=[
+        "create.empty",
+        "create.from-numpy-scalars",
+        "create.like-another-tensor",
+        "create.like-gives-device-and-dtype",
+        "create.wide-numpy-data",
+        "fit.casts-floats",
+    ],
+):
+    """Makes float32 of NumPy's float64."""
+
+    class Tensors(ReferenceTensors):
+        dtype_names = tuple(
+            name for name in ReferenceTensors.dtype_names if name not in ("float64", "complex128")
+        )
+
+        def from_data(self, obj, dtype, native):
+            found = super().from_data(obj, dtype, native)
+            narrow = {"float64": "float32", "complex128": "complex64"}
+            name = self.dtype_of(found)
+            return self.astype(found, self.dtype(narrow[name])) if name in narrow else found

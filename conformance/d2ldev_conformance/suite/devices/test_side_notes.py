@@ -162,13 +162,11 @@ def test_the_memory_of_the_cpu_is_the_process_s(backend):
 
     Programs watch it to find leaks on the host.
     """
-    backend.empty_cache()  # an allocator may keep free memory of earlier tests
     before = backend.memory("cpu")
     assert 0 < before.used < before.total
-    x = backend.ones(2**24, device="cpu")
-    backend.synchronize()
+    x = np.ones(2**24, "float32")  # a framework may keep free memory of earlier tests
     assert backend.memory("cpu").used > before.used + 2**25
-    assert tuple(x.shape) == (2**24,)
+    assert x.shape == (2**24,)
 
 
 @requirement("memory.empty-cache", section=SECTION)
@@ -211,6 +209,30 @@ def test_live_tensors_are_those_that_are_still_there(backend, place, missing):
         backend.live_tensors(missing)
 
 
+def _find_origins(backend, make):
+    """Return the lines of the tensors that are made while Python traces memory, if they have any.
+
+    A framework may reuse the memory of an object, and then Python sees no new memory. So more and
+    more tensors are made. It skips where Python has seen the memory of none.
+    """
+    made, origins = [], []
+    make()  # the first call imports and compiles, which takes ten times as long while it is traced
+    tracemalloc.start(60)
+    try:
+        for count in (1, 10, 100, 1000):
+            made += [make() for _ in range(count)]
+            living = [live.made for live in backend.live_tensors() if live.shape == (1237,)]
+            origins = [lines for lines in living if lines]
+            if origins:
+                return origins
+        is_seen = any(tracemalloc.get_object_traceback(x) for x in made)
+    finally:
+        tracemalloc.stop()
+    if not is_seen:
+        pytest.skip(f"Python does not see the memory of tensors of {backend.name}")
+    return []
+
+
 @requirement(
     "memory.live-tensors-say-where-they-were-made",
     section=SECTION,
@@ -221,15 +243,16 @@ def test_a_live_tensor_says_which_lines_made_it_if_python_traces_memory(backend,
 
     Only the line leads to the bug.
     """
-    tracemalloc.start(20)
-    try:
-        x = backend.ones(12347, device=place)
-        (live,) = (live for live in backend.live_tensors(place) if live.shape == (12347,))
-    finally:
-        tracemalloc.stop()
-    assert any(line.startswith(f"{__file__}:") for line in live.made)
+    kept = []
+
+    def make():
+        kept.append(backend.ones(1237, device=place))
+        return kept[-1]
+
+    origins = _find_origins(backend, make)
+    assert origins
+    assert all(any(line.startswith(f"{__file__}:") for line in lines) for lines in origins)
     assert {live.made for live in backend.live_tensors(place)} == {()}
-    assert tuple(x.shape) == (12347,)
 
 
 @requirement(
@@ -237,33 +260,22 @@ def test_a_live_tensor_says_which_lines_made_it_if_python_traces_memory(backend,
     section=SECTION,
     source="contract, What fills the GPU?",
 )
-def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
+@pytest.mark.parametrize("made", ["from a list", "by a number", "at random", "copied", "computed"])
+def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place, made):
     """End the lines of a living tensor with the user's own line.
 
     Lines within d2ldev and the framework are the same for all tensors.
     """
-    x = backend.zeros(12347, device=place)
-
-    def make():
-        return [
-            backend.ones(12347, device=place),
-            backend.asarray([2.0] * 12347, device=place),
-            backend.rand(12347, seed=1, device=place),
-            backend.copy(x, place),
-            x + 1,
-        ]
-
-    make()  # the first calls import and compile, which takes ten times as long while it is traced
-    tracemalloc.start(60)
-    try:
-        made = make()
-        found = [live.made for live in backend.live_tensors() if 12347 in live.shape]
-    finally:
-        tracemalloc.stop()
-    traced = [lines for lines in found if lines]
-    assert len(traced) >= len(made)
-    last = {lines[-1].partition(":")[0] for lines in traced}
-    assert last == {__file__}
+    x = backend.zeros(1237, device=place)
+    make = {
+        "from a list": lambda: backend.asarray([2.0] * 1237, device=place),
+        "by a number": lambda: backend.ones(1237, device=place),
+        "at random": lambda: backend.rand(1237, seed=1, device=place),
+        "copied": lambda: backend.copy(x, place),
+        "computed": lambda: x + 1,
+    }[made]
+    origins = _find_origins(backend, make)
+    assert {lines[-1].partition(":")[0] for lines in origins} == {__file__}
 
 
 @requirement("memory.missing-device", section=SECTION)

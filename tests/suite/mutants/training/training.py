@@ -118,14 +118,6 @@ class TakesLogarithmsOfProbabilities(Mutant, caught_by="train.binary-cross-entro
             return loss, error
 
 
-class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gradient"):
-    class Learner(NetworkLearner):
-        def _update_parameter(self, steps, x, gradient, *rest):
-            if self.settings.optimizer == "adamw":
-                self.settings = self.settings._replace(optimizer="adam")
-            return super()._update_parameter(steps, x, gradient + 0.01 * x, *rest)
-
-
 class DecaysUnusedLayers(Mutant, caught_by="train.leaves-unused-parameters"):
     class Learner(NetworkLearner):
         def leave_out(self, layers, unused):

@@ -288,19 +288,6 @@ def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend
     np.testing.assert_allclose(bias, y - 1 / (1 + np.exp(-found)), rtol=1e-5, atol=1e-7)
 
 
-@requirement("train.decays-weights-beside-the-gradient", section=SECTION, source="PyTorch, AdamW")
-def test_adamw_decays_parameters_whose_gradient_is_zero(backend, place):
-    """Decay weights in AdamW also where the gradient is 0."""
-    net = backend.mlp([1, 1], device=place)
-    one, zero = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
-    weight = backend.to_numpy(net(one))
-    learner = backend.learner(net, optimizer="adamw", lr=0.5)
-    for _ in range(STEPS):
-        learner.step((zero,), zero)
-    after = backend.to_numpy(learner.sync()["model"](one))
-    np.testing.assert_allclose(after, weight * (1 - 0.5 * 0.01) ** STEPS, rtol=1e-6)
-
-
 # From inputs of 0 a line learns only its bias, which begins at 0. Its gradient is twice the target.
 @requirement("train.clips-as-torch-does", section=SECTION, source="PyTorch, clip_grad_norm_")
 @pytest.mark.parametrize(
