@@ -32,6 +32,7 @@ ABILITIES = {
     "mlp": "``backend.mlp``",
     "dlpack": "``from_dlpack``",
     "multiply in float32": "``matmul_precision('highest')``",
+    "seed other threads": "``seed`` for the numbers of other threads",
     "train": "``learner``, ``accuracy`` and ``Trainer``",
     "train with a loss of your own": "a function in the place of ``'mse'``",
     "train in bf16": "``precision='bf16'``",
