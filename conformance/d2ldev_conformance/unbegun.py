@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from d2ldev.framework import Framework, NotBegunError, Strict
 from d2ldev.framework.testing import MODULES
-from d2ldev_conformance.provision import MODULE_OF_KIND
 
 GUIDE = "docs/write-a-backend.md"
 """The guide for authors, which has a section for each module."""
+SETUP = "docs/set-up-of-the-suite.md"
+"""The page about the functions of ``provision``."""
 _MODULES_OF_CLASSES = {"Learner": "training", **{module.title(): module for module in MODULES}}
 
 
@@ -48,7 +49,7 @@ def find_unbegun_default(framework: Framework, module: str) -> str:
 
 
 def page_of(method: str, module: str) -> str:
-    """Return the section of the guide about a method.
+    """Return the page about a method, with its section.
 
     Args:
         method: its name in the interface, ``'Models.mlp'``, or a function of ``provision``.
@@ -57,9 +58,9 @@ def page_of(method: str, module: str) -> str:
     >>> page_of("Models.mlp", "training")
     'docs/write-a-backend.md#models'
     """
-    cls, _, name = method.partition(".")
+    cls = method.partition(".")[0]
     if cls == "provision":
-        return f"{GUIDE}#{MODULE_OF_KIND.get(name, module)}"
+        return SETUP
     return f"{GUIDE}#{_MODULES_OF_CLASSES.get(cls, module)}"
 
 

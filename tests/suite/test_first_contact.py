@@ -275,7 +275,7 @@ FROZEN = [*only("training"), "-k", "model_that_is_frozen"]
 
 def test_a_function_that_provision_lacks_is_not_begun(small):
     done = conform(small(), "mine", *FROZEN)
-    page = "(docs/write-a-backend.md#training)"
+    page = "(docs/set-up-of-the-suite.md)"
     assert lines_with(done, f"tests: write provision.untrainable_models {page}")
     assert lines_with(done, " 1 not begun, 0 known gap, 0 cannot, ")
 
