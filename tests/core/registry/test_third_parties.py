@@ -224,7 +224,7 @@ CANNOT = {
     ),
     "another name": (
         "{'fly': 'it has no wings'}",
-        "cannot has 'fly', which is no ability: there are mlp, dlpack, multiply in float32, train,",
+        "cannot has 'fly', which is no ability: there are mlp, dlpack, ",
     ),
     "no reason": ("{'train': ''}", "cannot has 'train' without the reason, a text"),
     "no mapping": ("['train']", "cannot is ['train'], and no mapping from a name to the reason"),
