@@ -152,8 +152,12 @@ def _forget_last_member(_framework: Framework, own: Method) -> Method:
     return lambda obj: list(own(obj))[:-1]
 
 
-def _count_frozen(_framework: Framework, own: Method) -> Method:
-    return lambda obj: [slot._replace(is_trained=slot.role is Role.PARAMETER) for slot in own(obj)]
+def _call_all_trained(_framework: Framework, own: Method) -> Method:
+    counted = (Role.PARAMETER, Role.BUFFER)
+    return lambda obj: [
+        slot._replace(role=Role.PARAMETER, is_trained=True) if slot.role in counted else slot
+        for slot in own(obj)
+    ]
 
 
 def _swap_layers(_framework: Framework, own: Method) -> Method:
@@ -268,10 +272,10 @@ _LIST: Sequence[Mutant] = (
         is_optional=True,
     ),
     Mutant(
-        "models.members-counts-the-frozen",
-        "A frozen parameter is said to be trained.",
-        _count_frozen,
-        ("show.trained-numbers-change", "show.untrained"),
+        "models.members-calls-all-trained",
+        "A running mean and a frozen parameter are said to be trained.",
+        _call_all_trained,
+        ("show.buffers", "show.trained-numbers-change"),
         is_optional=True,
     ),
     Mutant(
