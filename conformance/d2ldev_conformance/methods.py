@@ -170,6 +170,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "query.dtype-": ("dtype_of",),
     "query.dtype-and-address-": ("dtype_of", "address"),
     "query.native-type": (),
+    "query.norm-": (),
     "query.own-calls-": (),
     "query.result-is-right": (),
     "query.result-is-where-": (),

@@ -183,6 +183,19 @@ def test_the_address_of_a_tensor_is_its_own(backend, place):
     assert backend.address(x) != backend.address(y)
 
 
+@requirement("query.norm-is-a-scalar", section="6.7.5", source="D2L")
+def test_the_norm_of_a_matrix_is_a_scalar_where_the_matrix_is(backend, place):
+    """Return the root of the sum of squares from ``Tensors.norm``, a scalar on the device.
+
+    The book's exercises log the norms of products, and compare the times.
+    """
+    x = backend.asarray(np.array([[1, -2], [2, 4]], "float32"), device=place)
+    found = framework_of(backend).tensors.norm(x)
+    assert backend.device_of(found) is place
+    np.testing.assert_allclose(backend.to_numpy(found), np.float32(5), rtol=1e-6)
+    assert tuple(found.shape) == ()
+
+
 @requirement("query.dlpack-shares-numpy-memory", section=SECTION, source="DLPack")
 def test_from_dlpack_takes_over_numpy_memory(backend):
     """Take over NumPy's memory in ``from_dlpack`` without a copy."""

@@ -688,6 +688,12 @@ class HasOneAddress(Mutant, caught_by="query.address"):
             return 4096
 
 
+class AddsUpAbsoluteNumbers(Mutant, caught_by="query.norm-is-a-scalar"):
+    class Tensors(ReferenceTensors):
+        def norm(self, x):
+            return xp.sum(xp.abs(x))
+
+
 class TakesListsThroughDlpack(Mutant, caught_by="query.dlpack-refuses-others"):
     class Backend(Backend):
         def from_dlpack(self, x, /, **options):
