@@ -108,6 +108,12 @@ class Trial:
         after = files[len(files) - files[::-1].index(mutants.__name__) :]
         return not {each.partition(".")[0] for each in after} & {"d2ldev", self._package}
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note tests that cannot be collected with a mutant: no requirement has caught it."""
+        if report.failed and not self._failure:
+            problem = report.longreprtext.strip().rpartition("\n")[2]
+            self._failure = {"requirement": "", "problem": problem, "is_own": True}
+
     def pytest_sessionfinish(self) -> None:
         """Leave what was found."""
         found = {"obstacles": self._obstacles, "failure": self._failure}

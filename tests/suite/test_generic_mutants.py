@@ -204,19 +204,27 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path):
     assert "error: cannot write the report" in done.stderr
 
 
-def test_an_error_of_the_mutant_itself_is_told_apart(tmp_path):
-    # What swaps layers cannot swap the function that ends a block.
+@pytest.mark.parametrize(
+    ("change", "method"),
+    [
+        # What swaps layers cannot swap the function that ends a block.
+        ("files.layers-swaps-two", "strict.refuse_mixing"),
+        # Then the suite cannot list the dtypes to test, which are no method.
+        ("tensors.seed-does-nothing", "tensors.dtype_names"),
+    ],
+)
+def test_an_error_of_the_mutant_itself_is_told_apart(tmp_path, change, method):
     code = f"""
         from dataclasses import replace
         from pathlib import Path
         import d2ldev_conformance, pytest
         from d2ldev_conformance.mutants import MUTANTS
 
-        mutant = replace(MUTANTS["files.layers-swaps-two"], name="strict.refuse_mixing-swaps")
+        mutant = replace(MUTANTS[{change!r}], name="{method}-breaks")
         MUTANTS[mutant.name] = mutant
         suite = Path(d2ldev_conformance.__file__).parent
         arguments = ["--d2ldev-backend=reference", "--d2ldev-mutant", mutant.name, "-qx"]
-        arguments += ["--basetemp={tmp_path / "inner"}", "--d2ldev-only=strict"]
+        arguments += ["--basetemp={tmp_path / "inner"}", "--d2ldev-only={method.partition(".")[0]}"]
         arguments += ["--d2ldev-report={tmp_path}"]
         pytest.main([str(suite), *arguments, "-c", str(suite / "pytest.ini"), "-pno:cacheprovider"])
         show(0)
