@@ -14,8 +14,8 @@ from d2ldev.settings import check_matmul_precision
 def check_cannot(cannot: object) -> str:
     """Return what is wrong with ``Framework.cannot``; empty if nothing is.
 
-    >>> check_cannot({"trian": "it has no gradients"})
-    "cannot has 'trian', which is no ability: did you mean 'train'?"
+    >>> check_cannot({"trains": "it has no gradients"})
+    "cannot has 'trains', which is no ability: did you mean 'train'?"
     """
     if not isinstance(cannot, Mapping):
         return f"cannot is {quote(cannot)}, and no mapping from a name to the reason"

@@ -114,8 +114,8 @@ def test_a_package_without_the_file_has_no_gaps(reference):
         ("[[gap]", "known_gaps.toml cannot be read: "),
         (GAP.replace("[[gap]]", "[[gaps]]"), "known_gaps.toml has gaps, and the name of a row is"),
         (
-            GAP.replace(REQUIREMENT, "create.aranges"),
-            "has 'create.aranges', the id of no requirement; the nearest is create.arange",
+            GAP.replace(REQUIREMENT, "create.arrange"),
+            "has 'create.arrange', the id of no requirement; the nearest is create.arange",
         ),
         (
             GAP.replace(REQUIREMENT, "strict.no-such-id"),
@@ -154,7 +154,7 @@ def test_an_unknown_id_and_a_wrong_case_end_a_run_of_another_module(tmp_path):
     make_backend(tmp_path, source=OFF_BY_ONE.replace("{is_wrong}", "False"))
     file = tmp_path / "mine_backend" / "known_gaps.toml"
     ends = {
-        ("devices", GAP.replace(REQUIREMENT, "create.aranges")): "the nearest is create.arange",
+        ("devices", GAP.replace(REQUIREMENT, "create.arrange")): "the nearest is create.arange",
         (
             "tensors",
             GAP.replace("arguments0", "arguments7"),
@@ -171,7 +171,7 @@ def test_an_unknown_id_and_a_wrong_case_end_a_run_of_another_module(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("create.aranges", "no such requirement: create.aranges; the nearest is create.arange"),
+        ("create.arrange", "no such requirement: create.arrange; the nearest is create.arange"),
         (REQUIREMENT, f"--d2ldev-only leaves out the requirement {REQUIREMENT}"),
     ],
 )

@@ -219,8 +219,8 @@ MADE = (
 )
 CANNOT = {
     "a misspelt name": (
-        "{'trian': 'it has no gradients'}",
-        "cannot has 'trian', which is no ability: did you mean 'train'?",
+        "{'trains': 'it has no gradients'}",
+        "cannot has 'trains', which is no ability: did you mean 'train'?",
     ),
     "another name": (
         "{'fly': 'it has no wings'}",

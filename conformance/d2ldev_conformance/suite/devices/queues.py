@@ -60,14 +60,16 @@ def multiply(x: Any, number: int) -> Any:
 
 
 def seconds_of_products(backend: Backend, x: Any, place: Device, number: int) -> float:
-    """Return how long products of a matrix take, one after the other, until they are done."""
+    """Return how long products of a matrix take, one after the other, until they are done.
+
+    A read of values that need all of the last product waits for them: ``synchronize`` is under
+    test.
+    """
+    column = backend.ones((x.shape[1], 1), device=place)
     backend.synchronize(place)
     begin = time.perf_counter()
-    y = multiply(x, number)
-    backend.synchronize(place)
-    seconds = time.perf_counter() - begin
-    del y
-    return seconds
+    backend.to_numpy(multiply(x, number) @ column)
+    return time.perf_counter() - begin
 
 
 def becomes_idle(backend: Backend, place: Device) -> bool:
