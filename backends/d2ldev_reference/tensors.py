@@ -74,8 +74,10 @@ class ReferenceTensors(Tensors):
         # Without a seed the numbers come from NumPy's global state, which ``np.random.seed`` sets.
         source: Any = np.random if seed is None else np.random.RandomState(seed)
         draw = source.random_sample if distribution == "uniform" else source.standard_normal
-        numbers = np.asarray(draw(shape))
-        return xp.asarray(numbers, dtype=dtype or xp.float32, device=native, copy=True)
+        numbers = np.asarray(draw(shape), str(dtype or "float32").removeprefix(_PREFIX))
+        if distribution == "uniform":  # without 1, to which float32 rounds some
+            numbers = np.minimum(numbers, np.nextafter(numbers.dtype.type(1), 0))
+        return xp.asarray(numbers, device=native, copy=True)
 
     def seed(self, seed: int) -> None:
         np.random.seed(seed)

@@ -168,6 +168,7 @@ class Files:
         """Return the state of an optimizer, without the parameters, as a nesting.
 
         None for a model, and for an optimizer whose whole state is tensors of ``Models.members``.
+        An optimizer that counts its steps in a plain number has a state.
         """
         return None
 

@@ -41,9 +41,10 @@ class Slot(NamedTuple):
             replaced: an object, or a tensor that is refilled.
         role: what the object keeps it for. The role of a container is the role of its tensors.
         is_trained: whether training changes a parameter.
-        is_saved: whether the framework's own files have it. What a call leaves, such as attention
-            weights, they lack. Then the tensor may be on one side only, or have another shape,
-            unless it is refilled. Without values it is skipped.
+        is_saved: whether the framework's own files have it. A file has the tensors in ``value``,
+            and no plain numbers: ``Files.state`` is for those. What a call leaves, such as
+            attention weights, they lack. Then the tensor may be on one side only, or have another
+            shape, unless it is refilled. Without values it is skipped.
         registration: the line by which the object registers a tensor ``x`` as its own, with ``{}``
             for a name. A warning has it that names a tensor in ``value`` that stays.
     """
@@ -97,7 +98,7 @@ class Models:
         Args:
             layers: kernel, of shape ``(n_out, n_in)``, and bias, of shape ``(n_out,)``, for each
                 layer, in float32. They are the model's own to keep. A lazy framework computes them.
-            activation: one of ``ACTIVATIONS``, between the layers.
+            activation: ``'relu'``, ``'tanh'`` or ``'sigmoid'``, between the layers.
 
         Raises:
             NotBegunError: by default.

@@ -19,12 +19,18 @@ SOURCE = "contract, Random numbers"
 
 @requirement("create.rand-is-uniform", section=SECTION, source="NumPy, random sampling")
 def test_rand_is_uniform_from_zero_to_one(backend, place):
-    """Draw ``rand`` uniformly from 0 up to and without 1."""
-    x = backend.to_numpy(backend.rand((100, 100), seed=0, device=place))
-    assert x.min() >= 0
-    assert x.max() < 1
-    assert abs(x.mean() - 1 / 2) < 0.02
-    assert abs(x.var() - 1 / 12) < 0.01
+    """Draw ``rand`` uniformly from 0 up to and without 1, in dtypes of few bits, too.
+
+    A number just below 1 becomes 1 where it is rounded to such a dtype, and its logarithm 0.
+    """
+    narrow = [name for name in ("float16", "bfloat16") if name in backend.dtype_names]
+    for dtype in ("float32", *narrow):
+        drawn = backend.rand((200, 200), dtype=dtype, seed=0, device=place)
+        x = backend.to_numpy(drawn).astype("float64")
+        assert x.min() >= 0
+        assert x.max() < 1
+        assert abs(x.mean() - 1 / 2) < 0.02
+        assert abs(x.var() - 1 / 12) < 0.01
 
 
 @requirement("create.randn-is-normal", section=SECTION, source="NumPy, random sampling")

@@ -158,6 +158,13 @@ class DrawsNegativeNumbers(Mutant, caught_by="create.rand-is-uniform"):
             return 2 * super().random(distribution, shape, seed, dtype, native) - 1
 
 
+class RoundsUpToOne(Mutant, caught_by="create.rand-is-uniform"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            drawn = super().random(distribution, shape, seed, dtype, native)
+            return xp.round(drawn * 1024) / 1024
+
+
 class DrawsUniformForNormal(Mutant, caught_by="create.randn-is-normal"):
     class Tensors(ReferenceTensors):
         def random(self, distribution, shape, seed, dtype, native):
