@@ -34,6 +34,14 @@ _CONVOLUTIONS: Any = (
     *(torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d),
     *(torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d),
 )
+# Modules of torch whose layers keep the order of their input's columns or channels.
+_KEEP_ORDER = tuple(
+    f"torch.nn.modules.{name}"
+    for name in (
+        *("activation", "batchnorm", "dropout", "instancenorm"),
+        *("normalization", "padding", "pooling", "upsampling"),
+    )
+)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -213,8 +221,8 @@ def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:
 
 def _keeps_order(layer: torch.nn.Module) -> bool:
     """Return whether a layer without kernels keeps the order of its input."""
-    has_parts = next(layer.children(), None) is not None
-    return type(layer).__module__.startswith("torch.nn.modules.") and not has_parts
+    kind = type(layer)
+    return kind in (torch.nn.Flatten, torch.nn.Identity) or kind.__module__ in _KEEP_ORDER
 
 
 def _check(optimizer: torch.optim.Optimizer, saved: Any, order: Sequence[int] | None) -> Any:

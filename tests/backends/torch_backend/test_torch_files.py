@@ -356,7 +356,15 @@ OTHERS = {
         torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3))
     ),
     "no sequence": lambda: torch.nn.Linear(3, 3),
+    "shuffled channels": lambda: _between_convolutions(torch.nn.ChannelShuffle(2)),
+    "shuffled pixels": lambda: _between_convolutions(torch.nn.PixelUnshuffle(1)),
+    "a split axis": lambda: _between_convolutions(torch.nn.Unflatten(1, (2, 2))),
+    "folded": lambda: _between_convolutions(torch.nn.Fold((2, 2), 1)),
 }
+
+
+def _between_convolutions(layer):
+    return torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), layer, torch.nn.Conv2d(4, 4, 1))
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
