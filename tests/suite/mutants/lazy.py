@@ -323,6 +323,24 @@ class Copied(Recorded):
         return np.array(self.operands[0]._array)
 
 
+class StopsAtAnError(Lazy, caught_by="sync.raises-late-errors"):
+    class Devices(Lazy.Devices):
+        def synchronize(self, device):
+            for each in self.framework.record.find(self.is_on(device)):
+                error = each.run()
+                if error is not None:
+                    raise error
+
+
+class ComputesToBeIdle(
+    Lazy, caught_by=("sync.waits-for-queued-work", "sync.waits-for-all-queued-work")
+):
+    class Devices(Lazy.Devices):
+        def is_idle(self, device):
+            self.framework.record.compute(self.is_on(device))
+            return True
+
+
 class IsIdleUntilItComputes(
     Lazy, caught_by=("sync.waits-for-queued-work", "sync.waits-for-all-queued-work")
 ):

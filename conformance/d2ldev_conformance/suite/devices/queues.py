@@ -19,7 +19,7 @@ LONG = 0.25
 """Seconds that the queue lasts; backends wait up to 0.05 to see whether a device is idle."""
 
 PATIENCE = 5
-"""Seconds after which a device is not idle that has little to compute."""
+"""Seconds after which a device with little work has to be idle."""
 
 _SIZES = (1024, 2048, 4096, 8192)
 # Seconds of a product that are many times those of its call, so that products pile up.

@@ -79,16 +79,19 @@ def test_timeit_measures_the_work_of_each_call(backend, place, products):
 def test_an_error_of_recorded_work_comes_by_synchronize_and_once(backend, route):
     """Raise the error of a refused operation in it or in ``synchronize``, once.
 
-    The work that was asked for beside it is done. An error that is lost is a wrong value later. One
-    that is raised again and again leaves nothing that can be measured.
+    The work that was asked for before and after it is done. An error that is lost is a wrong value
+    later. One that is raised again and again leaves nothing that can be measured.
     """
     x, y = (backend.ones(3, device=device) for device in route)
     beside = y + 1.0
-    mixed = None
+    mixed, after = None, []
     try:
         mixed = x + y
+        after = [x * 2.0, y * 2.0]
         backend.synchronize()
     except Exception:
+        if after:  # the error came from synchronize
+            assert backend.is_idle()
         backend.synchronize()
         assert backend.is_idle()
         if mixed is not None:  # a later read may not give values that were never computed
@@ -97,7 +100,9 @@ def test_an_error_of_recorded_work_comes_by_synchronize_and_once(backend, route)
                     backend.to_numpy(mixed)
     else:  # the framework has brought one of them to the other
         assert backend.to_numpy(mixed).tolist() == [2.0] * 3
-    assert backend.to_numpy(beside).tolist() == [2.0] * 3
+    assert [backend.to_numpy(each).tolist() for each in (beside, *after)] == [[2.0] * 3] * (
+        1 + len(after)
+    )
 
 
 def _add_one(backend, device, shape=(3,)):

@@ -68,7 +68,7 @@ def test_place_keeps_the_names(backend, route, sample):
 
 @requirement("place.keeps-values", section=SECTION)
 def test_place_keeps_every_value(backend, route, sample):
-    """Keep each value in a move, whoever writes into the memory of before.
+    """Keep each value in a move, also if the old memory is overwritten.
 
     Virtual GPUs are in one memory, and another holder may still have the old tensors.
     """

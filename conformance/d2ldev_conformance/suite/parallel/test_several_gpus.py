@@ -311,7 +311,7 @@ def _list_refused(backend, net):
 
 @requirement("several.refuse-other-statistics", section=SECTION, source="contract, Several GPUs")
 def test_a_layer_with_other_statistics_is_refused(backend, normalized_network):
-    """Refuse ``batch_norm`` for a network whose layers have other statistics, and for no other one.
+    """Refuse ``batch_norm`` for layers with other statistics, and accept any other network.
 
     The number of GPUs would change what is learned, although the user has asked for one of both.
     """

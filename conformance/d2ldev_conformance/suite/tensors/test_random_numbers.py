@@ -85,9 +85,9 @@ def test_the_same_global_seed_gives_the_same_numbers(backend, place, name):
 def test_the_global_seed_is_that_of_every_thread(backend, place):
     """Repeat the numbers of a thread after ``backend.seed(n)`` in another one.
 
-    Loaders and servers draw in threads of their own.
+    Loaders and servers draw in threads of their own, and begin some after the seed.
 
-    The thread has drawn before, so that it has a random state of its own if there is one.
+    One thread has drawn before, so that it has a random state of its own if there is one.
     """
 
     def draw():
@@ -98,10 +98,11 @@ def test_the_global_seed_is_that_of_every_thread(backend, place):
         pool.submit(draw).result()
         for seed in (7, 5, 7):
             backend.seed(seed)
-            drawn.append(pool.submit(draw).result())
-    first, other, again = drawn
-    assert_same(first, again)
-    assert first.tobytes() != other.tobytes()
+            with ThreadPoolExecutor(1) as later:
+                drawn.append([each.submit(draw).result() for each in (pool, later)])
+    for first, other, again in zip(*drawn, strict=True):
+        assert_same(first, again)
+        assert first.tobytes() != other.tobytes()
 
 
 @requirement("create.bad-global-seeds", section=SECTION)

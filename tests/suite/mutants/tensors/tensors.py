@@ -521,6 +521,30 @@ class SeedsItsOwnThreadAlone(Mutant, caught_by="create.seeds-every-thread"):
             return super().random(distribution, shape, seed, dtype, native)
 
 
+class SeedsThreadsThatHaveDrawn(Mutant, caught_by="create.seeds-every-thread"):
+    """Seeds the random state of each thread that has one; that of a later thread is random."""
+
+    class Tensors(ReferenceTensors):
+        own = threading.local()
+        known = ()
+
+        def seed(self, seed):
+            self._find_own()
+            for each in self.known:
+                each.seed(seed)
+
+        def random(self, distribution, shape, seed, dtype, native):
+            if seed is None:
+                seed = self._find_own().randint(2**31)
+            return super().random(distribution, shape, seed, dtype, native)
+
+        def _find_own(self):
+            if not hasattr(self.own, "numbers"):
+                self.own.numbers = np.random.RandomState()
+                self.known = (*self.known, self.own.numbers)
+            return self.own.numbers
+
+
 class TakesAnySeed(Mutant, caught_by="create.bad-global-seeds"):
     class Backend(Backend):
         def seed(self, seed):
