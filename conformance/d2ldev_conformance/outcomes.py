@@ -193,8 +193,12 @@ def _find_line(text: str) -> str:
 
     >>> _find_line("E: Traceback (most recent call last):\n  File x\nOSError: no\nassert 1")
     'E: OSError: no'
+    >>> _find_line("AssertionError: \nNot equal\n")  # of NumPy
+    'AssertionError: Not equal'
     """
     first, *lines = text.split("\n")
+    if first.endswith(": "):
+        return first + next(filter(str.strip, lines), "")
     if first.endswith("Traceback (most recent call last):"):
         # Other lines of a traceback are indented. pytest's own begins with "assert".
         last = next((line for line in lines if line[:1].strip() and line != first), "")

@@ -57,8 +57,9 @@ def _make_storages() -> None:
     make = storage_type.__new__
 
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-        device = as_cuda.translate(device)
-        native = torch.get_default_device() if device is None else torch.device(device)
+        if device is None:  # PyTorch makes it on the CPU, whatever its default device is
+            return make(cls, *args, **kwargs)
+        native = torch.device(as_cuda.translate(device))
         if native.type != NAME:
             return make(cls, *args, device=device, **kwargs)
         index = index_of(native)

@@ -122,6 +122,42 @@ def test_each_call_of_a_framework_that_drops_what_nobody_holds_is_computed(monke
     assert found.low > 2e-3
 
 
+class Compiling(Dropping):
+    """Devices that compute all that was asked for, the first time slowly."""
+
+    def __init__(self, virtual_gpus):
+        super().__init__(virtual_gpus)
+        self.recorded = []
+        self.waits = 0
+
+    def synchronize(self, device):
+        self.waits += 1
+        time.sleep((0.2 if self.computed == 0 else 0.02) if self.recorded else 0.0)
+        self.computed += len(self.recorded)
+        self.recorded.clear()
+
+
+class Queued:
+    """A matrix whose products are computed, whether or not somebody holds them."""
+
+    def __init__(self, devices):
+        self.devices = devices
+
+    def __matmul__(self, other):
+        self.devices.recorded.append(None)
+        return self
+
+
+def test_a_framework_that_computes_its_first_products_slowly_drops_nothing(monkeypatch):
+    framework = ReferenceFramework(virtual_gpus=0)
+    framework.devices = devices = Compiling(0)
+    monkeypatch.setattr(framework.tensors, "full", lambda *_: Queued(devices))
+    monkeypatch.setattr("d2ldev.operations.timing.to_numpy", lambda *_: None)
+    found = d2ldev.Backend(framework).timeit(lambda: None, seconds=0)
+    assert found.calls > 100  # of a run
+    assert devices.waits < 100
+
+
 def test_memory_that_runs_out_in_a_wait_is_an_error_of_the_family(backend, monkeypatch):
     def synchronize(device):
         raise MemoryError("2 GiB are wanted")

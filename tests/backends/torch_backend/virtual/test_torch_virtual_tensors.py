@@ -416,7 +416,9 @@ def test_a_model_and_its_optimizer_are_copied_deeply(vgpu):
 def test_a_pickle_is_read_in_a_block(virtual, vgpu):
     with virtual.on("gpu:0"):
         x = pickle.loads(pickle.dumps(torch.ones(2, device=vgpu)))
+        y = pickle.loads(pickle.dumps(torch.ones(2, device="cpu")))
     assert x.device == vgpu
+    assert y.device.type == "cpu"  # as PyTorch does in a block for a real device
 
 
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
