@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
 
     Args:
         text: for a terminal.
-        is_worse: whether a requirement that passed does not pass any more.
+        is_worse: whether a requirement that passed does not pass any more, or one began to fail.
     """
 
     text: str
@@ -68,19 +68,22 @@ def compare_reports(old: Path, new: Path) -> Comparison:
     names = dict(zip(paths, name_sources(paths), strict=True))
     before, after = (_name_runs({names[path]: side[path] for path in side}) for side in sides)
     if len(before) == len(after) == 1:
-        after = dict(zip(before, after.values(), strict=True))
+        both = " -> ".join({**before, **after})  # once, if it is the same
+        before, after = ({both: run} for side in (before, after) for run in side.values())
     blocks, worse = [], 0
     for name in sorted({**before, **after}):
         first, second = before.get(name), after.get(name)
         changes = list(find_changes(first or _EMPTY, second or _EMPTY))
-        worse += sum(change.old == "passed" != change.new for change in changes)
+        worse += sum(map(_is_worse, changes))
         if first and second:
             blocks.append("\n".join([name, *_tell_heads(first, second), *_tell(changes, second)]))
         else:
-            passed = (first or second or {})["summary"].get("passed", 0)
+            counts = (first or second or {})["summary"]
+            failed = sum(counts.get(each, 0) for each in _FAILED)
+            told = f"{counts.get('passed', 0)} passed" + (f" and {failed} failed" if failed else "")
             there, other = ("old", "new") if first else ("new", "old")
-            blocks.append(f"{name}\nno {other} report; {passed} passed in the {there} one")
-    blocks.append(f"not passed now, and passed before: {worse}")
+            blocks.append(f"{name}\nno {other} report; {told} in the {there} one")
+    blocks.append(f"worse than before: {worse}")
     return Comparison("\n\n".join(blocks), worse > 0)
 
 
@@ -109,13 +112,17 @@ def _name_change(old: str, new: str, *, is_other: bool) -> str:
     """Return one of ``CHANGES``; empty for a requirement that is as it was."""
     if old == new:
         return "other reasons" if is_other else ""
-    if not old or not new:
-        return "gone" if old else "new"
     if new in _FAILED and old not in _FAILED:
         return "began to fail"
+    if not old or not new:
+        return "gone" if old else "new"
     if "passed" in (old, new):
         return "began to pass" if new == "passed" else "passes no more"
     return "other outcome"
+
+
+def _is_worse(change: Change) -> bool:
+    return change.change == "began to fail" or change.old == "passed" != change.new
 
 
 def _shorten(reasons: Sequence[str]) -> str:

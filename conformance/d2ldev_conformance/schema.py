@@ -21,6 +21,8 @@ It changes if a key goes or means something else.
 """
 REPORT = "conformance.json"
 MATRIX = "matrix.json"
+VERDICTS = "mutants.json"
+"""What became of mutants: like the matrix it is no report, and may lie beside one."""
 _UNMET = ("failed", "not begun", "known gap")
 # ``[x]`` is a list of x, ``{str: x}`` a dict of x, and a tuple has the values that are allowed.
 _DOCUMENT: dict[Any, Any] = {
@@ -110,7 +112,8 @@ def read_reports(places: Iterable[Path]) -> dict[Path, ReportDocument]:
 def _find_reports(place: Path) -> Iterator[Path]:
     found = [place]
     if place.is_dir():
-        found = [path for path in sorted(place.glob("*.json")) if path.name != MATRIX]
+        found = sorted(place.glob("*.json"))
+        found = [path for path in found if path.name not in (MATRIX, VERDICTS)]
         found += sorted(place.glob(f"*/{REPORT}"))
     if not found:
         raise UnsupportedValueError(

@@ -1,7 +1,7 @@
 """``d2ldev conformance NAME --mutants``: each mutant in a process of its own, and a table.
 
 First the requirements that should catch mutants run without one: they have to pass. A mutant whose
-own requirements are all skipped there does not apply. In the end each other requirement that caught
+own requirements are all skipped there is not tried. In the end each other requirement that caught
 a mutant runs without one, too.
 """
 
@@ -21,7 +21,7 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework.testing import MODULES
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.mutants import MUTANTS, Mutant
-from d2ldev_conformance.schema import REPORT
+from d2ldev_conformance.schema import REPORT, VERDICTS
 from d2ldev_conformance.trial import FILE, NONE
 
 Start = Callable[[Sequence[str], Path, float], int | None]
@@ -32,9 +32,14 @@ It returns the exit status; None if the process was ended after so many seconds.
 PRINTED = "printed.txt"
 TIME_LIMIT = 1800.0
 """The seconds of a process, which may try all of the suite."""
-OUTCOMES = ("caught", "not caught", "not judged", "does not apply")
-"""What becomes of a mutant; ``'not judged'`` if no requirement came to fail, and none could."""
-DOCUMENT = "mutants.json"
+OUTCOMES = ("caught", "not caught", "not judged", "not tried here", "does not apply")
+"""What becomes of a mutant.
+
+It is ``'not judged'`` if no requirement came to fail, and none could. It is ``'not tried here'`` if
+the requirements that should catch it are skipped: a green run would not see it. It ``'does not
+apply'`` if the framework says so, see ``Mutant.find_obstacle``.
+"""
+UNTRIED = ("not tried here", "does not apply")
 _RED = ("failed", "not begun")
 
 
@@ -95,9 +100,10 @@ def try_mutants(
         obstacles = json.loads((folder / NONE / FILE).read_text(encoding="utf-8"))["obstacles"]
 
         def judge(mutant: Mutant) -> Verdict:
-            obstacle = obstacles[mutant.name] or _find_skip(mutant, rows)
-            if obstacle:
+            if obstacle := obstacles[mutant.name]:
                 verdict = Verdict(mutant, "does not apply", obstacle)
+            elif skip := _find_skip(mutant, rows):
+                verdict = Verdict(mutant, "not tried here", skip)
             else:
                 verdict = _run_mutant(start, folder / mutant.name, mutant, rows)
             tell(verdict)
@@ -139,6 +145,8 @@ def format_verdicts(verdicts: Sequence[Verdict], seconds: float) -> list[str]:
     counts = Counter(each.outcome for each in verdicts)
     applied = len(verdicts) - counts["does not apply"]
     told = f"{counts['caught']} of {applied} mutants that apply are caught"
+    if untried := counts["not tried here"]:
+        told += f", {untried} not tried here"
     lines.append(f"{told}, in {seconds / 60:.1f} minutes")
     return lines
 
@@ -152,7 +160,7 @@ def write_verdicts(backend: str, verdicts: Sequence[Verdict], folder: Path) -> N
         folder: it exists.
     """
     document = {"backend": backend, "mutants": [each.as_row() for each in verdicts]}
-    (folder / DOCUMENT).write_text(format_lines(document), encoding="utf-8")
+    (folder / VERDICTS).write_text(format_lines(document), encoding="utf-8")
 
 
 def _run_sound(start: Start, folder: Path, wanted: Iterable[str]) -> dict[str, Any]:
@@ -207,9 +215,12 @@ def _run_areas(
 
 
 def _tell_end(status: int | None, folder: Path) -> str:
-    """Return how a process ended, with the last line that it printed."""
+    """Return how a process ended, with its last error, or else the last line that it printed."""
     text = (folder / PRINTED).read_text(encoding="utf-8", errors="replace")
-    last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    lines = [line for line in text.splitlines() if line.strip()]
+    # The lines after an error tell how to mend it.
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    last = (errors or lines or [""])[-1]
     if status is None:
         return f"no end after {TIME_LIMIT:.0f} seconds: {last}"
     return f"the run ended with exit status {status}: {last}"

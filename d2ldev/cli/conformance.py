@@ -151,8 +151,8 @@ def merge(places: Sequence[Path], folder: Path | None, given: Sequence[str]) -> 
 def compare(places: Sequence[Path], given: Sequence[str]) -> int:
     """Print what changed between reports and return the exit status.
 
-    It is 0, or 1 if something that passed does not pass now, or if a report is refused. It is 4 as
-    for ``merge``, and without two places.
+    It is 0, or 1 if something that passed does not pass now, or began to fail. A report that is
+    refused has the status 1, too. It is 4 as for ``merge``, and without two places.
 
     Args:
         places: the old reports and the new ones: each a report, or a folder of them.
@@ -190,8 +190,9 @@ def _has_options(action: str, given: Sequence[str]) -> bool:
 def try_mutants(request: Request, refused: Sequence[str]) -> int:
     """Try plausible mistakes on a backend, print a table, and return the exit status.
 
-    It is 1 if a mutant that applies is not caught, or if the backend fails without one. It is 4
-    without pytest or hypothesis, and with options that mutants do not take.
+    It is 1 if a mutant is not caught or not judged, or if the backend fails without one. It is 4
+    without pytest or hypothesis, and with options that mutants do not take. It is 5 if none was
+    tried.
 
     Args:
         request: the options of the command.
@@ -211,8 +212,10 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         complain(f"cannot write the report: {error}\n  fix: --report with a folder of your own")
         return USAGE_ERROR
     try:
-        if request.virtual_gpus is None:
-            most = loading.framework_class(_find_name(request.name)).max_virtual_gpus
+        name = _find_name(request.name)
+        most = loading.framework_class(name).max_virtual_gpus
+        is_open = request.virtual_gpus is None and settings.virtual_gpus() is None
+        if is_open and not loading.count_real_gpus(name):
             request = replace(request, virtual_gpus=min(most, 2) or None)
         begin = time.monotonic()
         sys.stdout.write(f"Mutants of {request.name}: the requirements that should catch them\n")
@@ -225,7 +228,10 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
     sys.stdout.write("\n" + "\n".join(lines) + "\n")
     if request.report is not None:
         trials.write_verdicts(request.name, verdicts, request.report)
-    return int(any(each.outcome in ("not caught", "not judged") for each in verdicts))
+    outcomes = {each.outcome for each in verdicts}
+    if outcomes <= {*trials.UNTRIED}:
+        return NO_TESTS
+    return int(not outcomes.isdisjoint(("not caught", "not judged")))
 
 
 def _find_name(name: str) -> str:

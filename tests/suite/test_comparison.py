@@ -36,7 +36,7 @@ def keep(reference, tmp_path):
 PAIRS = {
     "a.same": (("passed", ""), ("passed", ""), None),
     "b.same": (("known gap", "no kernel"), ("known gap", "no kernel"), None),
-    "c.new": (None, ("failed", "E"), "new"),
+    "c.new": (None, ("skipped", "needs 2 GPUs"), "new"),
     "d.reason": (("known gap", "no kernel"), ("known gap", "no memory"), "other reasons"),
     "e.reason": (("passed", ""), ("passed", "needs 2 GPUs"), "other reasons"),
     "f.other": (("skipped", "needs 2 GPUs"), ("cannot", "no threads"), "other outcome"),
@@ -48,6 +48,7 @@ PAIRS = {
     "l.stops": (("passed", ""), ("known gap", "no kernel"), "passes no more"),
     "m.fails": (("passed", ""), ("failed", "E"), "began to fail"),
     "n.fails": (("skipped", ""), ("not begun", "write Models.mlp"), "began to fail"),
+    "o.fails": (None, ("failed", "E"), "began to fail"),
 }
 
 
@@ -64,7 +65,7 @@ def test_each_change_is_named_the_worst_last(reference):
     ]
     assert [*dict.fromkeys(each.change for each in changes)] == [*CHANGES]
     told = {each.requirement: (each.old, each.new, each.reasons) for each in changes}
-    assert told["c.new"] == ("", "failed", "E")
+    assert told["o.fails"] == ("", "failed", "E")
     assert told["d.reason"][2] == "no memory; before: no kernel"
     assert told["e.reason"] == ("passed", "passed", "needs 2 GPUs; before: none")
     assert told["k.stops"] == ("passed", "skipped", "needs 2 GPUs")
@@ -75,9 +76,9 @@ def test_the_table_has_a_line_for_each_change_and_counts_them(keep):
     lines = text.splitlines()
     for name, (*_, change) in PAIRS.items():
         assert sum(f" {name} " in line for line in lines) == bool(change)
-    counts = "began to fail: 2, passes no more: 2, gone: 1, began to pass: 2, other outcome: 2"
+    counts = "began to fail: 3, passes no more: 2, gone: 1, began to pass: 2, other outcome: 2"
     assert f"{counts}, other reasons: 2, new: 1, as before: 2" in lines
-    assert lines[-1] == "not passed now, and passed before: 3"
+    assert lines[-1] == "worse than before: 5"
     assert is_worse
 
 
@@ -94,8 +95,9 @@ def test_reasons_in_another_order_are_no_change(reference):
         ("passed", "passed", False),
         ("failed", "failed", False),
         ("failed", "passed", False),
-        ("skipped", "failed", False),
-        (None, "failed", False),
+        ("failed", "not begun", False),
+        ("skipped", "cannot", False),
+        (None, "passed", False),
         ("failed", None, False),
         ("passed", "failed", True),
         ("passed", "not begun", True),
@@ -103,9 +105,14 @@ def test_reasons_in_another_order_are_no_change(reference):
         ("passed", "cannot", True),
         ("passed", "known gap", True),
         ("passed", None, True),
+        ("skipped", "failed", True),
+        ("known gap", "not begun", True),
+        (None, "failed", True),
     ],
 )
-def test_worse_is_what_passed_and_does_not_pass_now(keep, before, after, is_worse):
+def test_worse_is_what_passed_and_does_not_now_and_what_began_to_fail(
+    keep, before, after, is_worse
+):
     rows = [{"a.b": (each, "")} if each else {} for each in (before, after)]
     paths = [keep(f"{number}.json", each) for number, each in enumerate(rows)]
     assert compare_reports(*paths).is_worse == is_worse
@@ -160,6 +167,12 @@ def test_of_several_reports_those_of_the_same_gpus_are_compared_the_newest(keep)
     assert is_worse
 
 
+def test_two_reports_of_different_backends_are_both_named(keep):
+    old, new = (keep(f"{name}/a.json", {}, backend=name) for name in ("torch", "jax"))
+    text, _ = compare_reports(old.parent, new.parent)
+    assert text.startswith("torch on 2 virtual -> jax on 2 virtual\n")
+
+
 def test_a_run_that_is_gone_does_not_pass(keep):
     old = keep("old/virtual.json", {"a.b": ("passed", "")})
     cpu = {"devices": [{"device": "cpu", "platform": "cpu"}]}
@@ -170,6 +183,10 @@ def test_a_run_that_is_gone_does_not_pass(keep):
     text, is_worse = compare_reports(new, old.parent)
     assert "reference on 2 virtual\nno old report; 1 passed in the new one" in text
     assert not is_worse
+    keep("old/virtual.json", {"a.b": ("failed", "")})
+    text, is_worse = compare_reports(new, old.parent)
+    assert "no old report; 0 passed and 1 failed in the new one" in text
+    assert is_worse
 
 
 def test_no_character_of_a_report_reaches_the_terminal_unseen(keep):
@@ -179,6 +196,12 @@ def test_no_character_of_a_report_reaches_the_terminal_unseen(keep):
     text, _ = compare_reports(keep("a.json", {}), keep("b.json", rows, **head))
     assert all(each.isprintable() or each == "\n" for each in text)
     assert "?[2J x?" in text
+
+
+def test_what_became_of_mutants_may_lie_beside_a_report(keep):
+    path = keep("out/conformance.json", {})
+    (path.parent / "mutants.json").write_text('{"backend": "reference", "mutants": []}')
+    assert not compare_reports(path, path.parent).is_worse
 
 
 def test_a_place_without_a_report_is_refused(keep, tmp_path):

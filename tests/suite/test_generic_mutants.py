@@ -1,6 +1,7 @@
 """``d2ldev conformance NAME --mutants``: mistakes in any backend, and what catches them."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -117,10 +118,13 @@ def test_a_mutant_that_nothing_catches_has_run_in_all_areas():
     assert [name for name, _ in suite.runs].count(SEED.name) == 2
 
 
-def test_a_mutant_whose_requirements_are_skipped_does_not_apply():
+def test_a_mutant_whose_requirements_are_skipped_is_not_tried_and_is_counted():
     suite = Suite(outcomes={"create.seeds-everything": "skipped"})
     verdict = judge(suite)[SEED.name]
-    assert (verdict.outcome, verdict.reason) == ("does not apply", "it is skipped")
+    assert (verdict.outcome, verdict.reason) == ("not tried here", "it is skipped")
+    assert format_verdicts([verdict], 60)[-1].startswith(
+        "0 of 1 mutants that apply are caught, 1 not"
+    )
     assert SEED.name not in [name for name, _ in suite.runs]
 
 
@@ -139,6 +143,24 @@ def test_a_process_that_crashes_or_hangs_judges_nothing(status, told):
     verdict = judge(suite)[SEED.name]
     assert verdict.outcome == "not judged"
     assert told in verdict.reason
+
+
+def test_why_a_run_cannot_begin_is_told_without_its_fix():
+    def start(options, folder, limit):
+        folder.mkdir(parents=True)
+        printed = "ERROR: cannot find 3 GPUs: there are 2\n  fix: ask for 2\n"
+        (folder / "printed.txt").write_text(printed)
+        return 4
+
+    with pytest.raises(UnsupportedValueError, match=r"status 4: ERROR: cannot find 3 GPUs"):
+        judge(start)
+
+
+@pytest.mark.parametrize("options", [[], ["--virtual-gpus", "2"]])
+def test_an_unknown_backend_is_named_with_any_number_of_gpus(tmp_path, options):
+    done = run_command(*options, folder=tmp_path, name="nonesuch")
+    assert done.returncode == 2
+    assert "nonesuch" in done.stderr
 
 
 def test_without_a_green_run_nothing_is_tried():
@@ -177,9 +199,16 @@ def test_the_table_says_what_is_wrong_and_what_caught_it(tmp_path):
     assert {row["outcome"] for row in rows} <= {*OUTCOMES}
 
 
-def run_command(*options, folder):
-    command = [sys.executable, "-m", "d2ldev", "conformance", "reference", "--mutants", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+def run_command(*options, folder, name="reference", **variables):
+    command = [sys.executable, "-m", "d2ldev", "conformance", name, "--mutants", *options]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, **variables},
+    )
 
 
 def test_the_suite_catches_a_mutant_of_the_reference_backend(tmp_path):
@@ -188,6 +217,12 @@ def test_the_suite_catches_a_mutant_of_the_reference_backend(tmp_path):
     assert "1 of 1 mutants that apply are caught" in done.stdout
     (row,) = json.loads((tmp_path / "out" / "mutants.json").read_text())["mutants"]
     assert (row["outcome"], row["requirement"]) == ("caught", "strict.leaves-nothing-patched")
+
+
+def test_the_users_number_of_gpus_stays_and_a_run_that_tries_nothing_says_so(tmp_path):
+    done = run_command("--only", "parallel", folder=tmp_path, D2LDEV_VIRTUAL_GPUS="0")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "0 of 1 mutants that apply are caught, 1 not tried here" in done.stdout
 
 
 @pytest.mark.parametrize("option", [["--profile", "quick"], ["--require-gpus", "1"], ["--merge"]])
