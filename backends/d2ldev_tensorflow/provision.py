@@ -15,7 +15,6 @@ from d2ldev.framework.testing import Contents, Orders, array_api_of, wrap_mlps
 
 CANNOT = {
     "gradients": "TensorFlow's tapes return gradients, and no variable keeps one",
-    "full_like": "TensorFlow has no full_like; that of its NumPy fills a new tensor, as tf.fill",
 }
 
 _OPTIMIZERS = {
@@ -173,6 +172,7 @@ def own_tensors(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     return {
         **array_api_of(tf.experimental.numpy),
         **array_api_of(tf),
+        "full_like": lambda x: keras.ops.full_like(x, 7.0),
         "from_dlpack": lambda x: dlpack.from_dlpack(dlpack.to_dlpack(x)),
         "random": lambda _: tf.random.normal((2, 2)),
         "gradient": differentiate,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import ClassVar
@@ -208,6 +209,65 @@ class LosesPickles(Labelled, caught_by=COPY):
         ARRAY.__copy__ = lambda x: rebuild(np.array(x), self.labels.of(x))
         ARRAY.__deepcopy__ = lambda x, memo: ARRAY.__copy__(x)
         copyreg.pickle(ARRAY, lambda x: (rebuild, (np.array(x), CPU)))
+
+
+class RefusesOperationsOnGpus(Labelled, caught_by=OPERATE):
+    """Has operations with arrays of the CPU alone."""
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        for name in ("__abs__", "__iter__", "__eq__", "__iadd__"):
+            setattr(ARRAY, name, self.refuse_on_gpus(getattr(ARRAY, name)))
+        ARRAY.T = property(self.refuse_on_gpus(ARRAY.T.fget))
+
+    def refuse_on_gpus(self, function):
+        def call(x, *others):
+            if self.labels.of(x) is not CPU:
+                raise TypeError("no such label")
+            return function(x, *others)
+
+        return call
+
+
+class RefusesCopiesOnGpus(Labelled, caught_by=COPY):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        reduce = copyreg.dispatch_table[ARRAY]
+
+        def reduce_on_cpu(x):
+            if self.labels.of(x) is not CPU:
+                raise TypeError("no such label")
+            return reduce(x)
+
+        copyreg.pickle(ARRAY, reduce_on_cpu)
+
+
+class FollowsInBlocks(Labelled, caught_by=DERIVE):
+    """Follows functions in a block for a device and in a strict block alone."""
+
+    class Labels(Labels):
+        blocks = 0
+
+        @contextmanager
+        def scope(self, device):
+            self.blocks += 1
+            try:
+                with super().scope(device):
+                    yield
+            finally:
+                self.blocks -= 1
+
+    def follow(self, owner, name, value):
+        super().follow(owner, name, value)
+        if owner is not xp or not isinstance(value, FunctionType):
+            return
+        followed = getattr(xp, name)
+
+        def call(*args, **options):
+            is_in_block = self.labels.blocks or self.state.strictness.in_force()
+            return (followed if is_in_block else value)(*args, **options)
+
+        setattr(xp, name, call)
 
 
 class FollowsTheBlock(Labelled, caught_by=(DERIVE, OPERATE)):
