@@ -51,6 +51,16 @@ class Network(nnx.Module):
         return self.outer(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
 
 
+class Outer(nnx.Module):
+    """A network inside of another module."""
+
+    def __init__(self) -> None:
+        self.network = Network()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.network(x)
+
+
 class LeNet(nnx.Module):
     """A convolution and a dense layer, which map an image to three classes."""
 
@@ -448,20 +458,25 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 
 
 def modes(backend: Any) -> Mapping[str, Any]:
-    """Return builders of a network with modules in both modes, and a function that reads them."""
+    """Return builders of a network with modules in both modes, and a function that reads them.
 
-    def build(is_training: bool, device: Device) -> Network:
-        net = backend.place(Network(), device)
+    The module in the other mode is inside of an inner one.
+    """
+
+    def build(name: str, is_training: bool, device: Device) -> Outer:
+        net = backend.place(Outer(), device)
         net.set_attributes(deterministic=is_training, use_running_average=is_training)
-        net.norm.set_attributes(use_running_average=not is_training)
+        flag = "deterministic" if name == "dropout" else "use_running_average"
+        getattr(net.network, name).set_attributes(**{flag: not is_training})
         return net
 
-    def read(net: Network) -> list[Any]:
-        return [net.dropout.deterministic, net.norm.use_running_average]
+    def read(net: Outer) -> list[Any]:
+        return [net.network.dropout.deterministic, net.network.norm.use_running_average]
 
     return {
-        "one in evaluation mode": (partial(build, False), read),
-        "one in training mode": (partial(build, True), read),
+        "one in evaluation mode": (partial(build, "norm", False), read),
+        "normalization in training mode": (partial(build, "norm", True), read),
+        "dropout in training mode": (partial(build, "dropout", True), read),
     }
 
 

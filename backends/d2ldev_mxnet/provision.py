@@ -509,14 +509,16 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 
 
 def modes(backend: Any) -> Mapping[str, Any]:
-    """Return a builder of a network with a frozen layer, and what reads the modes.
+    """Return a builder of a network with a frozen layer in an inner block, and its reader.
 
     MXNet has one training mode, for all blocks that a thread calls.
     """
 
     def build(device: Device) -> NumPySequential:
-        net = _network(backend, 4, 8, device)
-        net[0].collect_params().setattr("grad_req", "null")
+        inner = _network(backend, 4, 8, device)
+        inner[0].collect_params().setattr("grad_req", "null")
+        net = NumPySequential()
+        net.add(inner)
         return net
 
     def read(net: NumPySequential) -> list[Any]:

@@ -508,17 +508,21 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 
 
 def modes(backend: Any) -> Mapping[str, Any]:
-    """Return a builder of a network with a frozen layer, and what reads the modes.
+    """Return a builder of a network with a frozen layer in an inner model, and its reader.
 
     Keras gives the mode itself to each call.
     """
 
     def build(device: Device) -> Any:
-        net = _network(backend, device)
-        net.layers[1].trainable = False
-        return net
+        *inner, last = _layers()
+        net = keras.Sequential([keras.Input((4,)), keras.Sequential(inner), last])
+        inner[1].trainable = False
+        return backend.place(net, device)
 
-    return {"one frozen": (build, lambda net: [layer.trainable for layer in net.layers])}
+    def read(net: Any) -> list[bool]:
+        return [layer.trainable for layer in (*net.layers, *net.layers[0].layers)]
+
+    return {"one frozen": (build, read)}
 
 
 @keras.saving.register_keras_serializable("d2ldev_tensorflow")

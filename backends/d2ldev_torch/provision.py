@@ -419,11 +419,16 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 
 
 def modes(backend: Any) -> Mapping[str, Any]:
-    """Return builders of a network with modules in both modes, and a function that reads them."""
+    """Return builders of a network with modules in both modes, and a function that reads them.
+
+    The module in the other mode is inside of an inner one.
+    """
 
     def build(number: int, is_training: bool, device: Device) -> Any:
-        net = _network(backend, device).train(not is_training)
-        net[number].train(is_training)
+        *inner, last = _network(backend, device).train(not is_training)
+        inner[number].train(is_training)
+        net = torch.nn.Sequential(torch.nn.Sequential(*inner), last)
+        net.training = net[0].training = not is_training
         return net
 
     def read(net: torch.nn.Module) -> list[bool]:
@@ -431,7 +436,8 @@ def modes(backend: Any) -> Mapping[str, Any]:
 
     return {
         "one in evaluation mode": (partial(build, 1, False), read),
-        "one in training mode": (partial(build, 3, True), read),
+        "normalization in training mode": (partial(build, 1, True), read),
+        "dropout in training mode": (partial(build, 3, True), read),
     }
 
 

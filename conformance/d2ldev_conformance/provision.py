@@ -140,8 +140,9 @@ def modes(
 ) -> Mapping[str, tuple[Callable[[Device], Any], Callable[[Any], Any]]]:
     """Return builders of networks as ``networks`` has them, with layers in several modes, by name.
 
-    One layer may be in evaluation mode, or all but one. The second function takes a network, and
-    returns the mode of each layer as plain values. It asks the network itself.
+    One layer may be in evaluation mode, or all but one: each kind in turn, normalization and
+    dropout. It is inside of an inner layer. The second function takes a network, and returns the
+    mode of each layer as plain values. It asks the network itself.
     """
     return _call_provision(backend, "modes")
 

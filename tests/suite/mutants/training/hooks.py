@@ -351,6 +351,13 @@ class PredictsWithDropout(Mutant, caught_by="runs.predict-in-use"):
             return super().predict(self.drop_some(inputs))
 
 
+class PredictsWithTheStatisticsOfTheBatch(Mutant, caught_by="runs.predict-in-use"):
+    class Learner(NetworkLearner):
+        def predict(self, inputs):
+            (x,) = inputs
+            return super().predict((x - xp.mean(x, axis=0, keepdims=True),))
+
+
 class WantsParameters(Mutant, caught_by="runs.without-parameters"):
     class Learner(NetworkLearner):
         def __init__(self, tensors, model, settings):
