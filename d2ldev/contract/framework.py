@@ -61,7 +61,6 @@ class Framework:
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
         cannot: what the framework cannot do, with the reasons; its keys are those of ``ABILITIES``.
-        virtual_gpus: see Args.
         as_cuda: whether the program wants virtual GPUs that stand for CUDA devices. A framework
             whose programs do not name CUDA takes no notice.
         devices, tensors, models, files, training, strict, parallel: the areas.
