@@ -94,7 +94,8 @@ def try_mutants(
     with TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
         folder = Path(name)
         likely = dict.fromkeys(each for mutant in chosen for each in mutant.likely)
-        rows = _run_sound(start, folder / NONE, likely)
+        # Here, too, only a thread of the pool runs processes: no signal comes between.
+        rows = pool.submit(_run_sound, start, folder / NONE, likely).result()
         if failed := [name for name, row in rows.items() if row["outcome"] in _RED]:
             raise _refusal(f"without a mutant the backend fails {', '.join(failed)}")
         obstacles = json.loads((folder / NONE / FILE).read_text(encoding="utf-8"))["obstacles"]
@@ -116,7 +117,7 @@ def try_mutants(
             raise
         others = sorted({each.requirement for each in verdicts if each.requirement} - {*rows})
         if others:
-            rows |= _run_sound(start, folder / "others", others)
+            rows |= pool.submit(_run_sound, start, folder / "others", others).result()
     return [_check_catcher(each, rows) for each in verdicts]
 
 

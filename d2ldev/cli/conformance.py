@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -220,7 +222,9 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         begin = time.monotonic()
         sys.stdout.write(f"Mutants of {request.name}: the requirements that should catch them\n")
         sys.stdout.flush()
-        verdicts = trials.try_mutants(partial(_start, request), request.only, _tell_verdict)
+        with _end_at_signals() as groups:
+            start = partial(_start, request, groups)
+            verdicts = trials.try_mutants(start, request.only, _tell_verdict)
     except D2LDevError as error:
         complain(str(error).replace("conformance NAME", f"conformance {request.name}"))
         return exit_status(error)
@@ -251,7 +255,44 @@ def _tell_verdict(verdict: Any) -> None:
     sys.stdout.flush()
 
 
-def _start(request: Request, options: Sequence[str], folder: Path, limit: float) -> int | None:
+class _Groups(set[int]):
+    """The groups of the processes that run now; none begins after ``end``."""
+
+    is_over = False
+
+    def end(self, *_signal: object) -> None:
+        """End each group, and raise ``KeyboardInterrupt``."""
+        self.is_over = True
+        for group in tuple(self):
+            _end_group(group)
+        raise KeyboardInterrupt
+
+
+def _end_group(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+@contextmanager
+def _end_at_signals() -> Iterator[_Groups]:
+    """Let the signals that end a process end its children in a block, as Ctrl-C does."""
+    groups = _Groups()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    # One that is ignored, as in the background of a script, stays so.
+    before = {number: each for number, each in before.items() if each != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, groups.end)
+    try:
+        yield groups
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)
+
+
+def _start(
+    request: Request, groups: _Groups, options: Sequence[str], folder: Path, limit: float
+) -> int | None:
     """Run the suite with options; see ``d2ldev_conformance.trials.Start``."""
     folder.mkdir(parents=True)
     suite = _find_suite()
@@ -262,13 +303,27 @@ def _start(request: Request, options: Sequence[str], folder: Path, limit: float)
     if request.virtual_gpus is not None:
         variables[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
     with (folder / "printed.txt").open("w", encoding="utf-8") as printed:
+        # In a group of its own, with the processes that its tests start.
+        process = subprocess.Popen(  # noqa: S603
+            argv,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,
+        )
+        groups.add(process.pid)
         try:
-            done = subprocess.run(  # noqa: S603
-                argv, env=variables, stdout=printed, stderr=printed, timeout=limit, check=False
-            )
+            status = None if groups.is_over else process.wait(limit)
         except subprocess.TimeoutExpired:
-            return None
-    return done.returncode
+            status = None
+        finally:
+            groups.discard(process.pid)
+            _end_group(process.pid)
+            process.wait()
+    if groups.is_over:
+        raise KeyboardInterrupt
+    return status
 
 
 def _find_suite() -> Path:

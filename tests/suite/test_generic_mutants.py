@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from d2ldev_conformance.catalogue import list_explanations
@@ -230,6 +232,38 @@ def test_options_that_mutants_do_not_take_are_refused(tmp_path, option):
     done = run_command(*option, folder=tmp_path)
     assert done.returncode == 4
     assert "fix: leave out" in done.stderr
+
+
+def list_processes(folder):
+    """Return the command lines of the processes that use a folder, but for ``ps`` itself."""
+    listed = subprocess.run(["ps", "-wwAo", "args"], capture_output=True, text=True, check=True)
+    return [line for line in listed.stdout.splitlines() if f"--basetemp={folder}" in line]
+
+
+def wait_until(is_true):
+    end = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_processes_of_mutants_too(tmp_path, number):
+    command = [sys.executable, "-m", "d2ldev", "conformance", "reference", "--mutants"]
+    variables = {**os.environ, "TMPDIR": str(tmp_path), "D2LDEV_VIRTUAL_GPUS": "2"}
+    options = {"env": variables, "cwd": tmp_path, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **options, stdout=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: list_processes(tmp_path))
+            process.send_signal(number)
+            printed, told = process.communicate(timeout=60)
+        finally:
+            process.terminate()
+    assert process.returncode not in (0, -number)
+    assert "not judged" not in printed
+    assert "Traceback" not in told
+    assert list_processes(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path):

@@ -8,12 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 from command_line import run_command
+from d2ldev_conformance import trials
 from d2ldev_conformance.profiles import PROFILES
 from d2ldev_conformance.schema import find_problems
 from installs import find_extras
 from reference_backend import ReferenceFramework
 
-from d2ldev.cli.conformance import Request, command, list_runs
+from d2ldev.cli.conformance import NO_TESTS, Request, command, list_runs, try_mutants
 from d2ldev.registry import loading
 
 SUITE = Path("suite")
@@ -303,3 +304,23 @@ def test_an_empty_name_is_not_a_backend():
     done = run_command("conformance", "")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "cannot use the backend ''" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("real", "variable", "given", "number"),
+    [(0, "", None, 2), (2, "", None, None), (0, "1", None, None), (2, "", 2, 2)],
+)
+def test_mutants_get_virtual_gpus_only_where_nothing_gives_others(
+    monkeypatch, real, variable, given, number
+):
+    requests = []
+
+    def keep(start, *_):
+        requests.append(start.args[0])
+        return []
+
+    monkeypatch.setattr(trials, "try_mutants", keep)
+    monkeypatch.setattr(loading, "count_real_gpus", lambda name: real)
+    monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", variable)
+    assert try_mutants(Request("reference", virtual_gpus=given), []) == NO_TESTS
+    assert [request.virtual_gpus for request in requests] == [number]
