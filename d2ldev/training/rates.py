@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from d2ldev.contract import Framework, Learner
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.operations.inventory import list_named_tensors
 
 RATE = "lr"
@@ -32,7 +33,8 @@ def find_rate(framework: Framework, learner: Learner) -> float | None:
     with suppress(AttributeError, IndexError, KeyError, TypeError):
         rate = optimizer.param_groups[0]["lr"]
     if rate is None:
-        rate = _find_in_state(framework, optimizer)
+        with suppress(UnsupportedValueError):  # a class of the user's own
+            rate = _find_in_state(framework, optimizer)
     with suppress(TypeError, ValueError):
         return float(rate)
     return None
