@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from d2ldev.display import format_text_table, make_printable
 from d2ldev_conformance.matrix import name_sources
+from d2ldev_conformance.progress import FAILED
 from d2ldev_conformance.runs import Run, name_gpus
 from d2ldev_conformance.schema import read_reports
 
@@ -17,7 +18,6 @@ CHANGES = (
     *("gone", "passes no more", "began to fail"),
 )
 """What may happen to a requirement, the worst last: it is what stays in sight in a terminal."""
-_FAILED = ("failed", "not begun")
 _LONGEST = 120
 _EMPTY: Run = {"requirements": []}
 
@@ -79,7 +79,7 @@ def compare_reports(old: Path, new: Path) -> Comparison:
             blocks.append("\n".join([name, *_tell_heads(first, second), *_tell(changes, second)]))
         else:
             counts = (first or second or {})["summary"]
-            failed = sum(counts.get(each, 0) for each in _FAILED)
+            failed = sum(counts.get(each, 0) for each in FAILED)
             told = f"{counts.get('passed', 0)} passed" + (f" and {failed} failed" if failed else "")
             there, other = ("old", "new") if first else ("new", "old")
             blocks.append(f"{name}\nno {other} report; {told} in the {there} one")
@@ -112,7 +112,7 @@ def _name_change(old: str, new: str, *, is_other: bool) -> str:
     """Return one of ``CHANGES``; empty for a requirement that is as it was."""
     if old == new:
         return "other reasons" if is_other else ""
-    if new in _FAILED and old not in _FAILED:
+    if new in FAILED and old not in FAILED:
         return "began to fail"
     if not old or not new:
         return "gone" if old else "new"

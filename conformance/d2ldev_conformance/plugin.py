@@ -30,6 +30,7 @@ from d2ldev_conformance.progress import (
     count_by_module,
     find_undone_modules,
     format_counts,
+    read_modules,
     tell_progress,
     was_tested,
 )
@@ -101,11 +102,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _read_only(config: pytest.Config) -> Sequence[str]:
     """Return the modules of ``--d2ldev-only``, in their order."""
-    given = {name.strip() for text in config.getoption("--d2ldev-only") for name in text.split(",")}
-    if unknown := sorted(given - {*MODULES}):
-        names = ", ".join(MODULES)
-        raise pytest.UsageError(f"no such module: {', '.join(unknown)}; there are {names}")
-    return [module for module in MODULES if module in given]
+    try:
+        return read_modules(config.getoption("--d2ldev-only"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

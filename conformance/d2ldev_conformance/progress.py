@@ -14,8 +14,21 @@ OUTCOMES = ("passed", "failed", "not begun", "known gap", "cannot", "skipped", "
 # and was skipped without a GPU, it has passed. The counts show the skipped tests. If the run ended
 # before some of its tests, nobody knows.
 _WORST_FIRST = ("failed", "not begun", "known gap", "cannot", "not run", "passed", "skipped")
+FAILED = ("failed", "not begun")
 _TESTED = ("passed", "failed", "known gap")
 _UNDONE = ("failed", "not begun", "not run")
+
+
+def read_modules(given: Iterable[str]) -> list[str]:
+    """Return the modules of ``--only``, in their order; each text may have several, with commas.
+
+    Raises:
+        ValueError: if a name is not that of a module.
+    """
+    found = {name.strip() for text in given for name in text.split(",")}
+    if unknown := sorted(found - {*MODULES}):
+        raise ValueError(f"no such module: {', '.join(unknown)}; there are {', '.join(MODULES)}")
+    return [module for module in MODULES if module in found]
 
 
 def judge(tests: Mapping[str, int]) -> str:

@@ -21,6 +21,7 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework.testing import MODULES
 from d2ldev_conformance.lines import format_lines
 from d2ldev_conformance.mutants import MUTANTS, Mutant
+from d2ldev_conformance.progress import FAILED
 from d2ldev_conformance.schema import REPORT, VERDICTS
 from d2ldev_conformance.trial import FILE, NONE
 
@@ -40,7 +41,6 @@ the requirements that should catch it are skipped: a green run would not see it.
 apply'`` if the framework says so, see ``Mutant.find_obstacle``.
 """
 UNTRIED = ("not tried here", "does not apply")
-_RED = ("failed", "not begun")
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,13 @@ def try_mutants(
     Raises:
         UnsupportedValueError: if the backend fails a requirement without a mutant.
     """
-    wanted = {area.strip() for text in areas for area in text.split(",")}
-    if unknown := sorted(wanted - {*MODULES}):
-        problem = f"there is no module {', '.join(unknown)}"
-        raise UnsupportedValueError("try mutants", problem, f"--only {MODULES[0]}")
-    chosen = [each for each in MUTANTS.values() if not wanted or each.area in wanted]
+    chosen = [each for each in MUTANTS.values() if not areas or each.area in areas]
     with TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
         folder = Path(name)
         likely = dict.fromkeys(each for mutant in chosen for each in mutant.likely)
         # Here, too, only a thread of the pool runs processes: no signal comes between.
         rows = pool.submit(_run_sound, start, folder / NONE, likely).result()
-        if failed := [name for name, row in rows.items() if row["outcome"] in _RED]:
+        if failed := [name for name, row in rows.items() if row["outcome"] in FAILED]:
             raise _refusal(f"without a mutant the backend fails {', '.join(failed)}")
         obstacles = json.loads((folder / NONE / FILE).read_text(encoding="utf-8"))["obstacles"]
 
@@ -124,7 +120,7 @@ def try_mutants(
 def _check_catcher(verdict: Verdict, rows: dict[str, Any]) -> Verdict:
     """Return a verdict, or "not judged" if its requirement fails without the mutant, too."""
     row = rows.get(verdict.requirement)
-    if row is None or row["outcome"] not in _RED:
+    if row is None or row["outcome"] not in FAILED:
         return verdict
     problem = f"{verdict.requirement} fails without the mutant, too"
     return replace(verdict, outcome="not judged", reason=problem, requirement="")

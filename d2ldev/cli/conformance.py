@@ -208,6 +208,11 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         return USAGE_ERROR
     trials = importlib.import_module(f"{SUITE}.trials")
     try:
+        areas = importlib.import_module(f"{SUITE}.progress").read_modules(request.only)
+    except ValueError as error:
+        complain(f"cannot try mutants: {error}\n  fix: --only with one of these names")
+        return USAGE_ERROR
+    try:
         if request.report is not None:
             request.report.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -223,8 +228,8 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         sys.stdout.write(f"Mutants of {request.name}: the requirements that should catch them\n")
         sys.stdout.flush()
         with _end_at_signals() as groups:
-            start = partial(_start, request, groups)
-            verdicts = trials.try_mutants(start, request.only, _tell_verdict)
+            start = partial(_start, request, groups, trials.PRINTED)
+            verdicts = trials.try_mutants(start, areas, _tell_verdict)
     except D2LDevError as error:
         complain(str(error).replace("conformance NAME", f"conformance {request.name}"))
         return exit_status(error)
@@ -291,7 +296,12 @@ def _end_at_signals() -> Iterator[_Groups]:
 
 
 def _start(
-    request: Request, groups: _Groups, options: Sequence[str], folder: Path, limit: float
+    request: Request,
+    groups: _Groups,
+    printed_name: str,
+    options: Sequence[str],
+    folder: Path,
+    limit: float,
 ) -> int | None:
     """Run the suite with options; see ``d2ldev_conformance.trials.Start``."""
     folder.mkdir(parents=True)
@@ -302,7 +312,7 @@ def _start(
     variables = environment(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     if request.virtual_gpus is not None:
         variables[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
-    with (folder / "printed.txt").open("w", encoding="utf-8") as printed:
+    with (folder / printed_name).open("w", encoding="utf-8") as printed:
         # In a group of its own, with the processes that its tests start.
         process = subprocess.Popen(  # noqa: S603
             argv,

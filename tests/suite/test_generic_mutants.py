@@ -101,9 +101,9 @@ def fail(requirement, is_own=False):
     return {"requirement": requirement, "problem": "AssertionError: 1 != 2", "is_own": is_own}
 
 
-def judge(suite, **options):
+def judge(suite):
     """Return mutant -> verdict for the mutants of tensors."""
-    found = try_mutants(suite, options.get("areas", ["tensors"]), lambda verdict: None)
+    found = try_mutants(suite, ["tensors"], lambda verdict: None)
     return {verdict.mutant.name: verdict for verdict in found}
 
 
@@ -179,9 +179,10 @@ def test_what_caught_a_mutant_has_to_pass_without_one():
     assert verdict.reason == "create.shapes fails without the mutant, too"
 
 
-def test_an_area_that_is_none_is_refused():
-    with pytest.raises(UnsupportedValueError, match=r"no module tensor\n"):
-        judge(Suite(), areas=["tensor"])
+def test_an_area_that_is_none_is_refused_as_in_a_run(tmp_path):
+    done = run_command("--only", "tensor", folder=tmp_path)
+    assert done.returncode == 4
+    assert "no such module: tensor; there are devices, tensors" in done.stderr
 
 
 def test_the_table_says_what_is_wrong_and_what_caught_it(tmp_path):
