@@ -148,6 +148,14 @@ class TakesTheMeanOfMeans(Mutant, caught_by="several.learn-what-one-learns"):
             return 0.5
 
 
+class DecaysNoWeightsTogether(Mutant, caught_by="several.learn-what-one-learns"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def _update_parameter(self, steps, x, *others):
+            if self.settings.optimizer == "adamw":
+                x = x / (1 - 0.01 * self.settings.lr)
+            return super()._update_parameter(steps, x, *others)
+
+
 class LearnsNothingTogether(Mutant, caught_by="several.change-the-parameters"):
     class ParallelLearner(ReferenceParallelLearner):
         def step(self, inputs, y):
@@ -229,6 +237,12 @@ class KnowsNoBatchNormalization(Mutant, caught_by="several.refuse-other-statisti
     class Parallel(ReferenceParallel):
         def batch_norms(self, model):
             return []
+
+
+class ConfusesTheStatistics(Mutant, caught_by="several.refuse-other-statistics"):
+    class Parallel(ReferenceParallel):
+        def batch_norms(self, model):
+            return [each._replace(statistics="global") for each in super().batch_norms(model)]
 
 
 class LosesTheRunningMeansOfTheCopies(Mutant, caught_by="several.keep-running-statistics"):

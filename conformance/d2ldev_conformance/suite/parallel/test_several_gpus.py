@@ -77,7 +77,7 @@ def _fit(backend, num_gpus, data=None, epochs=3, clip=0, accumulate_grad_batches
 
 
 @requirement("several.learn-what-one-learns", section=SECTION)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_two_gpus_learn_like_one_gpu(backend, optimizer):
     """Train on two GPUs the parameters and the history of one."""
     options = {"optimizer": optimizer, "lr": 0.02, "val_data": _data(7, 3)}
@@ -315,9 +315,26 @@ def test_a_layer_with_other_statistics_is_refused(backend, normalized_network):
 
     The number of GPUs would change what is learned, although the user has asked for one of both.
     """
-    net = networks_with_batch_norm(backend)[normalized_network](backend.gpu(0))
-    assert len(_list_refused(backend, net)) == 1
+    build = networks_with_batch_norm(backend)[normalized_network]
+    (refused,) = _list_refused(backend, build(backend.gpu(0)))
     assert _list_refused(backend, backend.mlp([4, 2], device="gpu:0")) == []
+
+    def measure(number, batches):
+        backend.seed(0)
+        trainer = Trainer(1, number, backend=backend)
+        return trainer.fit(build(backend.cpu()), batches, loss="cross_entropy", lr=0.0)["loss"]
+
+    # The halves are two shards, whose means are far from each other.
+    draw, labels = np.random.default_rng(0), (np.arange(16) // 8).astype("int32")
+    x = draw.normal(np.repeat([0, 9], 8)[:, np.newaxis], 1, (16, 4)).astype("float32")
+    losses = {
+        "global": measure(1, [(x, labels)]),
+        "local": measure(1, [(x[:8], labels[:8]), (x[8:], labels[8:])]),
+    }
+    other = losses.pop(refused)
+    found = measure(2, [(x, labels)])
+    assert [found] == [pytest.approx(loss, rel=1e-4) for loss in losses.values()]
+    assert found != pytest.approx(other, rel=1e-3)
 
 
 @requirement("several.draw-own-masks", section=SECTION, source="contract, Several GPUs")

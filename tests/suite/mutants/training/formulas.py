@@ -83,6 +83,14 @@ class AdamCountsBatches(Mutant, caught_by=OPTIMIZERS):
             return super()._update_parameter(steps * count, *others)
 
 
+class MomentumDecaysWithEachBatch(Mutant, caught_by=OPTIMIZERS):
+    class Learner(NetworkLearner):
+        def _update_parameter(self, steps, x, gradient, first, second):
+            if self.settings.optimizer == "momentum":
+                first = first * 0.9 ** (self.settings.accumulate_grad_batches - 1)
+            return super()._update_parameter(steps, x, gradient, first, second)
+
+
 class AdamWDecaysInTheGradient(Mutant, caught_by=OPTIMIZERS):
     class Learner(NetworkLearner):
         def _update_parameter(self, steps, x, gradient, *moments):

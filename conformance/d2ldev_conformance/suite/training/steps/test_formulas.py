@@ -53,10 +53,10 @@ def test_a_named_optimizer_follows_its_formula(backend, place, optimizer):
     A framework's own defaults are other betas or another epsilon. Some correct no first steps, damp
     the momentum, or decay in the gradient.
 
-    Adam corrects by the number of steps, and not of batches.
+    Adam corrects by the number of steps, and not of batches, and the momentum decays with a step.
     """
     net, line = _line(backend, place, [5, 2])
-    count = 2 if optimizer == "adam" else 1
+    count = 2 if optimizer in ("adam", "momentum") else 1
     options = {"lr": 0.2, "accumulate_grad_batches": count}
     learner = backend.learner(net, optimizer=optimizer, **options)
     batches = list(_draw_batches())
