@@ -14,10 +14,10 @@ from itertools import count
 
 import array_api_strict as xp
 import numpy as np
-from reference_backend import ReferenceDevices
+from reference_backend import ReferenceDevices, ReferenceFiles
 
 from d2ldev import Backend
-from mutants import Mutant, OneByOne, ReferenceModels
+from mutants import Mutant, OneByOne, ReferenceModels, ReferenceParallel
 from mutants.provision import NetworkGroupLearner, NetworkLearner, NetworkParallelLearner
 
 OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
@@ -274,10 +274,43 @@ class MakesUpValuesAfterAnError(Lazy, caught_by="sync.raises-late-errors"):
                         each.value, each.error = np.ones(each.shape, "float32"), None
 
 
-class CopiesLater(Lazy, caught_by="sync.calls-leave-nothing-recorded"):
+class CopiesLater(
+    Lazy,
+    caught_by=(
+        "sync.calls-leave-nothing-recorded",
+        "place.leaves-nothing-recorded",
+        "prefetch.leaves-nothing-recorded",
+    ),
+):
     class Tensors(Lazy.Tensors):
         def transfer(self, xs, native, *, copy):
             return [self.copy(x, native) * 1.0 if "float" in str(x.dtype) else x for x in xs]
+
+
+class StacksLater(Lazy, caught_by="sync.calls-leave-nothing-recorded"):
+    class Tensors(Lazy.Tensors):
+        def stack(self, xs):
+            return super().stack(xs) * 1.0
+
+
+class LoadsLater(Lazy, caught_by="io.leaves-nothing-recorded"):
+    class Files(ReferenceFiles):
+        def adopt(self, array, dtype, native):
+            x = super().adopt(array, dtype, native)
+            return x * 1.0 if "float" in dtype else x
+
+
+class SplitsLater(Lazy, caught_by="split.leaves-nothing-recorded"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            return [{**shard, "x": shard["x"] * 1.0} for shard in super().split(batch, devices)]
+
+
+class ReplicatesLater(Lazy, caught_by="replicate.leaves-nothing-recorded"):
+    class Backend(Backend):
+        def replicate(self, obj, devices):
+            copies = super().replicate(obj, devices)
+            return [[copy[0] * 1.0, *copy[1:]] for copy in copies]
 
 
 class LogsWhatIsRecorded(Lazy, caught_by="sync.calls-leave-nothing-recorded"):

@@ -15,6 +15,7 @@ import pytest
 
 from d2ldev import DeviceLog
 from d2ldev.framework import NotBegunError
+from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import CREATORS
 from d2ldev_conformance.suite.devices.queues import becomes_idle, multiply, seconds_of_products
@@ -136,6 +137,9 @@ CALLS = {
         for each in backend.devices()
         if each is not device
     ],
+    "stack": lambda backend, device: framework_of(backend).tensors.stack(
+        [_add_one(backend, device)] * 2
+    ),
     "mlp": _make_mlp,
     "log": _log,
 }

@@ -33,6 +33,7 @@ from d2ldev_conformance.suite.data import (
     numbers,
     read_saved_values,
 )
+from d2ldev_conformance.suite.devices.queues import becomes_idle
 from d2ldev_conformance.suite.memory import Held
 
 SECTION = "6.6"
@@ -368,6 +369,22 @@ def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
     """
     with pytest.raises(CheckpointError):
         backend.load(path)
+
+
+@requirement("io.leaves-nothing-recorded", section=SECTION, source="contract, Lazy frameworks")
+def test_what_is_loaded_is_computed_without_a_wait(backend, path, place):
+    """Compute what ``load`` returns and ``load_into`` changes, although nobody waits for it.
+
+    What is only recorded keeps the bytes of the file in memory.
+    """
+    obj = {"net": backend.mlp([2, 3], device=place), "x": backend.ones(3, device=place)}
+    backend.save(obj, path)
+    backend.synchronize()
+    loaded = backend.load(path, device=place)
+    assert becomes_idle(backend, place)
+    into = backend.load_into(obj, path)
+    assert becomes_idle(backend, place)
+    del loaded, into
 
 
 @requirement("io.load-into-brings-every-value", section=SECTION)

@@ -20,6 +20,7 @@ from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import loops, samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, read_saved_values, room_for, values_of
+from d2ldev_conformance.suite.devices.queues import becomes_idle
 from d2ldev_conformance.suite.memory import Held
 
 SECTION = "6.7.3"
@@ -76,6 +77,20 @@ def test_place_keeps_every_value(backend, route, sample):
     obj = samples(backend)[sample](source)
     held = Held(backend, obj)
     held.check_apart(backend.place(obj, target))
+
+
+@requirement("place.leaves-nothing-recorded", section=SECTION, source="contract, Lazy frameworks")
+def test_what_is_placed_is_computed_without_a_wait(backend, route, sample):
+    """Compute the tensors that ``place`` has moved, although nobody waits for them.
+
+    A recorded move keeps the old tensors in memory.
+    """
+    source, target = route
+    obj = samples(backend)[sample](source)
+    backend.synchronize()
+    placed = backend.place(obj, target)
+    assert becomes_idle(backend, target)
+    del placed
 
 
 @requirement("place.keeps-ties", section=SECTION)

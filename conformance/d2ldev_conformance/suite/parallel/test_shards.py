@@ -17,6 +17,7 @@ from d2ldev import Broadcast, DeviceUnavailableError, InvalidDeviceError, Unsupp
 from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, read_saved_values
+from d2ldev_conformance.suite.devices.queues import becomes_idle
 from d2ldev_conformance.suite.memory import Held, flip_tensor
 
 SECTION = "13.5"
@@ -273,6 +274,36 @@ def test_a_device_that_does_not_exist_is_refused(backend, missing, method):
     """
     with pytest.raises(DeviceUnavailableError):
         getattr(backend, method)(backend.ones((2, 2)), ["cpu", missing])
+
+
+@requirement("split.leaves-nothing-recorded", section=SECTION, source="contract, Lazy frameworks")
+@two_gpus
+def test_shards_are_computed_without_a_wait(backend):
+    """Compute the shards of a batch, although nobody waits for them.
+
+    A recorded shard keeps the whole batch in memory.
+    """
+    x = backend.ones((4, 2), device="gpu:1")  # whose shard is the last
+    backend.synchronize()
+    shards = backend.split({"x": x, "y": np.ones(4, "float32")}, PAIR)
+    assert [becomes_idle(backend, backend.device(name)) for name in PAIR] == [True, True]
+    del shards
+
+
+@requirement(
+    "replicate.leaves-nothing-recorded", section=SECTION, source="contract, Lazy frameworks"
+)
+@two_gpus
+def test_replicas_are_computed_without_a_wait(backend):
+    """Compute the copies of parameters and of a model, although nobody waits for them.
+
+    A recorded copy sees what a step writes into the original.
+    """
+    obj = [backend.ones(3, device="gpu:0"), backend.mlp([2, 1], device="gpu:0")]
+    backend.synchronize()
+    copies = backend.replicate(obj, PAIR)
+    assert [becomes_idle(backend, backend.device(name)) for name in PAIR] == [True, True]
+    del copies
 
 
 @requirement("replicate.copies-parameters", section=SECTION, source="D2L")

@@ -15,6 +15,7 @@ import d2ldev
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
+from d2ldev_conformance.suite.devices.queues import becomes_idle
 
 SECTION = "6.7.3"
 SOURCE = "contract"
@@ -62,6 +63,23 @@ def test_the_batches_are_the_same_in_the_same_order(backend, place, source, dept
     """Yield the same batches in the same order, at each depth."""
     found = _numbers(backend, backend.prefetch(source.batches(), place, depth))
     assert found == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@requirement(
+    "prefetch.leaves-nothing-recorded", section=SECTION, source="contract, Lazy frameworks"
+)
+def test_batches_ahead_are_computed_without_a_wait(backend, place):
+    """Compute the batches that are on their way, although nobody waits for them.
+
+    A copy that is only recorded begins when the batch is needed, which is too late.
+    """
+    batches = [(np.ones(3, "float32"), backend.ones(3)) for _ in range(4)]
+    backend.synchronize()
+    ahead = backend.prefetch(batches, place, 2)
+    first = next(ahead)
+    assert becomes_idle(backend, place)
+    ahead.close()
+    del first
 
 
 @requirement("prefetch.any-size", section=SECTION, source="PyTorch, CUDA semantics")
