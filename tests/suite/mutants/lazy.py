@@ -17,7 +17,7 @@ import numpy as np
 from reference_backend import ReferenceDevices, ReferenceFiles
 
 from d2ldev import Backend
-from mutants import Mutant, OneByOne, ReferenceModels, ReferenceParallel
+from mutants import Mutant, OneByOne, ReferenceModels
 from mutants.provision import NetworkGroupLearner, NetworkLearner, NetworkParallelLearner
 
 OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
