@@ -181,14 +181,17 @@ def out_of_memory(
 
 def synchronize(framework: Framework, device: DeviceLike | None) -> None:
     """Wait for a device, or for all; see ``Backend.synchronize``."""
+    failures = []
     for each in resolve_or_all(framework, device, "synchronize"):
         try:
             framework.devices.synchronize(each)
-        except Exception as error:
-            if isinstance(error, D2LDevError) or not framework.devices.is_out_of_memory(error):
-                raise
-            native = framework.devices.native(each)
-            raise out_of_memory(framework, error, f"synchronize {each}", native) from error
+        except Exception as error:  # the others are waited for, too
+            failures.append((each, error))
+    for each, failure in failures:
+        if isinstance(failure, D2LDevError) or not framework.devices.is_out_of_memory(failure):
+            raise failure
+        native = framework.devices.native(each)
+        raise out_of_memory(framework, failure, f"synchronize {each}", native) from failure
 
 
 def check_room(nbytes: int, there: int | None) -> None:
