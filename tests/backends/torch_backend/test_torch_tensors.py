@@ -539,7 +539,8 @@ def test_what_has_nothing_to_do_costs_few_calls(torch_backend):
     assert in_a_list <= 13
     assert calls(lambda: torch_backend.to(rows, "cpu")) <= in_a_list + 2
     assert calls(lambda: torch_backend.place(x, "cpu")) <= 35  # nine of them for the context
-    assert calls(lambda: torch_backend.split((x, x), ["cpu"])) <= 72
+    # Three of them ask whether a tensor is ragged.
+    assert calls(lambda: torch_backend.split((x, x), ["cpu"])) <= 75
     of_a_place = calls(lambda: torch_backend.place(net, "cpu"))
     assert calls(lambda: torch_backend.placement(net)) <= of_a_place
 
