@@ -366,11 +366,7 @@ def _leaves(
         return
     budget[0] -= is_known
     if budget[0] < 0:
-        raise UnsupportedValueError(
-            attempted,
-            f"containers in it are in more than {_MOST_PLACES} places",
-            "give each container once",
-        )
+        raise _places_refusal(attempted)
     entered[id(x)] = (x, True)
     for label, child in label_children(x, kind, path, attempted):
         yield from _leaves(child, kinds, join_path(path, label), attempted, entered, budget)
@@ -404,7 +400,7 @@ class Tree:
 
     Raises:
         UnsupportedValueError: if a container contains itself, is nested deeper than Python
-            can follow, or cannot be taken apart.
+            can follow, is in too many places, or cannot be taken apart.
 
     >>> tree = Tree([x, y], framework.state.kinds, "double a batch")      # doctest: +SKIP
     >>> tree.put_together([2 * leaf for _, leaf in tree.leaves])          # doctest: +SKIP
@@ -424,6 +420,8 @@ class Tree:
         self._is_leaf, self._is_saved = is_leaf, is_saved
         self.leaves: list[tuple[str, Any]] = []
         self._open: set[int] = set()
+        self._entered: set[int] = set()
+        self._budget = _MOST_PLACES
         try:
             self._root = self._take_apart(x, path)
         except RecursionError:
@@ -436,6 +434,10 @@ class Tree:
             return None
         if id(x) in self._open:
             raise _cycle_refusal(x, path, self._attempted)
+        self._budget -= id(x) in self._entered
+        if self._budget < 0:
+            raise _places_refusal(self._attempted)
+        self._entered.add(id(x))  # a branch keeps the container, and so its id
         self._open.add(id(x))
         kind = kind.in_files if self._is_saved else kind
         found = label_children(x, kind, path, self._attempted)
@@ -488,6 +490,14 @@ def label_children(x: Any, kind: Container, path: str, attempted: str) -> list[t
         raise
     except Exception as error:  # whatever a class's own methods raise
         raise container_refusal(x, "taken apart", path, attempted, error) from error
+
+
+def _places_refusal(attempted: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        attempted,
+        f"containers in it are in more than {_MOST_PLACES} places",
+        "give each container once",
+    )
 
 
 def container_refusal(

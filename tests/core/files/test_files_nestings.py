@@ -160,6 +160,16 @@ def test_a_nesting_that_contains_itself_is_refused(reference, path):
         reference.load_into(obj, path)
 
 
+def test_a_nesting_whose_containers_are_in_too_many_places_is_refused(reference, path):
+    """It has 2**60 places, and is small in memory."""
+    nested = [1.0]
+    for _ in range(60):
+        nested = [nested, nested]
+    reference.save([reference.ones(2)], path)
+    with pytest.raises(UnsupportedValueError, match="more than 100000 places"):
+        reference.load_into(nested, path)
+
+
 def test_a_nesting_that_is_too_deep_is_refused(reference, path):
     obj = []
     for _ in range(5000):

@@ -84,6 +84,10 @@ def call(backend: Backend, right: dict[str, Any], at: Argument, value: Any) -> A
     return getattr(hostile.owners(backend)[at.owner](), at.function)(*positional, **named)
 
 
+class HangError(BaseException):
+    """A call takes too long. It is no ``Exception``: a backend may make those errors of its own."""
+
+
 @contextmanager
 def limit_time() -> Iterator[None]:
     """Raise in what takes too long, where the system has alarms."""
@@ -92,7 +96,7 @@ def limit_time() -> Iterator[None]:
         return
 
     def hangs(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {SECONDS} seconds")
+        raise HangError(f"it takes more than {SECONDS} seconds")
 
     before = signal.signal(signal.SIGALRM, hangs)
     signal.alarm(SECONDS)
@@ -104,11 +108,9 @@ def limit_time() -> Iterator[None]:
 
 
 def fails_alone(
-    backend: Backend, right: dict[str, Any], at: Argument, make: Callable[[], Any], error: Exception
+    backend: Backend, right: dict[str, Any], at: Argument, make: Callable[[], Any]
 ) -> bool:
     """Tell whether the caller's own function or model raises without d2ldev, too, as given here."""
-    if isinstance(error, TimeoutError):
-        return False
     try:
         value = make()
         if at.parameter in CALLED:
@@ -134,9 +136,11 @@ def outcome(backend: Backend, right: dict[str, Any], at: Argument, make: Callabl
             elif at.function == "on" and isinstance(result, AbstractContextManager):
                 with result:
                     pass
+    except HangError as error:
+        return str(error)
     except Exception as error:
         is_expected = isinstance(error, (D2LDevError, hostile.OwnError))
-        if not is_expected and not fails_alone(backend, right, at, make, error):
+        if not is_expected and not fails_alone(backend, right, at, make):
             return f"{type(error).__name__}: {str(error)[:300]}"
     return ""
 
