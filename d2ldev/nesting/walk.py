@@ -399,8 +399,8 @@ class Tree:
         leaves: the name and the value in each place, in order.
 
     Raises:
-        UnsupportedValueError: if a container contains itself, is nested deeper than Python
-            can follow, is in too many places, or cannot be taken apart.
+        UnsupportedValueError: if a container contains itself, or cannot be taken apart. Or if the
+            nesting is deeper than Python can follow, or its containers are in too many places.
 
     >>> tree = Tree([x, y], framework.state.kinds, "double a batch")      # doctest: +SKIP
     >>> tree.put_together([2 * leaf for _, leaf in tree.leaves])          # doctest: +SKIP

@@ -85,7 +85,10 @@ def call(backend: Backend, right: dict[str, Any], at: Argument, value: Any) -> A
 
 
 class HangError(BaseException):
-    """A call takes too long. It is no ``Exception``: a backend may make those errors of its own."""
+    """A call takes too long.
+
+    The core makes errors of its own of each ``Exception``, which would hide this one.
+    """
 
 
 @contextmanager
