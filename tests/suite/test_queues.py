@@ -23,28 +23,34 @@ class Card:
 
     def rand(self, shape, *, seed, device):
         self.bytes = max(self.bytes, 4 * shape[0] * shape[1])
-        return Matrix(self, shape[0])
+        return Matrix(self, shape)
 
-    def multiply(self, size):
+    def ones(self, shape, *, device):
+        return Matrix(self, shape)
+
+    def multiply(self, rows, inner, columns):
         self.now += CALL
-        self.end = max(self.end, self.now) + 2 * size**3 / self._flops
+        self.end = max(self.end, self.now) + 2 * rows * inner * columns / self._flops
 
     def synchronize(self, device):
+        self.now = max(self.now, self.end)
+
+    def to_numpy(self, x):
         self.now = max(self.now, self.end)
 
 
 class Matrix:
     """A matrix on it."""
 
-    def __init__(self, card, size):
-        self._card, self._size = card, size
+    def __init__(self, card, shape):
+        self._card, self.shape = card, shape
 
     def __mul__(self, number):
         return self
 
     def __matmul__(self, other):
-        self._card.multiply(self._size)
-        return self
+        self._card.multiply(*self.shape, other.shape[1])
+        return Matrix(self._card, (self.shape[0], other.shape[1]))
 
 
 @pytest.mark.parametrize("flops", [2e9, 5e10, 1e12, 5e13, 4e14, 2e15])
