@@ -116,7 +116,12 @@ def make_printable(text: str) -> str:
     >>> make_printable("two\nlines \x1b[2J")
     'two lines ?[2J'
     """
-    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
+    return replace_unprintable(" ".join(text.split()))
+
+
+def replace_unprintable(text: str) -> str:
+    """Return a text with a question mark for each character that cannot be printed."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def format_text_table(

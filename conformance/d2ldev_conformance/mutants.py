@@ -17,34 +17,18 @@ from typing import Any
 
 import numpy as np
 
+import d2ldev.framework
 from d2ldev import gpu
 from d2ldev.framework import (
     CPU,
-    Devices,
-    Files,
     Framework,
     Learner,
-    Models,
-    Parallel,
     Role,
-    Strict,
-    Tensors,
-    Training,
     Weighted,
     count_gpus,
 )
 
 Method = Callable[..., Any]
-
-_AREAS: dict[str, type] = {
-    "devices": Devices,
-    "tensors": Tensors,
-    "models": Models,
-    "files": Files,
-    "strict": Strict,
-    "training": Training,
-    "parallel": Parallel,
-}
 
 
 @dataclass(frozen=True)
@@ -87,7 +71,7 @@ class Mutant:
                 return f"cannot[{ability!r}]: {framework.cannot[ability]}"
         if (number := count_gpus(framework)) < self.needs_gpus:
             return f"it needs {self.needs_gpus} GPUs, and there are {number}"
-        area, base = getattr(framework, self.area), _AREAS[self.area]
+        area, base = getattr(framework, self.area), getattr(d2ldev.framework, self.area.title())
         if self.is_optional and getattr(type(area), self.method) is getattr(base, self.method):
             return f"the backend has no {base.__name__}.{self.method} of its own"
         return ""

@@ -156,7 +156,10 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{required} GPUs are required, and {backend.name} has {gpus} here: "
             f"{', '.join(map(str, backend.devices()))}"
         )
-    _make_folder(config.getoption("--d2ldev-report"))
+    mutant, folder = config.getoption("--d2ldev-mutant"), config.getoption("--d2ldev-report")
+    if mutant and not folder:
+        raise pytest.UsageError(f"--d2ldev-mutant {mutant} needs --d2ldev-report DIR, too")
+    _make_folder(folder)
     package = package_of(type(framework_of(backend)))
     for line in warning_filters(package):
         config.addinivalue_line("filterwarnings", line)
@@ -167,11 +170,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_REPORT] = Report(backend, config.getoption("--d2ldev-commit"))
     config.stash[_NOTES] = notes
     config.pluginmanager.register(Outcomes(backend, package, config.stash[_REPORT]))
-    if mutant := config.getoption("--d2ldev-mutant"):
+    if mutant:
         from d2ldev_conformance.trial import Trial
 
-        folder = Path(config.getoption("--d2ldev-report"))
-        config.pluginmanager.register(Trial(mutant, framework_of(backend), package, folder))
+        trial = Trial(mutant, framework_of(backend), package, Path(folder))
+        config.pluginmanager.register(trial)
 
 
 def warning_filters(*packages: str) -> list[str]:

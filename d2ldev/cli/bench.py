@@ -55,7 +55,7 @@ from d2ldev.cli.screen import (
 )
 from d2ldev.display import format_number
 from d2ldev.errors import D2LDevError
-from d2ldev.registry import discovery, loading, selection
+from d2ldev.registry import loading, selection
 
 _INTERRUPTED = 130
 _TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
@@ -102,8 +102,7 @@ def run(request: Request) -> int:
     """Measure, print the results, and return the exit status."""
     try:
         for name in request.backends:
-            if discovery.canonical_name(name) not in discovery.find_backends():
-                raise loading.name_refusal(name, " (from --backend)")
+            loading.find_name(name, " (from --backend)")
         plot = Plot(request.plot) if request.plot is not None else None
         if request.as_json:
             with only_for_the_result():

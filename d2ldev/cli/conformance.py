@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from d2ldev import settings
 from d2ldev.cli.screen import complain, environment, exit_status
 from d2ldev.dependencies import write_install
 from d2ldev.display import make_printable
+from d2ldev.distributed.signals import handle_signals
 from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading
 
@@ -134,7 +135,7 @@ def merge(places: Sequence[Path], folder: Path | None, given: Sequence[str]) -> 
         folder: the folder for the matrix.
         given: the options of runs that the user has given.
     """
-    if not _has_packages() or _has_options("merge", given):
+    if not _has_packages() or _has_options("merge reports", "--merge", given, "runs nothing"):
         return USAGE_ERROR
     if folder is None:
         complain("cannot merge reports: no folder for the matrix\n  fix: add --report DIR")
@@ -160,7 +161,8 @@ def compare(places: Sequence[Path], given: Sequence[str]) -> int:
         places: the old reports and the new ones: each a report, or a folder of them.
         given: the options that the user has given, and that a comparison does not take.
     """
-    if not _has_packages() or _has_options("compare", given):
+    why = "runs and writes nothing"
+    if not _has_packages() or _has_options("compare reports", "--compare", given, why):
         return USAGE_ERROR
     if len(places) != 2:
         complain(
@@ -177,14 +179,20 @@ def compare(places: Sequence[Path], given: Sequence[str]) -> int:
     return int(comparison.is_worse)
 
 
-def _has_options(action: str, given: Sequence[str]) -> bool:
-    """Return whether options are given that an action without a run does not take; name them."""
+def _has_options(attempted: str, action: str, given: Sequence[str], why: str) -> bool:
+    """Return whether options are given that an action does not take, and name them.
+
+    Args:
+        attempted: what the user asks for: ``'merge reports'``.
+        action: the option that asks for it: ``'--merge'``.
+        given: the other options.
+        why: what the action does instead.
+    """
     options = " and ".join(given)
     if given:
-        takes = "runs nothing" if action == "merge" else "runs and writes nothing"
         complain(
-            f"cannot {action} reports with {options}: --{action} {takes}\n"
-            f"  fix: leave out {options}, or --{action}"
+            f"cannot {attempted} with {options}: {action} {why}\n"
+            f"  fix: leave out {options}, or {action}"
         )
     return bool(given)
 
@@ -200,11 +208,8 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         request: the options of the command.
         refused: the options that mutants do not take and the user has given.
     """
-    if not _has_packages():
-        return USAGE_ERROR
-    if refused:
-        options = " and ".join(refused)
-        complain(f"cannot try mutants with {options}\n  fix: leave out {options}, or --mutants")
+    why = "chooses the requirements itself"
+    if not _has_packages() or _has_options("try mutants", "--mutants", refused, why):
         return USAGE_ERROR
     trials = importlib.import_module(f"{SUITE}.trials")
     try:
@@ -219,7 +224,7 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         complain(f"cannot write the report: {error}\n  fix: --report with a folder of your own")
         return USAGE_ERROR
     try:
-        name = _find_name(request.name)
+        name = loading.find_name(request.name)
         most = loading.framework_class(name).max_virtual_gpus
         is_open = request.virtual_gpus is None and settings.virtual_gpus() is None
         if is_open and not loading.count_real_gpus(name):
@@ -227,7 +232,8 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         begin = time.monotonic()
         sys.stdout.write(f"Mutants of {request.name}: the requirements that should catch them\n")
         sys.stdout.flush()
-        with _end_at_signals() as groups:
+        groups = _Groups()
+        with handle_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), groups.end):
             start = partial(_start, request, groups, trials.PRINTED)
             verdicts = trials.try_mutants(start, areas, _tell_verdict)
     except D2LDevError as error:
@@ -241,18 +247,6 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
     if outcomes <= {*trials.UNTRIED}:
         return NO_TESTS
     return int(not outcomes.isdisjoint(("not caught", "not judged")))
-
-
-def _find_name(name: str) -> str:
-    """Return the name of a backend as it is installed.
-
-    Raises:
-        UnknownBackendError: if there is none of the name.
-    """
-    found = discovery.canonical_name(name)
-    if found not in discovery.find_backends():
-        raise loading.name_refusal(name, "")
-    return found
 
 
 def _tell_verdict(verdict: Any) -> None:
@@ -276,23 +270,6 @@ class _Groups(set[int]):
 def _end_group(group: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-@contextmanager
-def _end_at_signals() -> Iterator[_Groups]:
-    """Let the signals that end a process end its children in a block, as Ctrl-C does."""
-    groups = _Groups()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    # One that is ignored, as in the background of a script, stays so.
-    before = {number: each for number, each in before.items() if each != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, groups.end)
-    try:
-        yield groups
-    finally:
-        for number, each in before.items():
-            signal.signal(number, each)
 
 
 def _start(

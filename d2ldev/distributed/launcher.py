@@ -14,11 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 from d2ldev.distributed.join import free_port
+from d2ldev.distributed.signals import handle_signals
 from d2ldev.errors import UnsupportedValueError, quote
 from d2ldev.locks import Lock
 from d2ldev.settings import PEER_TIMEOUT, Peers, peer_timeout
@@ -113,7 +114,10 @@ def launch(request: Launch) -> int:
         0, or the exit status of the process that failed first. If a signal has ended it, or stopped
         it for too long, 128 plus the number of the signal.
     """
-    with _signals_noted() as received, _Guard() as guard:
+    received: list[int] = []
+    numbers = signal.SIGINT, signal.SIGTERM
+    # They are noted, and end the program only after its processes.
+    with handle_signals(numbers, lambda number, _: received.append(number)), _Guard() as guard:
         for left in range(request.restarts, -1, -1):
             status = _run(request, received, guard)
             if not status or received:
@@ -304,22 +308,6 @@ def _end(processes: Any) -> None:
         for process in left:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0))
-
-
-@contextmanager
-def _signals_noted() -> Iterator[list[int]]:
-    """Note Ctrl-C and SIGTERM instead of ending with them."""
-    received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say(text: str) -> None:

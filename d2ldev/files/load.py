@@ -13,6 +13,7 @@ import numpy as np
 
 from d2ldev.contract import DeviceLike, Framework
 from d2ldev.device import CPU, Device
+from d2ldev.display import replace_unprintable
 from d2ldev.errors import (
     CheckpointError,
     PackageNotInstalledError,
@@ -275,7 +276,7 @@ def shorten(text: object) -> str:
     told = str(text)
     if len(told) > _LONGEST:
         told = f"{told[: _LONGEST // 2]}...{told[-_LONGEST // 2 :]}"
-    return "".join(c if c.isprintable() else "?" for c in told)
+    return replace_unprintable(told)
 
 
 _LONGEST = 1000

@@ -74,31 +74,17 @@ The first takes the order of the optimizer's parameters, a seed and a device: ``
 """
 
 
-CREATIONS = (
-    *("arange", "asarray", "empty", "eye", "full", "linspace", "ones", "zeros"),  # array API
-    "random",  # any function that draws
-)
-"""The calls of ``provision.own_tensors`` that make a tensor of nothing."""
-
-DERIVATIONS = (
-    *("empty_like", "from_dlpack", "full_like", "meshgrid", "ones_like", "tril", "triu"),
-    *("zeros_like",),  # array API, as those before
-    "gradient",  # of a function of the tensor
-    "map",  # a function that is mapped over rows: ``vmap``
-    "compile",  # a compiled function of the tensor, such as ``jit`` returns
-    "update",  # the tensor with other values in a part: ``x.at[0].set(7.0)``
-)
-"""The calls of ``provision.own_tensors`` that make a tensor of another one."""
-
-_ARRAY_API: dict[str, Callable[[Any, Any], Any]] = {
-    "arange": lambda xp, _: xp.arange(4),
-    "asarray": lambda xp, _: xp.asarray([[1.0, 2.0]]),
-    "empty": lambda xp, _: xp.empty((2, 2)),
-    "eye": lambda xp, _: xp.eye(2),
-    "full": lambda xp, _: xp.full((2, 2), 7.0),
-    "linspace": lambda xp, _: xp.linspace(0.0, 1.0, 4),
-    "ones": lambda xp, _: xp.ones((2, 2)),
-    "zeros": lambda xp, _: xp.zeros((2, 2)),
+_CREATE: dict[str, Callable[[Any], Any]] = {
+    "arange": lambda xp: xp.arange(4),
+    "asarray": lambda xp: xp.asarray([[1.0, 2.0]]),
+    "empty": lambda xp: xp.empty((2, 2)),
+    "eye": lambda xp: xp.eye(2),
+    "full": lambda xp: xp.full((2, 2), 7.0),
+    "linspace": lambda xp: xp.linspace(0.0, 1.0, 4),
+    "ones": lambda xp: xp.ones((2, 2)),
+    "zeros": lambda xp: xp.zeros((2, 2)),
+}
+_DERIVE: dict[str, Callable[[Any, Any], Any]] = {
     "empty_like": lambda xp, x: xp.empty_like(x),
     "from_dlpack": lambda xp, x: xp.from_dlpack(x),
     "full_like": lambda xp, x: xp.full_like(x, 7.0),
@@ -107,6 +93,8 @@ _ARRAY_API: dict[str, Callable[[Any, Any], Any]] = {
     "tril": lambda xp, x: xp.tril(x),
     "triu": lambda xp, x: xp.triu(x),
     "zeros_like": lambda xp, x: xp.zeros_like(x),
+}
+_COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
     "concat": lambda xp, x: xp.concat([x, x], axis=0),
     "matmul": lambda xp, x: xp.matmul(x, x),
     "reshape": lambda xp, x: xp.reshape(x, (4,)),
@@ -114,6 +102,18 @@ _ARRAY_API: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda xp, x: xp.sum(x),
     "where": lambda xp, x: xp.where(x > 0, x, x),
 }
+
+CREATIONS = (*_CREATE, "random")  # any function that draws
+"""The calls of ``provision.own_tensors`` that make a tensor of nothing."""
+
+DERIVATIONS = (
+    *_DERIVE,
+    "gradient",  # of a function of the tensor
+    "map",  # a function that is mapped over rows: ``vmap``
+    "compile",  # a compiled function of the tensor, such as ``jit`` returns
+    "update",  # the tensor with other values in a part: ``x.at[0].set(7.0)``
+)
+"""The calls of ``provision.own_tensors`` that make a tensor of another one."""
 
 
 def array_api_of(xp: Any) -> dict[str, Callable[[Any], Any]]:
@@ -125,7 +125,9 @@ def array_api_of(xp: Any) -> dict[str, Callable[[Any], Any]]:
     Args:
         xp: the module, or the class, that has the functions: ``jax.numpy``.
     """
-    return {name: partial(call, xp) for name, call in _ARRAY_API.items() if hasattr(xp, name)}
+    creations = {name: lambda _, make=make: make(xp) for name, make in _CREATE.items()}
+    others = {name: partial(call, xp) for name, call in (_DERIVE | _COMPUTE).items()}
+    return {name: call for name, call in (creations | others).items() if hasattr(xp, name)}
 
 
 def framework_of(backend: "Backend[Any, Any]") -> Framework:

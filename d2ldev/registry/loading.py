@@ -227,6 +227,22 @@ def fallback_refusal(reason: str) -> BackendNotInstalledError:
     )
 
 
+def find_name(name: str, source: str = "") -> str:
+    """Return the canonical name of a known backend; it need not be installed.
+
+    Args:
+        name: as the user writes it.
+        source: where the name came from, for a message.
+
+    Raises:
+        UnknownBackendError: if there is none of the name.
+    """
+    found = canonical_name(name)
+    if found not in find_backends():
+        raise name_refusal(name, source)
+    return found
+
+
 def name_refusal(name: str, source: str) -> UnknownBackendError:
     """Return the error of an unknown name, with the known one that it is a spelling error of."""
     near = nearest(canonical_name(name), sorted([*find_backends(), *ALIASES]))

@@ -10,7 +10,8 @@ import keras
 class Adam(keras.optimizers.Adam):
     """Adam that adds epsilon to the corrected root, as Kingma and Ba (2015) do.
 
-    Keras's own epsilon is thirty times as large in the first step, and as small after thousands.
+    In Keras's own first step epsilon weighs thirty times as much. After thousands of steps both
+    agree.
     """
 
     epsilon: Any

@@ -213,7 +213,7 @@ class TorchLearner(Learner):
         is_scaled = is_trained and self._narrow is torch.float16
         self._scaler = self._make_scaler() if is_scaled else None
         self._was_training = model.training
-        self._frozen = self._in_evaluation() if model.training else []
+        self._frozen = self._list_in_mode(is_training=False) if model.training else []
         self._thawed = [] if model.training else self._list_in_mode(is_training=True)
         self._optimizer: torch.optim.Optimizer | None = None
         if is_trained and not (isinstance(settings.optimizer, str) and self._is_lazy()):
@@ -481,17 +481,15 @@ class TorchLearner(Learner):
 
     def _evaluate(self) -> None:
         if self._model.training:
-            self._frozen = self._in_evaluation()
+            self._frozen = self._list_in_mode(is_training=False)
         if self._model.training or self._thawed:
             self._model.eval()
 
     def _put(self, names: Collection[str], *, is_training: bool) -> None:
-        for name, module in _plainly(self._model.named_modules()) if names else ():
-            if name in names:
+        chosen = set(names)
+        for name, module in _plainly(self._model.named_modules()) if chosen else ():
+            if name in chosen:
                 module.training = is_training
-
-    def _in_evaluation(self) -> list[str]:
-        return self._list_in_mode(is_training=False)
 
     def _list_in_mode(self, *, is_training: bool) -> list[str]:
         modules = _plainly(self._model.named_modules())
@@ -511,9 +509,10 @@ class TorchLearner(Learner):
 
     def modes(self) -> dict[str, list[str]]:
         parameters = _plainly(self._model.named_parameters())
+        is_training = self._model.training
         return {
             "frozen": [name for name, parameter in parameters if not parameter.requires_grad],
-            "evaluation": self._in_evaluation() if self._model.training else self._frozen,
+            "evaluation": self._list_in_mode(is_training=False) if is_training else self._frozen,
         }
 
     def check_modes(self, modes: Any) -> Callable[[], None]:
