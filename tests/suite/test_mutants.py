@@ -13,7 +13,8 @@ import pytest
 from d2ldev_conformance.catalogue import list_explanations
 from d2ldev_conformance.explanation import describe
 from d2ldev_conformance.suite.devices import test_computing_devices
-from mutants import MUTANTS, Crashing, Hanging
+from mutants import MUTANTS, Crashing, Hanging, Stumbling, StumblingAtOnce
+from mutants.accidents import find_accidents
 from mutants.card import Card
 from mutants.devices.devices import TakesNegativeIndices
 from mutants.labelled import Labelled
@@ -125,11 +126,13 @@ def skip_without_machines(request):
     ],
 )
 def test_a_mutant_is_caught_by_each_requirement_named_for_it(
-    cls, requirement, outcomes, skip_without_machines
+    cls, requirement, outcomes, skip_without_machines, tmp_path
 ):
     skip_without_machines(requirement)
     found = outcomes(cls, [requirement], is_nightly=cls.is_nightly)
+    printed = (tmp_path / "printed.txt").read_text()
     assert found == {requirement: "failed"}
+    assert [*find_accidents(printed)] == [], printed
 
 
 def test_each_requirement_is_named_by_a_mutant():
@@ -193,6 +196,21 @@ def test_nightly_tests_are_counted_and_skipped_by_default(outcomes, tmp_path):
 def test_a_mutant_that_crashes_or_hangs_is_not_taken_for_one_that_was_caught(ended):
     assert ended(Crashing, ["mlp.seeds"]) == "exit status -9"
     assert ended(Hanging, ["mlp.seeds"], time_limit=1) == "killed after 1 seconds"
+
+
+@pytest.mark.parametrize(
+    ("cls", "told"),
+    [
+        (Stumbling, "AttributeError: 'Models' object has no attribute 'make_one'"),
+        (StumblingAtOnce, "ERROR at setup of test_"),
+    ],
+)
+def test_a_mutant_that_fails_by_an_accident_is_not_taken_for_one_that_was_caught(
+    cls, told, outcomes, tmp_path
+):
+    assert outcomes(cls, ["mlp.seeds"]) == {"mlp.seeds": "failed"}
+    first, *_ = find_accidents((tmp_path / "printed.txt").read_text())
+    assert told in first
 
 
 def test_there_are_many_mutants_and_no_two_are_alike():

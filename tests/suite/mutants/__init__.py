@@ -222,3 +222,19 @@ class Hanging(Mutant):
 
     def __init__(self, virtual_gpus=None):
         threading.Event().wait()
+
+
+class Stumbling(Mutant):
+    """Calls what it does not have."""
+
+    class Models(ReferenceModels):
+        def mlp(self, layers, activation):
+            return self.make_one(layers, activation)
+
+
+class StumblingAtOnce(Mutant):
+    """Does so before a test has begun."""
+
+    class Devices(ReferenceDevices):
+        def set_matmul_precision(self, precision):
+            return self.switch(precision)

@@ -223,7 +223,7 @@ class RefusesOperationsOnGpus(Labelled, caught_by=OPERATE):
     def refuse_on_gpus(self, function):
         def call(x, *others):
             if self.labels.of(x) is not CPU:
-                raise TypeError("no such label")
+                raise ValueError("no such label")
             return function(x, *others)
 
         return call
@@ -236,7 +236,7 @@ class RefusesCopiesOnGpus(Labelled, caught_by=COPY):
 
         def reduce_on_cpu(x):
             if self.labels.of(x) is not CPU:
-                raise TypeError("no such label")
+                raise ValueError("no such label")
             return reduce(x)
 
         copyreg.pickle(ARRAY, reduce_on_cpu)

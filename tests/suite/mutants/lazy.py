@@ -227,7 +227,8 @@ class ComputesTwice(Lazy, caught_by="sync.values-are-there"):
             """Compute all of it, and forget the values."""
             record, made = self.framework.record, {}
             for each in record.find(self.is_on(device)):
-                made[each] = each.function(*(made.get(record.peek(x), x) for x in each.operands))
+                operands = [made.get(id(record.peek(x)), x) for x in each.operands]
+                made[id(each)] = each.function(*operands)
 
 
 class TimesTheRecording(Lazy, caught_by="time.measures-the-work"):

@@ -241,8 +241,9 @@ class NarrowLearner(ReferenceLearner):
 
 def _round(x, digits):
     """Return float32 with fewer binary digits (Veltkamp)."""
-    large = x * (2.0 ** (24 - digits) + 1)
-    return large - (large - x)
+    with np.errstate(invalid="ignore"):  # of infinite ones
+        large = x * (2.0 ** (24 - digits) + 1)
+        return large - (large - x)
 
 
 def take_mean(total, weight):

@@ -170,7 +170,7 @@ class Moving(MLP):
 
     def __call__(self, x):
         there = self.layers[0]["weight"].device
-        return super().__call__(xp.asarray(x.to_device(there)))
+        return super().__call__(xp.asarray(x._array, dtype=x.dtype, device=there, copy=True))
 
 
 class NeverEnds(Mutant, caught_by="strict.ends"):

@@ -430,8 +430,11 @@ class _Runs:
     def __init__(self, backend, folder, num_gpus):
         self._backend, self.folder, self._num_gpus = backend, folder, num_gpus
         self._alone = {}
+        self.done = None
+        """How the launch has ended."""
 
     def together(self, case, rank=0):
+        assert self.done.returncode == 0, self.done.stderr
         return read_learned(self.folder, case, rank)
 
     def alone(self, **options):
@@ -478,8 +481,7 @@ def runs(backend, num_gpus, request, tmp_path_factory):
         cases |= {
             f"{name} {optimizer}": {**options, "optimizer": optimizer} for optimizer in TABLES
         }
-    done, _ = _launch(backend, folder, {case: cases[case] for case in cases if case in asked})
-    assert done.returncode == 0, done.stderr
+    found.done, _ = _launch(backend, folder, {case: cases[case] for case in cases if case in asked})
     return found
 
 
@@ -737,9 +739,9 @@ def failed(backend, num_gpus, tmp_path_factory):
     """What two processes have after an error in a callback of the first or the second one."""
     folder = tmp_path_factory.mktemp("failed")
     cases = {f"{failing}": {"num_gpus": num_gpus, "failing": failing} for failing in (0, 1)}
-    done, _ = _launch(backend, folder, cases, FAILING)
-    assert done.returncode == 0, done.stderr
-    return _Runs(backend, folder, num_gpus)
+    found = _Runs(backend, folder, num_gpus)
+    found.done, _ = _launch(backend, folder, cases, FAILING)
+    return found
 
 
 @requirement("processes.leave-what-was-learned", section=SECTION)
@@ -783,7 +785,7 @@ def beside_a_gpu(backend, tmp_path_factory):
     found = _Runs(backend, folder, 0)
     variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
     one = {name: os.environ.get(name, "0").partition(",")[0] for name in variables}
-    found.ended, _ = _launch(backend, folder, {}, BESIDE_A_GPU, **one)
+    found.done, _ = _launch(backend, folder, {}, BESIDE_A_GPU, **one)
     return found
 
 
@@ -794,9 +796,9 @@ def test_two_processes_train_on_the_cpu_of_a_machine_with_a_gpu(beside_a_gpu):
 
     A library for GPUs must not be chosen for the CPU.
     """
-    assert (beside_a_gpu.folder / "cpu-1.json").exists(), beside_a_gpu.ended.stderr
-    assert_same_run(beside_a_gpu.together("cpu"), beside_a_gpu.alone())
-    assert_same_run(beside_a_gpu.together("cpu", rank=1), beside_a_gpu.alone())
+    assert (beside_a_gpu.folder / "cpu-1.json").exists(), beside_a_gpu.done.stderr
+    for rank in (0, 1):
+        assert_same_run(read_learned(beside_a_gpu.folder, "cpu", rank), beside_a_gpu.alone())
 
 
 @requirement("processes.share-a-real-gpu-or-say-so", section=SECTION)
@@ -807,7 +809,7 @@ def test_two_processes_train_on_one_real_gpu_or_both_say_who_shares_it(beside_a_
     Only a card shows what its library allows.
     """
     paths = [beside_a_gpu.folder / f"gpu-{rank}.txt" for rank in (0, 1)]
-    assert all(path.exists() for path in paths), beside_a_gpu.ended.stderr
+    assert all(path.exists() for path in paths), beside_a_gpu.done.stderr
     texts = [path.read_text() for path in paths]
     host = socket.gethostname()
     told = f"gpu:0 of rank 0 on {host} and gpu:0 of rank 1 on {host} are one GPU (GPU-"
@@ -853,7 +855,9 @@ def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, lost, h
     assert seconds < SOON
     # One that was only stopped may say the same when it is ended.
     lines = [line for line in done.stderr.splitlines() if line.startswith("[rank 0] ")]
-    (told,) = (line for line in lines if "PeerLostError: " in line)
+    found = [line for line in lines if "PeerLostError: " in line]
+    assert len(found) == 1, done.stderr
+    told = found[0]
     host = re.escape(socket.gethostname())
     place = r"(.+ of epoch [01]|the gradients)"  # the other has read ahead
     assert re.search(rf"rank 1 on {host} is lost: .+\. Rank 0 on {host} was at {place}", told), told

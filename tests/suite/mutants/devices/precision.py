@@ -36,7 +36,7 @@ class HasASwitch(Mutant):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self.state.matmul_switch = self.Switch(self)
+        self.state.matmul_switch = self.Switch(lambda: self.devices)
 
 
 class KnowsTwoPrecisions(HasASwitch, caught_by="precision.is-accepted"):
@@ -164,7 +164,7 @@ class KeepsSettings(HasASwitch, caught_by="precision.settings-end"):
             now = self.precision()
             super().undo(change)
             if is_set:
-                self._devices.set_matmul_precision(now)
+                self._get_devices().set_matmul_precision(now)
 
 
 class SetsItsOwnThreadOnly(HasASwitch, caught_by="precision.setting-in-every-thread"):

@@ -106,14 +106,14 @@ class KeepsItsCopies(Mutant, caught_by="copy.new-memory-each-time"):
 class SharesMemoryBetweenDevices(Mutant, caught_by="copy.to-shares-no-memory"):
     class Tensors(OneByOne):
         def copy(self, x, native):
-            return xp.asarray(np.from_dlpack(x), dtype=x.dtype, device=native, copy=False)
+            return xp.asarray(x._array, dtype=x.dtype, device=native, copy=False)
 
 
 class SharesMemoryOnOneDevice(Mutant, caught_by="copy.copy-never-aliases"):
     class Tensors(OneByOne):
         def copy(self, x, native):
             if x.device == native:
-                return xp.asarray(np.from_dlpack(x), dtype=x.dtype, device=native, copy=False)
+                return xp.asarray(x._array, dtype=x.dtype, device=native, copy=False)
             return super().copy(x, native)
 
 
@@ -225,7 +225,7 @@ class SortsKeys(Mutant, caught_by="containers.dict"):
         def carelessly(self, x, move):
             if type(x) is not dict or list(x) == sorted(x, key=str):
                 return None
-            return move(dict(sorted(x.items(), key=str)))
+            return move({name: x[name] for name in sorted(x, key=str)})
 
 
 class LosesTheFactory(Mutant, caught_by="containers.defaultdict"):

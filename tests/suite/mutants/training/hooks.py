@@ -63,7 +63,9 @@ class SetsItsModelOnlyItself(Mutant, caught_by="hooks.the-books-trainer"):
 class TakesNoneForABatch(Mutant, caught_by="hooks.that-return-none"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        feed.call_prepare_batch = lambda trainer, batch: trainer.prepare_batch(batch) or batch
+        feed.call_prepare_batch = lambda trainer, batch: (
+            trainer.prepare_batch(batch) or type(trainer).prepare_batch(trainer, batch)
+        )
 
 
 class TellsTheDataAlone(Mutant, caught_by="fit.tells-epochs"):
@@ -362,7 +364,8 @@ class WantsParameters(Mutant, caught_by="runs.without-parameters"):
     class Learner(NetworkLearner):
         def __init__(self, tensors, model, settings):
             super().__init__(tensors, model, settings)
-            self.first = model.layers[0]
+            if not model.layers:
+                raise UnsupportedValueError("measure a model", "it has no parameters", "mlp([2])")
 
 
 class WantsWhatItTrains(Mutant, caught_by="runs.measure-what-is-frozen"):

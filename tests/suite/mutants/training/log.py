@@ -100,5 +100,5 @@ class StacksFloatsAlone(Mutant, caught_by="log.every-dtype"):
     class Tensors(ReferenceTensors):
         def stack(self, xs):
             if not all(self.dtype_of(x).startswith("float") for x in xs):
-                raise TypeError("only floats can be stacked")
+                raise ValueError("only floats can be stacked")
             return super().stack(xs)

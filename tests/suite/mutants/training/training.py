@@ -14,7 +14,7 @@ from reference_backend import ReferenceLearner, ReferenceTensors
 
 from d2ldev import Backend, Trainer, UnsupportedValueError, options
 from d2ldev.contract.training import calls
-from d2ldev.framework import CPU, Signature, Weighted
+from d2ldev.framework import CPU, NO_LABEL, Signature, Weighted
 from d2ldev.training import feed, run
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner, divide_by_uses
@@ -113,8 +113,9 @@ class TakesLogarithmsOfProbabilities(Mutant, caught_by="train.binary-cross-entro
         def _loss(self, prediction, y):
             loss, error = super()._loss(prediction, y)
             if self.settings.loss == "bce":
-                found = 1 / (1 + xp.exp(-prediction))
-                loss = -xp.mean(y * xp.log(found) + (1 - y) * xp.log(1 - found))
+                with np.errstate(all="ignore"):
+                    found = 1 / (1 + xp.exp(-prediction))
+                    loss = -xp.mean(y * xp.log(found) + (1 - y) * xp.log(1 - found))
             return loss, error
 
 
@@ -287,10 +288,10 @@ class RefusesOwnOptimizers(Mutant, caught_by="fit.resumes-own-optimizers"):
 
 class LeavesAnOptimizerBehind(Mutant, caught_by="train.places-own-optimizers"):
     class Learner(NetworkLearner):
-        def __init__(self, tensors, model, settings):
-            super().__init__(tensors, model, settings)
+        def __init__(self, framework, model, settings):
+            super().__init__(framework, model, settings)
             if not isinstance(settings.optimizer, str | None):
-                left = self.framework.backend.place(self.sync()["optimizer"], CPU)
+                left = framework.backend.place(self.sync()["optimizer"], CPU)
                 self.replace({**self.sync(), "optimizer": left})
 
 
@@ -386,8 +387,9 @@ class GivesMetricsTheTarget(Mutant, caught_by="fit.loss-of-the-model"):
 class LooksForAShape(Mutant, caught_by="fit.names-the-output-of-a-model"):
     class Learner(NetworkLearner):
         def _loss(self, prediction, y):
-            is_named = isinstance(self.settings.loss, str)
-            return super()._loss(prediction, y) if not is_named or prediction.shape else None
+            if isinstance(self.settings.loss, str) and isinstance(prediction, dict):
+                raise UnsupportedValueError("compute the loss", "it has no shape", "loss=f")
+            return super()._loss(prediction, y)
 
 
 class TakesPythonsNumbersOnly(Mutant, caught_by="fit.takes-numbers-of-numpy"):
@@ -655,7 +657,7 @@ class CountsRightSequences(Mutant, caught_by="labels.accuracy-sequences"):
         def accuracy(self, prediction, y):
             found = xp.argmax(prediction, axis=-1) == xp.astype(y, xp.int64)
             right = xp.all(xp.reshape(found, (y.shape[0], -1)), axis=1)
-            return xp.mean(xp.astype(right, xp.float32)), float(len(right))
+            return xp.mean(xp.astype(right, xp.float32)), float(right.size)
 
 
 class BroadcastsLabels(Mutant, caught_by="labels.accuracy-refuses"):
@@ -734,7 +736,9 @@ class CountsLabelsForNone(Mutant, caught_by="labels.accuracy-leaves-out"):
 class SeesNoNegativeLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):
     class Learner(ReferenceLearner):
         def _find_wrong(self, y, weights, counts):
-            return super()._find_wrong(xp.abs(y), weights, counts)
+            return super()._find_wrong(
+                xp.where(y < 0, xp.full_like(y, NO_LABEL), y), weights, counts
+            )
 
 
 class ForgetsLabelsOnGpus(Mutant, caught_by="labels.out-of-range-on-a-gpu"):
