@@ -165,6 +165,12 @@ class LearnsNothingTogether(Mutant, caught_by="several.change-the-parameters"):
             return self.evaluate(inputs, y)
 
 
+class TrainsOnTheFirstAlone(Mutant, caught_by="several.use-each-gpu"):
+    class Parallel(ReferenceParallel):
+        def learner(self, model, settings, devices):
+            return super().learner(model, settings, [devices[0] for _ in devices])
+
+
 class DoesNotClipTogether(Mutant, caught_by="several.clip-the-whole-gradient"):
     class ParallelLearner(ReferenceParallelLearner):
         def _clip(self, gradients):

@@ -8,7 +8,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Broadcast, EpochMetric, Trainer, UnsupportedValueError, WeightedLoss
+from d2ldev import (
+    Broadcast,
+    EpochMetric,
+    Trainer,
+    UnsupportedValueError,
+    WeightedLoss,
+    get_backend,
+)
 from d2ldev.results import History
 from d2ldev_conformance.provision import (
     attention_models,
@@ -128,6 +135,41 @@ def test_two_gpus_learn(backend):
     _, history, trainer = _fit(backend, 2, optimizer="adam")
     assert history["loss"][-1] < history["loss"][0]
     assert type(history) is type(trainer.history) is History  # also from other processes
+
+
+SHARD = 37
+"""The examples of a shard, a number that the suite gives no other tensors."""
+
+
+class Looking:
+    """A mean of squares that notes which GPUs have a shard of the batch while it is computed.
+
+    Args:
+        name: the backend.
+        folder: where to note it: there may be a process for each GPU.
+    """
+
+    def __init__(self, name, folder):
+        self.name, self.folder = name, folder
+
+    def __call__(self, prediction, y):
+        for x in get_backend(self.name).live_tensors():
+            if x.shape[:1] == (SHARD,):
+                (self.folder / f"{x.device.kind}-{x.device.index}").touch()
+        rows = range(y.shape[0])
+        return sum((prediction[i, 0] - y[i, 0]) ** 2 for i in rows) / len(rows)
+
+
+@requirement("several.use-each-gpu", section=SECTION, source="contract, Several GPUs")
+def test_each_gpu_has_a_shard_of_the_batch_in_a_step(backend, tmp_path):
+    """Give each GPU a shard of the batch in a step.
+
+    If a GPU is left out, the numbers are the same, and the step takes as long as on one.
+    """
+    x = np.linspace(-1, 1, 4 * SHARD, dtype="float32").reshape(2 * SHARD, 2)
+    loss = Looking(backend.name, tmp_path)
+    Trainer(1, 2, backend=backend).fit(backend.mlp([2, 1]), [(x, x[:, :1])], loss=loss)
+    assert {path.name for path in tmp_path.iterdir()} >= {"gpu-0", "gpu-1"}
 
 
 @requirement("several.clip-the-whole-gradient", section=SECTION, source="PyTorch, clip_grad_norm_")
