@@ -17,7 +17,8 @@ import numpy as np
 from reference_backend import ReferenceDevices, ReferenceFiles
 
 from d2ldev import Backend
-from mutants import Mutant, OneByOne, ReferenceModels
+from mutants import Mutant, OneByOne, ReferenceModels, ReferenceParallel
+from mutants.models import Net, WithObjects
 from mutants.provision import NetworkGroupLearner, NetworkLearner, NetworkParallelLearner
 
 OPERATORS = ("add", "sub", "mul", "truediv", "matmul")
@@ -307,11 +308,29 @@ class SplitsLater(Lazy, caught_by="split.leaves-nothing-recorded"):
             return [{**shard, "x": shard["x"] * 1.0} for shard in super().split(batch, devices)]
 
 
+class CutsLater(Lazy, caught_by="split.leaves-nothing-recorded"):
+    class Parallel(ReferenceParallel):
+        def rows(self, x, start, stop):
+            return super().rows(x, start, stop) * 1.0
+
+
 class ReplicatesLater(Lazy, caught_by="replicate.leaves-nothing-recorded"):
     class Backend(Backend):
         def replicate(self, obj, devices):
             copies = super().replicate(obj, devices)
             return [[copy[0] * 1.0, *copy[1:]] for copy in copies]
+
+
+class CopiesModelsLater(Lazy, caught_by="replicate.leaves-nothing-recorded"):
+    class Models(WithObjects.Models):
+        def mlp(self, layers, activation):
+            self.framework.record.compute()
+            return super().mlp(layers, activation)
+
+    class Parallel(ReferenceParallel):
+        def twin(self, model):
+            layers = [{name: x * 1.0 for name, x in layer.items()} for layer in model.layers]
+            return Net(layers, model.activation)
 
 
 class LogsWhatIsRecorded(Lazy, caught_by="sync.calls-leave-nothing-recorded"):
@@ -367,12 +386,27 @@ class StopsAtAnError(Lazy, caught_by="sync.raises-late-errors"):
 
 
 class ComputesToBeIdle(
-    Lazy, caught_by=("sync.waits-for-queued-work", "sync.waits-for-all-queued-work")
+    Lazy,
+    caught_by=(
+        "sync.asking-computes-nothing",
+        "sync.waits-for-queued-work",
+        "sync.waits-for-all-queued-work",
+    ),
 ):
     class Devices(Lazy.Devices):
         def is_idle(self, device):
             self.framework.record.compute(self.is_on(device))
             return True
+
+
+class ComputesAPieceToBeIdle(Lazy, caught_by="sync.asking-computes-nothing"):
+    """Computes a bit with each question: whoever asks often enough finds the device idle."""
+
+    class Devices(Lazy.Devices):
+        def is_idle(self, device):
+            for each in self.framework.record.find(self.is_on(device))[:1]:
+                each.run()
+            return super().is_idle(device)
 
 
 class IsIdleUntilItComputes(

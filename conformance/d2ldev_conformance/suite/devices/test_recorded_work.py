@@ -18,7 +18,13 @@ from d2ldev.framework import NotBegunError
 from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import CREATORS
-from d2ldev_conformance.suite.devices.queues import becomes_idle, multiply, seconds_of_products
+from d2ldev_conformance.suite.devices.queues import (
+    LONG,
+    becomes_idle,
+    fill_queue,
+    multiply,
+    seconds_of_products,
+)
 
 SECTION = "6.7.2.3"
 SOURCE = "contract, Lazy frameworks"
@@ -59,6 +65,38 @@ def test_values_are_there_after_synchronize(backend, place, products):
         if max(read) < computed / 3:
             return
     pytest.fail(f"computed in {computed:.4f} s, and read in {read[0]:.4f} and {read[1]:.4f} s")
+
+
+def _leave_work(backend, place, seconds, ask=lambda: None):
+    """Queue work, and ask for some seconds; return the answers, and the seconds of work left."""
+    _work, answers = fill_queue(backend, place), set()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        answers.add(ask())
+        time.sleep(0.001)
+    begin = time.perf_counter()
+    backend.synchronize(place)
+    return answers, time.perf_counter() - begin
+
+
+@requirement("sync.asking-computes-nothing", section=SECTION)
+def test_is_idle_leaves_recorded_work_as_it_is(backend, place):
+    """Return False from ``is_idle`` as long as work is recorded, and compute none of it.
+
+    The question would end the work about which it asks. What waits for ``is_idle`` would never see
+    that a call leaves something recorded.
+    """
+    for _ in range(TRIES):  # another program may have its turn
+        _, whole = _leave_work(backend, place, 0)
+        if whole < LONG / 2:  # the framework computes before it returns
+            return
+        _, left = _leave_work(backend, place, 4 * whole)
+        if left < whole / 2:  # it computes by itself
+            return
+        answers, left = _leave_work(backend, place, 2 * whole, lambda: backend.is_idle(place))
+        if answers == {False} and left > whole / 2:
+            return
+    pytest.fail(f"is_idle answers {answers}, and leaves {left:.2f} of {whole:.2f} s of work")
 
 
 @requirement("time.measures-the-work", section="6.7.5")

@@ -104,9 +104,9 @@ def test_waiting_for_an_invalid_device_is_an_error(backend, method):
         getattr(backend, method)("gpu:x")
 
 
-@pytest.fixture
-def busy(backend, place):
-    """A device with work in its queue; skips where a framework computes before it returns."""
+@contextlib.contextmanager
+def _keep_busy(backend, place):
+    """Give a device work in its queue; skip where a framework computes before it returns."""
     backend.is_idle()  # the first question is compiled
     gc.disable()  # a collection may take as long as the products
     try:
@@ -125,30 +125,32 @@ def busy(backend, place):
                 pytest.skip(f"{reason}: no work is queued")
         else:
             pytest.fail(f"is_idle waits for {asked:.2f} s, synchronize for {waited:.2f} s")
-        yield place
+        yield
     finally:
         gc.enable()
 
 
 @requirement("sync.waits-for-queued-work", section=SECTION, source="JAX, asynchronous dispatch")
-def test_synchronize_waits_for_the_work_of_a_device(backend, busy):
+def test_synchronize_waits_for_the_work_of_a_device(backend, place):
     """Return from ``synchronize(device)`` only after the device's queued work.
 
     A device is not idle before, and ``is_idle`` does not wait. Every timing of GPU work rests on
     these two answers.
     """
-    assert not backend.is_idle(busy)
-    backend.synchronize(busy)
-    assert backend.is_idle(busy)
+    with _keep_busy(backend, place):
+        assert not backend.is_idle(place)
+        backend.synchronize(place)
+        assert backend.is_idle(place)
 
 
 @requirement("sync.waits-for-all-queued-work", section=SECTION, source="JAX, asynchronous dispatch")
-def test_synchronize_without_a_device_waits_for_all(backend, busy):
+def test_synchronize_without_a_device_waits_for_all(backend, place):
     """Return from ``synchronize()`` only after the queued work of each device."""
-    assert not backend.is_idle()
-    backend.synchronize()
-    assert backend.is_idle(busy)
-    assert backend.is_idle()
+    with _keep_busy(backend, place):
+        assert not backend.is_idle()
+        backend.synchronize()
+        assert backend.is_idle(place)
+        assert backend.is_idle()
 
 
 @requirement("memory.is-a-memory", section=SECTION)

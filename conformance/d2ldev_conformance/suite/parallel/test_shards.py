@@ -283,9 +283,10 @@ def test_shards_are_computed_without_a_wait(backend):
 
     A recorded shard keeps the whole batch in memory.
     """
-    x = backend.ones((4, 2), device="gpu:1")  # whose shard is the last
+    # Its shard on its own device is the last: a move would compute what was recorded before.
+    x = backend.ones((4, 2), device="gpu:1")
     backend.synchronize()
-    shards = backend.split({"x": x, "y": np.ones(4, "float32")}, PAIR)
+    shards = backend.split({"y": np.ones(4, "float32"), "x": x}, PAIR)
     assert [becomes_idle(backend, backend.device(name)) for name in PAIR] == [True, True]
     del shards
 
@@ -299,7 +300,8 @@ def test_replicas_are_computed_without_a_wait(backend):
 
     A recorded copy sees what a step writes into the original.
     """
-    obj = [backend.ones(3, device="gpu:0"), backend.mlp([2, 1], device="gpu:0")]
+    # As above, the last copies are on their own device.
+    obj = [backend.ones(3, device="gpu:1"), backend.mlp([2, 1], device="gpu:1")]
     backend.synchronize()
     copies = backend.replicate(obj, PAIR)
     assert [becomes_idle(backend, backend.device(name)) for name in PAIR] == [True, True]
