@@ -206,7 +206,8 @@ def other_float(backend: Backend) -> str:
 def _has_abilities(request: pytest.FixtureRequest, backend: Backend) -> None:
     """Fail with the refusal of a framework that lacks what ``needs`` names: the report counts it.
 
-    Only a test that expects an error needs the mark. Any other test fails with the same refusal.
+    A test needs the mark if it expects an error, or compares numbers. Any other test fails with the
+    same refusal.
     """
     for mark in request.node.iter_markers("needs"):
         for ability in mark.args:

@@ -26,6 +26,9 @@ CREATORS = {
 }
 creators = pytest.mark.parametrize("make", CREATORS.values(), ids=CREATORS)
 
+needs_float32 = pytest.mark.needs("multiply in float32")
+"""Of a test whose numbers come from several products, and are compared to float32's rounding."""
+
 
 def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
     """Return NumPy data of a dtype, extremes included, in which no two neighbours are equal."""
@@ -49,6 +52,11 @@ def make_aligned(count: int, alignment: int) -> NDArray[np.float32]:
     buffer = np.zeros(4 * count + alignment, np.uint8)
     start = -buffer.ctypes.data % alignment
     return buffer[start : start + 4 * count].view(np.float32)
+
+
+def fail_if_called(*_operands: Any, **_options: Any) -> None:
+    """Fail the test, in the place of a method that no call should need."""
+    pytest.fail("the test has taken this method away")
 
 
 def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:

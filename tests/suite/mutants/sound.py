@@ -10,11 +10,13 @@ import weakref
 from pathlib import Path
 from typing import ClassVar
 
-from reference_backend import ReferenceTensors
+import array_api_strict as xp
+from reference_backend import ReferenceDevices, ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.framework import CPU
 from mutants import Mutant
+from mutants.devices.precision import multiply_in_fewer_bits
 from mutants.provision import NetworkLearner
 
 SOUND: list[type[Sound]] = []
@@ -72,10 +74,31 @@ class WithoutLeaks(
     cannot: ClassVar = {"find leaks": "its functions are compiled"}
 
 
-class WithoutFloat32(Sound, passes=["mlp.seeds"], lacks=["bench.exercises-are-measured"]):
+class WithoutFloat32(
+    Sound,
+    passes=["mlp.seeds", "several.change-the-parameters", "train.named-losses"],
+    lacks=[
+        "bench.exercises-are-measured",
+        "fit.clips-gradients",
+        "io.layouts-are-known",
+        "processes.learn-what-one-learns",
+        "several.learn-what-one-learns",
+        "train.clips-as-torch-does",
+        "train.named-optimizers",
+        "train.weighs-examples",
+    ],
+):
     """Multiplies in fewer bits only."""
 
     cannot: ClassVar = {"multiply in float32": "its products have fewer bits"}
+
+    class Devices(ReferenceDevices):
+        def matmul_precision(self):
+            return "high"
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        xp._array_object.Array.__matmul__ = multiply_in_fewer_bits
 
 
 class SaysItInItsOwnWords(Sound, passes=["runs.nothing-to-train"]):

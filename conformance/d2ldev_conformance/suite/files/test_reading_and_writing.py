@@ -29,7 +29,9 @@ from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import (
     assert_same,
     assert_saved,
+    fail_if_called,
     flip_bits,
+    needs_float32,
     numbers,
     read_saved_values,
 )
@@ -173,7 +175,7 @@ def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place,
         return adopt(array, dtype, native)
 
     monkeypatch.setattr(framework_of(backend).files, "adopt", record)
-    monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", fail_if_called)
     backend.load(path, device=place)
     assert made == [place, place]
 
@@ -569,6 +571,7 @@ def test_load_into_refuses_another_dtype(backend, path):
 
 
 @requirement("io.layouts-are-known", section=SECTION)
+@needs_float32
 def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place):
     """Know the layout of the weights of an ``mlp`` in the framework.
 

@@ -19,7 +19,12 @@ import pytest
 from d2ldev import Backend, Trainer, get_backend
 from d2ldev_conformance.provision import classifiers
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_run, difference_of_runs, read_saved_values
+from d2ldev_conformance.suite.data import (
+    assert_same_run,
+    difference_of_runs,
+    needs_float32,
+    read_saved_values,
+)
 from d2ldev_conformance.suite.parallel.launching import (
     command,
     require_processes,
@@ -91,6 +96,7 @@ def _tell(number: int, case: str, difference: float) -> None:
 
 
 @requirement("several.learn-what-one-learns", section="13.6")
+@needs_float32
 @pytest.mark.usefixtures("copied_processes")
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=pytest.mark.needs_gpus(n)) for n in NUMBERS]
@@ -106,6 +112,7 @@ def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, op
 
 
 @requirement("processes.learn-what-one-learns", section="13.6")
+@needs_float32
 @pytest.mark.parametrize("number", NUMBERS)
 def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number):
     """Train each model with each optimizer in 2 to 4 processes as in one."""

@@ -50,6 +50,7 @@ from d2ldev_conformance.suite.data import (
     assert_same_statistics,
     make_normal_batches,
     make_repeated_tokens,
+    needs_float32,
     read_saved_values,
 )
 from d2ldev_conformance.suite.parallel.launching import command, require_processes, run_launch
@@ -486,6 +487,7 @@ def runs(backend, num_gpus, request, tmp_path_factory):
 
 
 @requirement("processes.learn-what-one-learns", section=SECTION, source="D2L")
+@needs_float32
 @pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "shuffled"])
 def test_two_processes_learn_and_measure_like_one_process(runs, case):
     """Train and measure in two processes what one process does."""
@@ -515,6 +517,7 @@ def test_lists_of_a_batch_are_split_and_broadcast_values_are_not(backend, runs, 
 
 
 @requirement("processes.measure-whole-epochs", section=SECTION, source="contract, Metrics")
+@needs_float32
 @pytest.mark.parametrize("case", ["measured"])
 def test_a_metric_has_the_examples_of_all_processes(runs, case):
     """Give a metric the predictions of all processes, in their order.
@@ -677,6 +680,7 @@ def test_a_loss_of_the_user_tells_its_weight_to_all_processes(runs, case):
 @requirement(
     "processes.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
 )
+@needs_float32
 @pytest.mark.parametrize("case", ["resumed"])
 def test_two_processes_go_on_with_the_run_of_one(runs, case):
     """Continue in two processes the run of one."""
@@ -686,6 +690,7 @@ def test_two_processes_go_on_with_the_run_of_one(runs, case):
 @requirement(
     "processes.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
 )
+@needs_float32
 @pytest.mark.parametrize("case", ["begun"])
 def test_one_process_goes_on_with_the_run_of_two(runs, case):
     """Continue in one process the run of two.
@@ -842,6 +847,7 @@ def lost(backend, num_gpus, tmp_path_factory):
 
 
 @requirement("processes.end-with-a-lost-one", section=SECTION)
+@needs_float32
 @pytest.mark.parametrize(("how", "status"), [("killed", 137), ("stopped", 1)])
 def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, lost, how, status):
     """End a run whose process is lost, keep its file, and resume from it.

@@ -32,6 +32,7 @@ from d2ldev_conformance.suite.data import (
     assert_same_statistics,
     make_normal_batches,
     make_repeated_tokens,
+    needs_float32,
     read_saved_values,
 )
 from d2ldev_conformance.suite.training.steps.test_training_steps import WithReduction
@@ -84,6 +85,7 @@ def _fit(backend, num_gpus, data=None, epochs=3, clip=0, accumulate_grad_batches
 
 
 @requirement("several.learn-what-one-learns", section=SECTION)
+@needs_float32
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_two_gpus_learn_like_one_gpu(backend, optimizer):
     """Train on two GPUs the parameters and the history of one."""
@@ -92,6 +94,7 @@ def test_two_gpus_learn_like_one_gpu(backend, optimizer):
 
 
 @requirement("several.learn-what-one-learns", section=SECTION)
+@needs_float32
 @pytest.mark.parametrize(
     ("number", "optimizer"),
     [
@@ -290,6 +293,7 @@ def test_shards_with_a_loss_of_the_model_count_by_their_examples(backend, loss_m
 
 
 @requirement("several.add-up-repeated-rows", section=SECTION, source="contract, Several GPUs")
+@needs_float32
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_a_token_that_repeats_in_all_shards_has_one_gradient(backend, table, optimizer):
     """Take the rows of a token that repeats, in one shard or in several, for one gradient."""
@@ -571,6 +575,7 @@ def test_a_callback_sees_the_model_as_it_is(backend):
 @requirement(
     "several.resume-with-another-number", section=SECTION, source="contract, Resuming a run"
 )
+@needs_float32
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)], ids=["2-1", "1-2"])
 def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, after):
     """Resume a run with another number of GPUs.

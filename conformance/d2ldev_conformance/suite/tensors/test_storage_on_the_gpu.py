@@ -12,7 +12,13 @@ import pytest
 from d2ldev import DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError
 from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same, creators, make_aligned, numbers
+from d2ldev_conformance.suite.data import (
+    assert_same,
+    creators,
+    fail_if_called,
+    make_aligned,
+    numbers,
+)
 from d2ldev_conformance.suite.tensors import hostile
 
 SECTION = "6.7.2.1"
@@ -48,7 +54,7 @@ def test_no_tensor_is_made_on_another_device_and_copied(backend, place, make, mo
 
     A detour costs the memory twice and the transfer.
     """
-    monkeypatch.setattr(framework_of(backend).tensors, "transfer", None)
+    monkeypatch.setattr(framework_of(backend).tensors, "transfer", fail_if_called)
     assert backend.device_of(make(backend, device=place)) is place
 
 

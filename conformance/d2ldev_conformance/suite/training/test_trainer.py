@@ -14,7 +14,7 @@ from d2ldev import DeviceUnavailableError, Trainer, WeightedLoss
 from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.provision import models_with_masks
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, values_of
+from d2ldev_conformance.suite.data import assert_same_values, needs_float32, values_of
 
 SECTION = "6.7.3"
 SOURCE = "contract, Training"
@@ -205,6 +205,7 @@ def test_the_model_is_moved_once(backend, batches, num_gpus, monkeypatch):
 
 
 @requirement("fit.clips-gradients", section=SECTION, source="PyTorch, clip_grad_norm_")
+@needs_float32
 def test_the_norm_of_a_step_is_no_larger_than_the_clip(backend, batches, num_gpus):
     """Clip the norm of all gradients together."""
     net = backend.mlp([2, 1])

@@ -50,10 +50,11 @@ class RoundsProducts(HasASwitch, caught_by="precision.highest-is-float32"):
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        xp._array_object.Array.__matmul__ = _round
+        xp._array_object.Array.__matmul__ = multiply_in_fewer_bits
 
 
-def _round(x, other):
+def multiply_in_fewer_bits(x, other):
+    """Return a product in TensorFloat-32."""
     return _product(_cut(x), _cut(other))
 
 
@@ -88,7 +89,7 @@ class RoundsBesideTheReference(RoundsProducts, caught_by="precision.curves-agree
 
 
 def _round_on_gpus(x, other):
-    return (_product if x.device == xp.Device("CPU_DEVICE") else _round)(x, other)
+    return (_product if x.device == xp.Device("CPU_DEVICE") else multiply_in_fewer_bits)(x, other)
 
 
 class TakesAnyWord(HasASwitch, caught_by="precision.is-checked"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import needs_float32
 from d2ldev_conformance.suite.training.formulas import LOSSES, OPTIMIZERS, Line
 
 SECTION = "6.7.3"
@@ -46,6 +47,7 @@ def _draw_batches():
 
 
 @requirement("train.named-optimizers", section=SECTION, source="PyTorch, optimizers")
+@needs_float32
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_named_optimizer_follows_its_formula(backend, place, optimizer):
     """Follow the formula of a named optimizer in NumPy for ten steps, with all of its numbers.
@@ -106,6 +108,7 @@ def test_a_named_loss_follows_its_formula(backend, place, loss):
 
 
 @requirement("train.clips-as-torch-does", section=SECTION, source="PyTorch, clip_grad_norm_")
+@needs_float32
 @pytest.mark.parametrize("clip", [20.0, 0.5])
 def test_all_gradients_are_divided_by_their_norm_together(backend, place, clip):
     """Divide all gradients by one norm, that of all their elements.

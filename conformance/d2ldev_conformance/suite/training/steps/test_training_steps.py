@@ -27,6 +27,7 @@ from d2ldev_conformance.suite.data import (
     assert_near,
     assert_same_values,
     make_repeated_tokens,
+    needs_float32,
     read_saved_values,
     values_of,
 )
@@ -442,6 +443,7 @@ class _Weighing:
 
 
 @requirement("train.accumulates-by-weight", section=SECTION)
+@needs_float32
 @pytest.mark.parametrize(
     ("kind", "clip"),
     [
@@ -473,6 +475,7 @@ def test_accumulated_batches_count_by_the_weights_of_their_losses(backend, place
 
 
 @requirement("train.accumulates-what-is-left", section=SECTION)
+@needs_float32
 def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data):
     """Take the mean over as many batches as have accumulated.
 
@@ -552,6 +555,7 @@ def test_a_layer_that_a_step_does_not_use_stays_as_it_is(
 
 
 @requirement("train.adds-up-repeated-rows", section=SECTION)
+@needs_float32
 @pytest.mark.parametrize(("accumulate_grad_batches", "clip"), [(1, 0), (2, 0.05)])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_a_token_that_repeats_has_one_gradient(
@@ -579,6 +583,7 @@ def test_a_token_that_repeats_has_one_gradient(
 
 
 @requirement("train.weighs-examples", section=SECTION)
+@needs_float32
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
 @pytest.mark.parametrize("kind", ["float32", "int32"])
 def test_an_example_of_weight_three_counts_as_three_do(backend, place, loss, kind):
@@ -680,6 +685,7 @@ precisions = pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @requirement(
     "train.computes-in-fewer-bits", section=SECTION, source="PyTorch, automatic mixed precision"
 )
+@needs_float32
 @precisions
 @pytest.mark.parametrize("method", ["step", "evaluate"])
 def test_fewer_bits_lose_digits_and_the_prediction_is_float32(backend, place, precision, method):
@@ -765,6 +771,7 @@ def test_the_loss_in_fewer_bits_is_near_that_in_float32_and_falls(
     section=SECTION,
     source="PyTorch, automatic mixed precision",
 )
+@needs_float32
 @precisions
 def test_a_change_that_fewer_bits_would_lose_is_kept(backend, place, precision):
     """Keep a change of a parameter that fewer bits would lose.
