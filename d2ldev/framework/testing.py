@@ -84,21 +84,21 @@ _CREATE: dict[str, Callable[[Any], Any]] = {
     "ones": lambda xp: xp.ones((2, 2)),
     "zeros": lambda xp: xp.zeros((2, 2)),
 }
-_DERIVE: dict[str, Callable[[Any, Any], Any]] = {
+_DERIVE: dict[str, Callable[..., Any]] = {
+    "concat": lambda xp, *xs: xp.concat([*xs, xs[0]], axis=0),
     "empty_like": lambda xp, x: xp.empty_like(x),
     "from_dlpack": lambda xp, x: xp.from_dlpack(x),
     "full_like": lambda xp, x: xp.full_like(x, 7.0),
     "meshgrid": lambda xp, x: xp.meshgrid(x[0, :], x[0, :], indexing="xy"),
     "ones_like": lambda xp, x: xp.ones_like(x),
+    "stack": lambda xp, *xs: xp.stack([*xs, xs[0]]),
     "tril": lambda xp, x: xp.tril(x),
     "triu": lambda xp, x: xp.triu(x),
     "zeros_like": lambda xp, x: xp.zeros_like(x),
 }
-_COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
-    "concat": lambda xp, x: xp.concat([x, x], axis=0),
+_COMPUTE: dict[str, Callable[..., Any]] = {
     "matmul": lambda xp, x: xp.matmul(x, x),
     "reshape": lambda xp, x: xp.reshape(x, (4,)),
-    "stack": lambda xp, x: xp.stack([x, x]),
     "sum": lambda xp, x: xp.sum(x),
     "where": lambda xp, x: xp.where(x > 0, x, x),
 }
@@ -113,10 +113,13 @@ DERIVATIONS = (
     "compile",  # a compiled function of the tensor, such as ``jit`` returns
     "update",  # the tensor with other values in a part: ``x.at[0].set(7.0)``
 )
-"""The calls of ``provision.own_tensors`` that make a tensor of another one."""
+"""The calls of ``provision.own_tensors`` that make a tensor of another one.
+
+``concat`` and ``stack`` also take several tensors of one shape.
+"""
 
 
-def array_api_of(xp: Any) -> dict[str, Callable[[Any], Any]]:
+def array_api_of(xp: Any) -> dict[str, Callable[..., Any]]:
     """Return calls of a framework's own functions, by their names, for ``provision.own_tensors``.
 
     They are the creation functions of the array API standard, and some that take tensors. A

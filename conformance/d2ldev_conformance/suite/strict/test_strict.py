@@ -64,6 +64,59 @@ def test_an_operation_that_mixes_devices_raises(backend, elsewhere, operation):
         operation(x, y)
 
 
+@requirement("strict.operands-in-a-list", section=SECTION, source=SOURCE)
+@pytest.mark.parametrize("name", ["concat", "stack"])
+def test_tensors_in_a_list_are_operands(backend, elsewhere, name):
+    """Raise in the framework's ``concat`` and ``stack`` of tensors that are on two devices.
+
+    The book joins ``X`` and ``Y`` so, which are then in a list.
+    """
+    x, y = elsewhere
+    join = take_own_call(backend, name)
+    with pytest.raises(DeviceMismatchError), backend.strict():
+        join(x, y)
+
+
+def _write(x, index):
+    x[index] = 7.0
+    return x
+
+
+INDEXINGS = {
+    "integers": ([2, 0], lambda x, index: x[0][index]),
+    "integers of two axes": ([2, 0], lambda x, index: x[index * 0, index]),
+    "a mask": ([[True, False, True], [False, True, True]], lambda x, index: x[index]),
+    "a mask to write": ([[True, False, True], [False, True, True]], _write),
+}
+
+
+@requirement("strict.indices-are-operands", section=SECTION, source=SOURCE)
+@pytest.mark.parametrize("way", INDEXINGS)
+def test_an_index_on_another_device_is_refused_or_copied(backend, route, way):
+    """Raise for indices and masks on another GPU, and for those of a GPU on the CPU.
+
+    A framework may copy indices from the CPU. Then the values are right, on the tensor's device.
+    """
+    source, target = route
+    values, index = INDEXINGS[way]
+    data, numbers = np.arange(6, dtype="float32").reshape(2, 3), np.array(values)
+    try:
+        index(backend.asarray(data), backend.asarray(numbers))
+    except Exception as error:
+        pytest.skip(f"the framework has no such index: {error}")
+    x = backend.asarray(data, device=source)
+    there = backend.asarray(numbers, device=target)
+    try:
+        with backend.strict():
+            found = index(x, there)
+    except DeviceMismatchError:
+        assert_same(backend.to_numpy(x), data)
+        return
+    assert target is backend.cpu()
+    assert backend.device_of(found) is source
+    assert_same(backend.to_numpy(found), index(data.copy(), numbers))
+
+
 WAYS = {
     "to": lambda backend, x, device: backend.to(x, device),
     "to, in a batch": lambda backend, x, device: backend.to({"x": [x]}, device)["x"][0],
