@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -14,6 +15,8 @@ from d2ldev.contract import Strictness
 from d2ldev.framework import CPU, mismatch
 from d2ldev.scopes import every_scopes
 from mutants import Mutant, OneByOne
+
+ARRAY = type(xp.zeros(0))
 
 
 class Lenient(ReferenceStrict):
@@ -35,6 +38,44 @@ class IsNotStrict(
     """Raises array-api-strict's own error, untranslated."""
 
     Strict = Lenient
+
+
+class Wrapping(ReferenceStrict):
+    """Looks at the operands that ``choose(name, args)`` returns."""
+
+    def _wrap(self, name, function, in_force):
+        @functools.wraps(function)
+        def run(*args, **options):
+            is_seen = len(self.choose(name, args)) > 1
+            return (strict if is_seen else function)(*args, **options)
+
+        strict = super()._wrap(name, function, in_force)
+        return run
+
+
+class LooksIntoNoList(Mutant, caught_by="strict.operands-in-a-list"):
+    class Strict(Wrapping):
+        def choose(self, name, args):
+            return [x for x in args if isinstance(x, ARRAY)]
+
+
+class LooksAtNoIndex(Mutant, caught_by="strict.indices-are-operands"):
+    class Strict(Wrapping):
+        def choose(self, name, args):
+            return args[:1] if "item" in name else args
+
+
+class MovesIndices(Mutant, caught_by="strict.indices-are-operands"):
+    """Brings each index to its tensor, in silence, as it may with one of the CPU."""
+
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            def move(getitem, x, index):
+                keys = index if isinstance(index, tuple) else (index,)
+                there = [i.to_device(x.device) if isinstance(i, ARRAY) else i for i in keys]
+                return getitem(x, tuple(there))
+
+            return _replace_method("__getitem__", move, super().refuse_mixing(in_force))
 
 
 class LetsGoOfWhatIsThere(Mutant, caught_by="strict.keeps-what-was-moved"):
@@ -318,12 +359,11 @@ class HasOneGpu(Mutant, caught_by="chapter.y-on-the-second-gpu"):
 
 def _replace_method(name, function, restore):
     """Replace a method of the array's by one that is given the method that was there."""
-    array = type(xp.zeros(0))
-    was = vars(array)[name]
-    setattr(array, name, lambda x, y: function(was, x, y))
+    was = vars(ARRAY)[name]
+    setattr(ARRAY, name, lambda x, y: function(was, x, y))
 
     def put_back():
-        setattr(array, name, was)
+        setattr(ARRAY, name, was)
         restore()
 
     return put_back
