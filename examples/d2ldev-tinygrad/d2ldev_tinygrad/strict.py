@@ -10,8 +10,9 @@ from d2ldev.framework import Framework, Strict, mismatch, operands_of, replace
 from tinygrad import Tensor
 from tinygrad.tensor import _METADATA
 
-# All operations on tensors go through the first; the others change a tensor in its place.
-_METHODS = ("_apply_uop", "assign")
+# Most operations on tensors go through the first; ``assign`` changes a tensor in its place.
+_METHODS = ("_apply_uop", "assign", "stack", "__getitem__")
+_OPERANDS = (Tensor, list, tuple)
 
 
 class TinygradStrict(Strict):
@@ -29,7 +30,7 @@ class TinygradStrict(Strict):
         @functools.wraps(method)
         def call(x: Tensor, *others: Any, **options: Any) -> Any:
             if in_force():
-                operands = (x, *(each for each in others if isinstance(each, Tensor)))
+                operands = (x, *(each for each in others if isinstance(each, _OPERANDS)))
                 found = operands_of(self._framework, operands)
                 if len({device for _, device in found}) > 1:
                     # tinygrad keeps the name of the call, and would keep it after an error.
