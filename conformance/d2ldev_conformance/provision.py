@@ -275,10 +275,11 @@ def own_tensors(backend: Backend) -> Mapping[str, Callable[..., Any]]:
     """Return calls of the framework's own that return tensors: ``CREATIONS``, ``DERIVATIONS``.
 
     A call takes a float tensor of shape ``(2, 2)``, and returns a tensor or a sequence of them.
-    Those of ``CREATIONS`` ignore their argument, and ``ones`` is of the same shape. They name no
-    device, if the framework has a default one that can be set. ``array_api_of`` returns the calls
-    that a module has under the array API standard's names. ``concat`` and ``stack`` also take
-    several tensors of this shape. There may be more than those of ``DERIVATIONS``. ``CANNOT`` says, by the name of a call, why it is not given.
+    ``concat`` and ``stack`` also take several. Those of ``CREATIONS`` ignore their argument, and
+    ``ones`` is of the same shape. They name no device, if the framework has a default one that can
+    be set. ``array_api_of`` returns the calls that a module has under the array API standard's
+    names. There may be more than those of ``DERIVATIONS``. ``CANNOT`` says, by the name of a call,
+    why it is not given.
     """
     return _call_provision(backend, "own_tensors")
 
