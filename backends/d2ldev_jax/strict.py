@@ -4,8 +4,7 @@ d2ldev commits every array that it makes, moves, places or loads. JAX moves all 
 the device of the committed ones, also in a block. Examples are the array of a ``jnp.ones``,
 numbers, and NumPy's arrays. JAX also moves the arrays in the closure of a jitted function, and the
 arguments that ``in_shardings`` names. A function that was compiled ahead of time raises JAX's own
-error. JAX reads masks on the host, and does not compare their device. d2ldev does, for ``x[mask]``
-and ``x.at[mask]``. It does not for counts that JAX reads there, as ``jnp.repeat`` and slices do.
+error.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax._src import pjit, stages
-from jax._src.numpy import indexing
-from jax._src.ops import scatter
 
 from d2ldev import Device
 from d2ldev.framework import Devices, Operand, Strict, mismatch, replace
@@ -50,7 +47,6 @@ class JaxStrict(Strict):
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
         # JAX calls it once for each function and the devices of its arguments, also to lower it.
         lower = pjit._resolve_and_lower
-        take, update = indexing.rewriting_take, scatter._scatter_update
 
         @functools.wraps(lower)
         def lower_or_raise(args: Iterable[Any], *others: Any, **options: Any) -> Any:
@@ -65,35 +61,7 @@ class JaxStrict(Strict):
                 message = stages._device_assignment_mismatch_error(name, fails, args, "jit", names)
                 raise mismatch(name, operands) from ValueError(message)
 
-        return replace(
-            [
-                (pjit, "_resolve_and_lower", lower_or_raise),
-                (indexing, take.__name__, self._check_masks("getitem", take, in_force)),
-                (scatter, update.__name__, self._check_masks("scatter", update, in_force)),
-            ]
-        )
-
-    def _check_masks(
-        self, name: str, function: Callable[..., Any], in_force: Callable[[], bool]
-    ) -> Callable[..., Any]:
-        """Return a function that indexes an array, and refuses masks on other devices."""
-
-        @functools.wraps(function)
-        def run(x: Any, index: Any, *others: Any, **options: Any) -> Any:
-            if in_force():
-                keys = index if isinstance(index, tuple) else (index,)
-                operands = [
-                    (i, device)
-                    for i, each in enumerate((x, *keys))
-                    if _is_committed(each)
-                    and (each is x or each.dtype == bool)
-                    and (device := self._only(each.sharding.device_set))
-                ]
-                if len({device for _, device in operands}) > 1:
-                    raise mismatch(name, operands)
-            return function(x, index, *others, **options)
-
-        return run
+        return replace([(pjit, "_resolve_and_lower", lower_or_raise)])
 
     def _operands(self, args: Sequence[Any], names: Sequence[str], fails: Any) -> list[Operand]:
         """Return the arguments that are committed to the devices in JAX's error."""
@@ -111,11 +79,6 @@ class JaxStrict(Strict):
     def _only(self, natives: Collection[jax.Device]) -> Device | None:
         """Return the ``Device`` of JAX's device; None for several devices."""
         return self._devices.from_native(next(iter(natives))) if len(natives) == 1 else None
-
-
-def _is_committed(x: Any) -> bool:
-    is_there = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    return is_there and bool(getattr(x, "committed", True))
 
 
 def _names_of(jaxpr: Any) -> list[str]:
