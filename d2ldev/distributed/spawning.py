@@ -6,6 +6,7 @@ the state of the run, and this process resumes from it.
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import os
@@ -376,6 +377,9 @@ def _work(
             sender.send_bytes(_STOPPED)
     except BaseException as error:
         sender.send_bytes(_failure(error))
+    finally:
+        # As it ends, Python looks for cycles among all objects: a second with torch.
+        gc.freeze()
 
 
 def _stop_when_told(receiver: Connection, trainer: Any) -> None:
