@@ -91,7 +91,7 @@ class JaxModels(Models):
             if isinstance(value, _WITHOUT_ARRAYS):
                 continue
             name = str(key)  # in flax 0.12.0 the attributes of an ``nnx.List`` are numbers
-            if not name.startswith("_pytree__"):
+            if not name.startswith("_pytree__"):  # flax's own notes, without a public name
                 role = Role.VARIABLE if _is_variable(value) else Role.BUFFER
                 yield Slot(
                     name, value, partial(attributes.__setitem__, key), role, is_saved=is_saved

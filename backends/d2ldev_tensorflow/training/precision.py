@@ -101,8 +101,11 @@ def _list_rebuilt_policies(model: Any) -> list[Any]:
 
 
 def _find_arguments(layer: Any) -> Any:
-    """Return the arguments that a layer was made with; None if some are not plain values."""
-    return getattr(getattr(layer, "_auto_config", None), "config", None)  # private
+    """Return the arguments that a layer was made with; None if some are not plain values.
+
+    The attribute is private, because a layer's public ``get_config`` may be its user's own.
+    """
+    return getattr(getattr(layer, "_auto_config", None), "config", None)
 
 
 def _warn_of_configuration(model: Any, settings: TrainingSettings, policy: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import UnsupportedValueError
+from d2ldev import UnsupportedValueError, results
 
 X, Y = np.arange(16, dtype="float32").reshape(8, 2), np.ones((8, 1), "float32")
 
@@ -70,11 +70,24 @@ OBJECTS = {
 }
 """Objects of each class of ``d2ldev.__all__`` that is neither an error nor a warning."""
 
+RESULTS = {
+    "History": lambda b: use(d2ldev.Trainer(1, backend=b)).history,
+    "LiveTensor": lambda b: first_live(b, b.ones((2, 2), device="gpu:1")),
+    "Memory": lambda b: b.memory("gpu:1"),
+    "Summary": lambda b: b.summarize(b.mlp([2, 1])),
+    "Timing": lambda b: b.timeit(b.ones, 2, seconds=0.01),
+}
+"""Results of ``d2ldev.results`` that need no file and no watch, and hold no model."""
+
 COPIES = {
     "pickle": lambda x: pickle.loads(pickle.dumps(x)),
     "deepcopy": copy.deepcopy,
     "copy": copy.copy,
 }
+
+
+def first_live(backend, x):
+    return next(each for each in backend.live_tensors(x.device) if each.shape == x.shape)
 
 
 def make_error(cls):
@@ -99,6 +112,14 @@ def test_a_public_object_can_be_pickled_and_copied(reference, name, copied):
         twin = copied(found)
         assert type(twin) is type(found)
         assert repr(twin).partition(" at 0x")[0] == repr(found).partition(" at 0x")[0]
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_can_be_pickled_and_copied(reference, name, copied):
+    found = RESULTS[name](reference)
+    assert type(found) is getattr(results, name)
+    assert repr(copied(found)) == repr(found)
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
