@@ -40,6 +40,7 @@ from d2ldev_conformance.mutants import MUTANTS
 from d2ldev_conformance.progress import count_by_module
 from d2ldev_conformance.runs import Run, name_gpus, platform_of, select_newest
 from d2ldev_conformance.schema import read_report
+from d2ldev_conformance.trials import UNTRIED
 
 import d2ldev.framework
 from d2ldev import Backend
@@ -504,6 +505,14 @@ def mutant_rows() -> Iterator[str]:
     for mutant in MUTANTS.values():
         cells = [found[backend].get(mutant.name, "not tried") for backend in backends]
         yield f"| {' | '.join([f'`{mutant.name}`', mutant.fault, *cells])} |"
+    counts = [count_caught(found[backend].values()) for backend in backends]
+    yield f"| {' | '.join(['caught', 'of those that were tried', *counts])} |"
+
+
+def count_caught(outcomes: Iterable[str]) -> str:
+    """Return how many of the mutants that a backend was tried with were caught: ``'17 of 17'``."""
+    tried = [each for each in outcomes if each not in UNTRIED]
+    return f"{tried.count('caught')} of {len(tried)}"
 
 
 def limit_rows() -> Iterator[str]:

@@ -118,6 +118,12 @@ def _forget_last_of_transfer(_framework: Framework, own: Method) -> Method:
     return transfer
 
 
+def _make_on_the_cpu(framework: Framework, own: Method) -> Method:
+    return lambda shape, value, dtype, _native: own(
+        shape, value, dtype, framework.devices.native(CPU)
+    )
+
+
 def _share_with_numpy(framework: Framework, own: Method) -> Method:
     def from_data(obj: Any, dtype: Any, native: Any) -> Any:
         if isinstance(obj, np.ndarray) and dtype is None:
@@ -222,6 +228,13 @@ _LIST: Sequence[Mutant] = (
         _returns(True),
         ("sync.waits-for-queued-work", "sync.waits-for-all-queued-work"),
         is_optional=True,
+    ),
+    Mutant(
+        "tensors.full-ignores-the-device",
+        "A new tensor is on the CPU, whatever device was asked for.",
+        _make_on_the_cpu,
+        ("create.on-the-device",),
+        needs_gpus=1,
     ),
     Mutant(
         "tensors.from_data-shares-memory",

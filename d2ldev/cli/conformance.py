@@ -135,7 +135,7 @@ def merge(places: Sequence[Path], folder: Path | None, given: Sequence[str]) -> 
         folder: the folder for the matrix.
         given: the options of runs that the user has given.
     """
-    if not _has_packages() or _has_options("merge reports", "--merge", given, "runs nothing"):
+    if not _has_packages() or _refuse_options("merge reports", "--merge", given, "runs nothing"):
         return USAGE_ERROR
     if folder is None:
         complain("cannot merge reports: no folder for the matrix\n  fix: add --report DIR")
@@ -162,7 +162,7 @@ def compare(places: Sequence[Path], given: Sequence[str]) -> int:
         given: the options that the user has given, and that a comparison does not take.
     """
     why = "runs and writes nothing"
-    if not _has_packages() or _has_options("compare reports", "--compare", given, why):
+    if not _has_packages() or _refuse_options("compare reports", "--compare", given, why):
         return USAGE_ERROR
     if len(places) != 2:
         complain(
@@ -179,8 +179,8 @@ def compare(places: Sequence[Path], given: Sequence[str]) -> int:
     return int(comparison.is_worse)
 
 
-def _has_options(attempted: str, action: str, given: Sequence[str], why: str) -> bool:
-    """Return whether options are given that an action does not take, and name them.
+def _refuse_options(attempted: str, action: str, given: Sequence[str], why: str) -> bool:
+    """Name the options that an action does not take; return whether there are any.
 
     Args:
         attempted: what the user asks for: ``'merge reports'``.
@@ -208,8 +208,8 @@ def try_mutants(request: Request, refused: Sequence[str]) -> int:
         request: the options of the command.
         refused: the options that mutants do not take and the user has given.
     """
-    why = "chooses the requirements itself"
-    if not _has_packages() or _has_options("try mutants", "--mutants", refused, why):
+    why = "runs the suite with options of its own"
+    if not _has_packages() or _refuse_options("try mutants", "--mutants", refused, why):
         return USAGE_ERROR
     trials = importlib.import_module(f"{SUITE}.trials")
     try:

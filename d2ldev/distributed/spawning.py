@@ -378,7 +378,7 @@ def _work(
     except BaseException as error:
         sender.send_bytes(_failure(error))
     finally:
-        # As it ends, Python looks for cycles among all objects: a second with torch.
+        # As it ends, Python looks for cycles among all objects, which takes a second with torch.
         gc.freeze()
 
 

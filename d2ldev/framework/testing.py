@@ -128,7 +128,7 @@ def array_api_of(xp: Any) -> dict[str, Callable[..., Any]]:
     Args:
         xp: the module, or the class, that has the functions: ``jax.numpy``.
     """
-    creations = {name: lambda _, make=make: make(xp) for name, make in _CREATE.items()}
+    creations = {name: lambda *_, make=make: make(xp) for name, make in _CREATE.items()}
     others = {name: partial(call, xp) for name, call in (_DERIVE | _COMPUTE).items()}
     return {name: call for name, call in (creations | others).items() if hasattr(xp, name)}
 

@@ -10,7 +10,8 @@ from d2ldev.framework import Framework, Strict, mismatch, operands_of, replace
 from tinygrad import Tensor
 from tinygrad.tensor import _METADATA
 
-# Most operations on tensors go through the first; ``assign`` changes a tensor in its place.
+# Most operations on tensors go through the first, and ``assign`` writes into a tensor. The last two
+# take tensors in a list, or an index.
 _METHODS = ("_apply_uop", "assign", "stack", "__getitem__")
 _OPERANDS = (Tensor, list, tuple)
 

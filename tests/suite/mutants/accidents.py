@@ -6,6 +6,7 @@ as well for a mutant that calls what it does not have, and says nothing then.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -30,12 +31,14 @@ def find_accidents(printed: str) -> Iterator[str]:
         printed: with ``--tb=native``.
     """
     folders = [(name, folder) for name in _OURS for folder in import_module(name).__path__]
-    owner = ""
+    owners: dict[str, str] = {}
     for line in printed.splitlines():
-        line = _RANK.sub("", line)
-        if line.startswith("Traceback "):
-            owner = ""
-        elif frame := _FRAME.match(line):
-            owner = next((name for name, at in folders if frame[1].startswith(at)), owner)
-        elif "ERROR at setup of " in line or (owner == "mutants" and _ACCIDENT.match(line)):
-            yield line
+        rank = found[0] if (found := _RANK.match(line)) else ""
+        told, owner = line[len(rank) :], owners.get(rank, "")
+        if told.startswith("Traceback "):
+            owners[rank] = ""
+        elif frame := _FRAME.match(told):
+            inside = (name for name, at in folders if frame[1].startswith(at + os.sep))
+            owners[rank] = next(inside, owner)
+        elif "ERROR at setup of " in told or (owner == "mutants" and _ACCIDENT.match(told)):
+            yield told

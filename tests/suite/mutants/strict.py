@@ -65,6 +65,17 @@ class LooksAtNoIndex(Mutant, caught_by="strict.indices-are-operands"):
             return args[:1] if "item" in name else args
 
 
+class RefusesIndices(Mutant, caught_by="strict.indices-are-operands"):
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            def refuse(getitem, x, index):
+                if in_force() and isinstance(index, ARRAY):
+                    raise mismatch("getitem", [(0, CPU), (1, CPU)])
+                return getitem(x, index)
+
+            return _replace_method("__getitem__", refuse, super().refuse_mixing(in_force))
+
+
 class MovesIndices(Mutant, caught_by="strict.indices-are-operands"):
     """Brings each index to its tensor, in silence, as it may with one of the CPU."""
 

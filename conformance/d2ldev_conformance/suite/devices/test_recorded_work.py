@@ -33,7 +33,7 @@ ROWS = 192
 # Seconds of products that are much longer than a read of the result.
 LONG_ENOUGH = 0.02
 TRIES = 3
-# Seconds of work that are less than a queue lasts, if its length was measured on a busy machine.
+# Seconds of work: less than any queue has, also one that was measured on a busy machine.
 SOME_WORK = LONG / 4
 
 
@@ -89,7 +89,7 @@ def test_is_idle_leaves_recorded_work_as_it_is(backend, place):
     that a call leaves something recorded.
     """
     for _ in range(TRIES):  # another program may have its turn
-        _, whole = _leave_work(backend, place, 0)
+        whole = min(_leave_work(backend, place, 0)[1] for _ in range(2))  # the first one compiles
         if whole < SOME_WORK:  # the framework computes before it returns
             return
         _, left = _leave_work(backend, place, 4 * whole)

@@ -77,16 +77,10 @@ def test_tensors_in_a_list_are_operands(backend, elsewhere, name):
         join(x, y)
 
 
-def _write(x, index):
-    x[index] = 7.0
-    return x
-
-
 INDEXINGS = {
-    "integers": ([2, 0], lambda x, index: x[0][index]),
+    "integers": ([2, 0], lambda x, index: x[0, :][index]),
     "integers of two axes": ([2, 0], lambda x, index: x[index * 0, index]),
     "a mask": ([[True, False, True], [False, True, True]], lambda x, index: x[index]),
-    "a mask to write": ([[True, False, True], [False, True, True]], _write),
 }
 
 
@@ -95,26 +89,26 @@ INDEXINGS = {
 def test_an_index_on_another_device_is_refused_or_copied(backend, route, way):
     """Raise for indices and masks on another GPU, and for those of a GPU on the CPU.
 
-    A framework may copy indices from the CPU. Then the values are right, on the tensor's device.
+    A framework may copy indices from the CPU. Then it returns what an index beside the tensor does.
     """
     source, target = route
     values, index = INDEXINGS[way]
-    data, numbers = np.arange(6, dtype="float32").reshape(2, 3), np.array(values)
+    x = backend.asarray(np.arange(6, dtype="float32").reshape(2, 3), device=source)
+    here, there = (backend.asarray(np.array(values), device=device) for device in route)
     try:
-        index(backend.asarray(data), backend.asarray(numbers))
+        expected = index(x, here)
     except Exception as error:
         pytest.skip(f"the framework has no such index: {error}")
-    x = backend.asarray(data, device=source)
-    there = backend.asarray(numbers, device=target)
+    with backend.strict():
+        assert_same(backend.to_numpy(index(x, here)), backend.to_numpy(expected))
     try:
         with backend.strict():
             found = index(x, there)
     except DeviceMismatchError:
-        assert_same(backend.to_numpy(x), data)
         return
     assert target is backend.cpu()
     assert backend.device_of(found) is source
-    assert_same(backend.to_numpy(found), index(data.copy(), numbers))
+    assert_same(backend.to_numpy(found), backend.to_numpy(expected))
 
 
 WAYS = {

@@ -15,6 +15,7 @@ from d2ldev import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework.testing import framework_of
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, numbers
+from d2ldev_conformance.suite.memory import Held
 
 SECTION = "6.7.2.2"
 SOURCE = "contract"
@@ -158,10 +159,12 @@ def test_a_moved_tensor_is_independent_of_its_source(backend, route):
 def test_copy_is_new_memory_also_where_it_was(backend, place):
     """Return new memory from ``copy``, also on the tensor's own device."""
     x = backend.ones(64, device=place)
-    copies = [backend.copy(x), backend.copy(x, place)]
+    held, copies = Held(backend, {"x": x}), [backend.copy(x), backend.copy(x, place)]
     addresses = {backend.address(tensor) for tensor in (x, *copies)}
     assert len(addresses) == 3
     assert [backend.device_of(c) for c in copies] == [place, place]
+    for each in copies:
+        held.check_apart({"x": each})
 
 
 @requirement("copy.new-memory-each-time", section=SECTION)

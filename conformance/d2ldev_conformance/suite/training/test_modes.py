@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from d2ldev import Trainer
-from d2ldev_conformance.provision import modes
+from d2ldev_conformance.provision import check_provided, modes
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import ROUNDING, read_saved_values
 
@@ -56,6 +56,30 @@ def test_each_layer_has_the_mode_that_it_had_before(backend, moded, call):
         use([batch, wrong])
     assert read(net) == before
     assert use([batch]) == before
+
+
+@requirement("runs.leave-the-modes", section="6.7.3")
+@pytest.mark.needs_gpus(2)
+def test_each_layer_has_the_mode_that_it_had_before_on_two_gpus(backend):
+    """Leave the mode of each layer as it was in ``fit`` on two GPUs, also after an error.
+
+    One network shows it: ``fit`` may start two processes.
+    """
+    check_provided(backend, "modes")
+    build, read = next(iter(modes(backend).values()))
+    net = build(backend.cpu())
+    before = read(net)
+    batch = np.ones((8, 4), "float32"), np.zeros(8, "int32")
+    wrong = np.ones((8, 5), "float32"), np.zeros(8, "int32")
+
+    def fit(*data):
+        Trainer(1, 2, backend=backend).fit(net, data, [batch], loss="cross_entropy", lr=0.1)
+
+    with pytest.raises(Exception):  # noqa: B017, PT011  # the framework's own
+        fit(batch, wrong)
+    assert read(net) == before
+    fit(batch)
+    assert read(net) == before
 
 
 @requirement("runs.predict-in-use", section="6.7.3", source="D2L 5.6")

@@ -89,7 +89,7 @@ def test_the_losses_fall_and_are_those_of_the_cpu(backend, model):
 
 @pytest.mark.parametrize(
     ("model", "optimizer"),
-    # In Keras' own fit, Adam squares each row of a token that repeats alone.
+    # In Keras' own fit, Adam squares the gradients of a repeated token one by one.
     [(convolutional, "adam"), (recurrent, "momentum")],
     ids=["convolutional", "recurrent"],
 )

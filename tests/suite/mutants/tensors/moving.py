@@ -88,6 +88,17 @@ class AliasesInsteadOfCopying(Mutant, caught_by=("copy.copy-is-new-memory", "cha
             return x if device is None else super().copy(x, device)
 
 
+class SharesWithItsCopies(Mutant, caught_by="copy.copy-is-new-memory"):
+    """Has a copy see what is written, and takes the number of an object for its address."""
+
+    class Tensors(OneByOne):
+        def copy(self, x, native):
+            return x[...] if x.device == native else super().copy(x, native)
+
+        def address(self, x):
+            return id(x)
+
+
 class KeepsItsCopies(Mutant, caught_by="copy.new-memory-each-time"):
     """As TensorFlow keeps a copy with the tensor, for the next operation there."""
 

@@ -17,7 +17,7 @@ from d2ldev.contract.training import calls
 from d2ldev.framework import CPU, NO_LABEL, Signature, Weighted
 from d2ldev.training import feed, run
 from mutants import Mutant, ReferenceTraining
-from mutants.provision import Network, NetworkLearner, divide_by_uses
+from mutants.provision import Network, NetworkLearner, NetworkParallelLearner, divide_by_uses
 
 # -- steps ----------------------------------------------------------------------------------------
 
@@ -261,6 +261,13 @@ class LeavesLayersInUse(Mutant, caught_by="runs.leave-the-modes"):
         def predict(self, inputs):
             self.framework.is_frozen = False
             return super().predict(inputs)
+
+
+class LeavesLayersInTrainingOnSeveralGpus(Mutant, caught_by="runs.leave-the-modes"):
+    class ParallelLearner(NetworkParallelLearner):
+        def step(self, inputs, y):
+            self._framework.is_frozen = False
+            return super().step(inputs, y)
 
 
 class LeavesLayersInTrainingAfterAnError(Mutant, caught_by="runs.leave-the-modes"):
