@@ -357,6 +357,7 @@ def _list_refused(backend, net):
 
 
 @requirement("several.refuse-other-statistics", section=SECTION, source="contract, Several GPUs")
+@pytest.mark.needs("train on several GPUs")
 def test_a_layer_with_other_statistics_is_refused(backend, normalized_network):
     """Refuse ``batch_norm`` for layers with other statistics, and accept any other network.
 
